@@ -1,0 +1,46 @@
+# Every target sets up what it needs, in .venv, once. See CONTRIBUTING.md.
+
+# The first Python that is new enough; `make PYTHON=/path/to/python` names another.
+NEW_ENOUGH := import sys; sys.version_info >= (3, 11) and print(sys.executable)
+PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(shell $(name) -c '$(NEW_ENOUGH)' 2>/dev/null)))
+EXTRAS := dev,liger,quantization
+
+BIN := .venv/bin
+READY := .venv/ready
+
+# The run that the README shows.
+SMALL := examples/build/small
+PROBE_BUDGET := 600MiB
+PROBE_EFFORT := quick
+PROBE_OUTPUT := autotune-small
+
+.PHONY: probe test lint gpu clean
+
+probe: $(READY) $(SMALL)/data.jsonl
+	$(BIN)/autotune probe $(SMALL)/model $(SMALL)/data.jsonl --memory-budget $(PROBE_BUDGET) --effort $(PROBE_EFFORT) --output $(PROBE_OUTPUT)
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py
+
+clean:
+	rm -rf .venv examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+$(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
+	$(BIN)/python examples/small_workload.py $(SMALL)
+
+# torch goes first, in a call of its own: a CPU build that is offered beside the default one is taken, and stays.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $(READY)

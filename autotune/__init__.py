@@ -1,0 +1,26 @@
+"""Find the fastest TRL configuration that fits, by probing real training steps on the target device.
+
+``probe`` searches, ``lengths`` shows what a dataset's lengths are, ``catalogue`` lists the knobs. Importing this
+package imports nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into
+``trl`` objects.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autotune.api import ProbeResult, catalogue, lengths, probe
+    from autotune.errors import AutotuneError, InputError
+
+__all__ = ["AutotuneError", "InputError", "ProbeResult", "catalogue", "lengths", "probe"]
+__version__ = "0.1.0"
+
+_HOMES = {"AutotuneError": "autotune.errors", "InputError": "autotune.errors"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "autotune.api")), name)

@@ -1,0 +1,109 @@
+"""What a user may ask of a run, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autotune.core.candidate import Choice
+from autotune.core.effort import EFFORTS, Effort
+from autotune.errors import InputError
+from autotune.space import SpaceFile, Wishes, default_file, load
+from autotune.techniques import find
+from autotune.trainers import Trainer, find_trainer
+from autotune.units import parse_duration
+
+DEFAULT_TOKEN_COVERAGE = 0.99
+# The largest share of a budget that it makes sense to leave unused.
+_LARGEST_MARGIN = 0.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """A run as it was asked for; every field has been checked on its own.
+
+    Attributes:
+        margin: share of the budget, 0 to 0.5, that stays free while probing.
+        token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
+        trials: probes at the most, or None for what the effort says.
+        timeout_seconds: for the whole search, or None.
+    """
+
+    trainer: Trainer
+    device: Literal["auto", "cuda", "cpu"]
+    margin: float
+    global_batch_size: int | None
+    token_coverage: float
+    allowed: frozenset[str]
+    wishes: Wishes
+    file: SpaceFile
+    effort: Effort
+    trials: int | None
+    timeout_seconds: float | None
+    seed: int
+
+
+def checked_options(
+    *,
+    trainer: str,
+    device: Literal["auto", "cuda", "cpu"],
+    margin: float,
+    global_batch_size: int | None,
+    max_length: int | None,
+    token_coverage: float | None,
+    allow: Iterable[str],
+    fix: Mapping[str, Choice],
+    exclude: Iterable[str],
+    space: str | Path | None,
+    effort: str,
+    trials: int | None,
+    timeout: str | float | None,
+    seed: int,
+) -> Options:
+    """Return the options of a run; see :func:`autotune.probe` for what they mean.
+
+    Raises:
+        InputError: one of them cannot be used, or two contradict each other.
+    """
+    known = find_trainer(trainer)
+    if device not in ("auto", "cuda", "cpu"):
+        raise InputError(f"There is no device {device!r}.", hint="It is auto, cuda or cpu.")
+    if effort not in EFFORTS:
+        raise InputError(f"There is no effort {effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
+    _check_range("margin", margin, 0.0, _LARGEST_MARGIN)
+    _check_range("token coverage", 1.0 if token_coverage is None else token_coverage, 0.0, 1.0)
+    for name, number in (("global batch size", global_batch_size), ("maximum length", max_length), ("trials", trials)):
+        if number is not None and number < 1:
+            raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
+    if max_length is not None and token_coverage is not None:
+        raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
+    fixed = dict(fix)
+    if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
+        raise InputError(f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.")
+    fixed = {knob: find(knob, trainer).parse(choice) for knob, choice in fixed.items()}
+    excluded = frozenset(find(knob, trainer).name for knob in exclude)
+    both = sorted(excluded & fixed.keys())
+    if both:
+        raise InputError(f"{both[0]} is both fixed and excluded.", hint="Give one of --fix and --exclude.")
+    return Options(
+        trainer=known,
+        device=device,
+        margin=margin,
+        global_batch_size=global_batch_size,
+        token_coverage=DEFAULT_TOKEN_COVERAGE if token_coverage is None else token_coverage,
+        # To fix a choice by name is to allow it.
+        allowed=frozenset(find(knob, trainer).name for knob in allow) | fixed.keys(),
+        wishes=Wishes(fixed, excluded),
+        file=load(Path(space) if space is not None else default_file(trainer), trainer),
+        effort=EFFORTS[effort],
+        trials=trials,
+        timeout_seconds=parse_duration(timeout) if isinstance(timeout, str) else timeout,
+        seed=seed,
+    )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between {low:g} and {high:g}.")

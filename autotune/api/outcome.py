@@ -1,0 +1,133 @@
+"""From what the study found to the result document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.core.measurement import Measurement
+from autotune.core.result import SCHEMA, Choosable, Result, Trial
+from autotune.core.status import ProbeStatus, RunStatus
+from autotune.inspection.machine import environment
+from autotune.study.problem import Record, SearchOutcome
+from autotune.techniques.max_length import token_coverage
+from autotune.trainers.problem import TrainerProblem
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run knows beside its study.
+
+    Attributes:
+        notes: what the user should know, in sentences.
+        wall_seconds: since the run began.
+        settings: what was asked for.
+    """
+
+    budget_bytes: int
+    margin: float
+    notes: tuple[str, ...]
+    wall_seconds: float
+    settings: dict[str, object]
+    output_directory: str
+
+
+def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Result:
+    """Return the document of a search that ended, however it ended."""
+    setting = problem.setting
+    recommended = _choosable(outcome.winner, problem) if outcome.winner else None
+    baseline = _choosable(outcome.baseline, problem) if outcome.baseline else None
+    peaks = [record.measurement.peak_bytes for record in outcome.records if record.measurement.ok]
+    return Result(
+        schema=SCHEMA,
+        status=_status(outcome),
+        trainer=problem.trainer.name,
+        workload=setting.workload,
+        hardware=setting.machine.hardware,
+        environment=environment(setting.machine),
+        budget_bytes=facts.budget_bytes,
+        margin=facts.margin,
+        global_batch_size=setting.global_batch_size,
+        token_coverage=setting.token_coverage,
+        recommended=recommended,
+        baseline=baseline,
+        speedup=_speedup(recommended, baseline),
+        contributions=outcome.contributions,
+        confirmed=outcome.confirmed,
+        trials=tuple(_trial(record) for record in outcome.records),
+        unlockable=problem.space.unlockable,
+        left_out=problem.space.left_out,
+        notes=facts.notes,
+        smallest_peak_bytes=min((peak for peak in peaks if peak is not None), default=None),
+        wall_seconds=facts.wall_seconds,
+        settings=facts.settings,
+        output_directory=facts.output_directory,
+    )
+
+
+def _status(outcome: SearchOutcome) -> RunStatus:
+    if outcome.interrupted:
+        return RunStatus.INTERRUPTED
+    return RunStatus.FOUND if outcome.winner else RunStatus.NOTHING_FITS
+
+
+def _speedup(recommended: Choosable | None, baseline: Choosable | None) -> float | None:
+    if recommended is None or baseline is None or baseline.status is not ProbeStatus.OK:
+        return None
+    if not recommended.tokens_per_second or not baseline.tokens_per_second:
+        return None
+    return recommended.tokens_per_second / baseline.tokens_per_second
+
+
+def _trial(record: Record) -> Trial:
+    shown = record.measurement
+    return Trial(
+        number=record.number,
+        candidate=record.candidate,
+        status=shown.status,
+        reason=shown.reason,
+        peak_bytes=shown.peak_bytes,
+        reserved_bytes=shown.reserved_bytes,
+        tokens_per_second=shown.tokens_per_second,
+        start_seconds=shown.start_seconds,
+        wall_seconds=shown.wall_seconds,
+    )
+
+
+def _choosable(record: Record, problem: TrainerProblem) -> Choosable:
+    candidate, setting = record.candidate, problem.setting
+    plan = problem.trainer.plan(candidate, setting)
+    shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
+    coverage = token_coverage(candidate, setting)
+    tokens = setting.workload.dataset.lengths.tokens * coverage
+    rate = shown.tokens_per_second
+    batch = int(candidate["per_device_train_batch_size"])
+    return Choosable(
+        number=record.number,
+        candidate=candidate,
+        plan=plan,
+        status=shown.status,
+        reason=shown.reason,
+        peak_bytes=_highest(record, "peak_bytes"),
+        reserved_bytes=_highest(record, "reserved_bytes"),
+        device_bytes=_highest(record, "device_bytes"),
+        tokens_per_second=rate,
+        tokens_per_second_error=shown.tokens_per_second_error,
+        seconds_per_epoch=tokens / rate if rate else None,
+        token_coverage=coverage,
+        max_length=_max_length(plan.args.get("max_length"), plan.truncate_to),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=setting.rows_per_process // batch,
+        documents_per_step=shown.documents_per_step,
+        steps_per_epoch=-(-shown.rows // setting.global_batch_size) if shown.rows else None,
+    )
+
+
+def _max_length(in_args: object, truncate_to: int | None) -> int | None:
+    return in_args if isinstance(in_args, int) else truncate_to
+
+
+def _highest(record: Record, figure: str) -> int | None:
+    """Return the larger of what the probe and the longer run showed: a promise of memory must hold in both."""
+    shown: list[Measurement] = [run for run in (record.measurement, record.confirmation) if run is not None]
+    figures = [getattr(run, figure) for run in shown if getattr(run, figure) is not None]
+    return max(figures, default=None)

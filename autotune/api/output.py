@@ -1,0 +1,83 @@
+"""The output directory of a run: made, checked, and remembered across a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import InputError
+
+_RUN_FILE = "run.json"
+_OWN_NAMES = frozenset({"workload", "probes", _RUN_FILE})
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a run writes.
+
+    Attributes:
+        directory: absolute path.
+    """
+
+    directory: Path
+
+    @property
+    def workload(self) -> Path:
+        """Where the tokenised rows and the jobs that made them lie."""
+        return self.directory / "workload"
+
+    @property
+    def study_url(self) -> str:
+        """URL of the study that lies in the directory."""
+        return f"sqlite:///{self.directory / 'study.db'}"
+
+    def probe(self, number: int, *, confirmation: bool) -> Path:
+        """Return the folder of a trial's probe, or of its longer run."""
+        return self.directory / "probes" / (f"{number}-confirmation" if confirmation else str(number))
+
+    def remembered_budget(self) -> int | None:
+        """Return the memory budget, in bytes, of the run that is resumed; None when there is none."""
+        try:
+            return int(json.loads((self.directory / _RUN_FILE).read_text(encoding="utf-8"))["budget_bytes"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def remember_budget(self, budget_bytes: int) -> None:
+        """Keep the memory budget for a resume, since what others use of a device differs from day to day."""
+        text = json.dumps({"budget_bytes": budget_bytes})
+        (self.directory / _RUN_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def default_output(model: str, dataset: str) -> str:
+    """Return the name of the directory for a model and a dataset: ``autotune-<model>-<dataset>``."""
+    model_path, dataset_path = Path(model), Path(dataset)
+    model_name = model_path.parent.name if model_path.name == "config.json" else model_path.name
+    dataset_name = dataset_path.stem if dataset_path.suffix else dataset_path.name
+    return f"autotune-{_slug(model_name)}-{_slug(dataset_name)}"
+
+
+def open_output(directory: str | Path) -> Output:
+    """Make the directory where it does not exist, and check that it is writable and a run's own.
+
+    Raises:
+        InputError: it cannot be made or written to, or holds something else.
+    """
+    path = Path(directory).expanduser().absolute()
+    hint = "Choose another --output."
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        found = {entry.name for entry in path.iterdir()}
+    except OSError as error:
+        raise InputError(f"The output directory {path} cannot be used: {error.strerror}.", hint=hint) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InputError(f"The output directory {path} is not writable.", hint=hint)
+    if found - _OWN_NAMES and _RUN_FILE not in found:
+        raise InputError(f"The output directory {path} holds other files and no run of autotune.", hint=hint)
+    return Output(path)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") or "run"

@@ -1,0 +1,176 @@
+"""The use case behind ``autotune probe``: search, confirm, and hand over the fastest configuration that fits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from autotune.api.notes import notes_on
+from autotune.api.options import Options, checked_options
+from autotune.api.outcome import RunFacts, result_of
+from autotune.api.output import Output, default_output, open_output
+from autotune.api.result import ProbeResult
+from autotune.api.search import Run, run_search
+from autotune.api.workload import WorkloadReader
+from autotune.core.candidate import Choice
+from autotune.core.events import Listener, WorkloadReady, ignore
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.core.workload import Init, Workload
+from autotune.emit.bundle import write_bundle
+from autotune.errors import InputError
+from autotune.inspection.budget import memory_budget as checked_budget
+from autotune.inspection.dataset import dataset_source
+from autotune.inspection.machine import machine as inspect_machine
+from autotune.inspection.model import model_source
+from autotune.probing import JobServer
+from autotune.space import resolve
+from autotune.techniques import find
+from autotune.trainers.problem import TrainerProblem, require_legal
+
+# TRL's default per_device_train_batch_size, with one step of accumulation.
+_DEFAULT_ROWS_PER_PROCESS = 8
+
+
+def probe(
+    model: str,
+    dataset: str,
+    *,
+    trainer: str = "sft",
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    memory_budget: str | int | None = None,
+    margin: float = 0.05,
+    global_batch_size: int | None = None,
+    max_length: int | None = None,
+    token_coverage: float | None = None,
+    allow: Iterable[str] = (),
+    fix: Mapping[str, Choice] | None = None,
+    exclude: Iterable[str] = (),
+    space: str | Path | None = None,
+    effort: str = "normal",
+    trials: int | None = None,
+    timeout: str | float | None = None,
+    init: Init = "random",
+    seed: int = 42,
+    storage: str | None = None,
+    study: str | None = None,
+    resume: bool = False,
+    output: str | Path | None = None,
+    listener: Listener = ignore,
+) -> ProbeResult:
+    """Search for the fastest configuration that fits, by training steps in processes of their own on this machine.
+
+    Args:
+        model: hub id, local directory, or ``config.json``.
+        dataset: hub id, or a local file or directory, in any format that the trainer takes.
+        trainer: which of TRL's trainers.
+        device: ``auto`` takes a GPU where there is one.
+        memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
+        margin: share of the budget that is kept free while probing, so that the promise has room.
+        global_batch_size: rows per optimizer step; None: 8 per process, as TRL's defaults give.
+        max_length: tokens to which rows are cut; None: searched, within the token coverage.
+        token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
+        allow: knobs whose training-changing choices may be searched, such as ``lora``.
+        fix: by knob, the only choice to consider.
+        exclude: knobs that stay at TRL's default.
+        space: a space file instead of the one that ships with autotune.
+        effort: ``quick``, ``normal`` or ``thorough``.
+        trials: probes at the most; None: as the effort says.
+        timeout: for the whole search, such as ``10m`` or in seconds.
+        init: ``random`` needs no weights; ``pretrained`` loads them.
+        seed: of the search and of the order of batches.
+        storage: URL of an Optuna storage; None: ``study.db`` in the output directory.
+        study: name of the study in it; None: the output directory's name.
+        resume: whether to continue the study that is there.
+        output: directory of the bundle; None: ``autotune-<model>-<dataset>``.
+        listener: is told what happens, as it happens.
+
+    Raises:
+        InputError: something that was given cannot be used.
+        AutotuneError: probes cannot be started, or the study or bundle cannot be written.
+    """
+    started = time.monotonic()
+    options = checked_options(
+        trainer=trainer,
+        device=device,
+        margin=margin,
+        global_batch_size=global_batch_size,
+        max_length=max_length,
+        token_coverage=token_coverage,
+        allow=allow,
+        fix=fix or {},
+        exclude=exclude,
+        space=space,
+        effort=effort,
+        trials=trials,
+        timeout=timeout,
+        seed=seed,
+    )
+    source, rows = model_source(model, init), dataset_source(dataset)
+    machine = inspect_machine(device)
+    batch = _global_batch_size(options, machine)
+    out = open_output(output if output is not None else default_output(model, dataset))
+    budget_bytes = _budget(memory_budget, machine, out, resume=resume)
+    with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
+        reader = WorkloadReader(server, out.workload, listener)
+        workload = reader.read(options.trainer.name, source, rows)
+        workload = reader.check_attention(workload, machine, _attentions(options, machine))
+        problem = _problem(options, workload, machine, batch)
+        listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline))
+        out.remember_budget(budget_bytes)
+        run = Run(options, problem, server, out, int(budget_bytes * (1 - margin)), storage, study, resume)
+        outcome = run_search(run, listener)
+    facts = RunFacts(
+        budget_bytes=budget_bytes,
+        margin=margin,
+        notes=notes_on(problem, options),
+        wall_seconds=time.monotonic() - started,
+        settings={"model": model, "dataset": dataset, "effort": effort, "init": init, "seed": seed},
+        output_directory=str(out.directory),
+    )
+    result = result_of(outcome, problem, facts)
+    write_bundle(result, out.directory)
+    return ProbeResult(result)
+
+
+def _global_batch_size(options: Options, machine: Machine) -> int:
+    processes = machine.hardware.processes
+    asked = options.global_batch_size
+    if asked is None:
+        return _DEFAULT_ROWS_PER_PROCESS * processes
+    if asked % processes:
+        raise InputError(
+            f"A global batch of {asked} rows cannot be reached with {processes} processes.",
+            hint=f"Take a multiple of {processes}.",
+        )
+    return asked
+
+
+def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:
+    remembered = out.remembered_budget() if resume and asked is None else None
+    return checked_budget(asked if remembered is None else remembered, machine.hardware)
+
+
+def _attentions(options: Options, machine: Machine) -> tuple[str, ...]:
+    """Return the implementations that this machine has and the search may come to, TRL's default included."""
+    technique = find("attention", options.trainer.name)
+    fixed = options.wishes.fixed.get(technique.name)
+    listed = options.file.choices.get(technique.name, ()) if technique.name not in options.wishes.excluded else ()
+    wanted = (fixed,) if fixed is not None else (technique.trl_default, *listed)
+    return tuple(dict.fromkeys(str(item) for item in wanted if technique.unavailable(item, machine) is None))
+
+
+def _problem(options: Options, workload: Workload, machine: Machine, global_batch_size: int) -> TrainerProblem:
+    setting = Setting(workload, machine, global_batch_size, options.token_coverage, options.allowed)
+    fixed_length = options.wishes.fixed.get("max_length")
+    if fixed_length is not None:
+        # Whoever fixes the length has decided what is kept.
+        tokens = find("max_length", options.trainer.name).parse(fixed_length, setting)
+        setting = replace(setting, token_coverage=workload.dataset.lengths.coverage(int(tokens)))
+    space = resolve(options.file, options.trainer.techniques, setting, options.wishes)
+    problem = TrainerProblem(options.trainer, space, setting, options.wishes)
+    require_legal(problem)
+    return problem

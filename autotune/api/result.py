@@ -1,0 +1,132 @@
+"""What ``autotune.probe`` returns: the result document, and the winner as objects of TRL."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.result import Choosable, Result, Trial
+from autotune.core.status import RunStatus
+from autotune.emit.config import config_text
+from autotune.emit.document import json_text
+from autotune.emit.files import write_text
+from autotune.emit.rows import TrainingRows, training_rows
+from autotune.errors import AutotuneError
+
+if TYPE_CHECKING:
+    import datasets
+    import peft
+    import transformers
+    import trl
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The outcome of a search.
+
+    Attributes:
+        document: everything that was found, as in ``result.json``.
+    """
+
+    document: Result
+
+    @property
+    def status(self) -> RunStatus:
+        """``found``, ``nothing_fits`` or ``interrupted``."""
+        return self.document.status
+
+    @property
+    def recommended(self) -> Choosable | None:
+        """The fastest candidate that fits, or None."""
+        return self.document.recommended
+
+    @property
+    def baseline(self) -> Choosable | None:
+        """TRL's default at the same global batch, or None when it was not measured."""
+        return self.document.baseline
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every candidate that the search looked at."""
+        return self.document.trials
+
+    @property
+    def config(self) -> trl.SFTConfig:
+        """The winner's trainer configuration; importing ``trl`` is up to this call.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        config: trl.SFTConfig = self._objects().config(self._plan())
+        return config
+
+    @property
+    def peft_config(self) -> peft.PeftConfig | None:
+        """The winner's PEFT configuration, or None when it trains all weights.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        config: peft.PeftConfig | None = self._objects().peft_config(self._plan())
+        return config
+
+    @property
+    def quantization_config(self) -> transformers.BitsAndBytesConfig | None:
+        """The winner's quantisation, for the trainer's argument of that name, or None.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        config: transformers.BitsAndBytesConfig | None = self._objects().quantization_config(self._plan())
+        return config
+
+    @property
+    def model_init_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for ``from_pretrained`` that the winner was measured with.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        kwargs: dict[str, Any] = self._objects().model_init_kwargs(self._plan())
+        return kwargs
+
+    @property
+    def train_dataset(self) -> datasets.Dataset:
+        """The rows to train on: the dataset, or its cut rows where padding-free training needs them cut beforehand.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        rows: datasets.Dataset = self._objects().training_dataset(**self._rows().entry())
+        return rows
+
+    def to_yaml(self, path: str | Path) -> None:
+        """Write the file that ``trl sft --config`` takes.
+
+        Raises:
+            AutotuneError: nothing was found, or the file cannot be written.
+        """
+        write_text(Path(path), config_text(self.document, self._found(), self._rows()))
+
+    def to_json(self) -> str:
+        """Return the document of ``result.json``."""
+        return json_text(self.document)
+
+    def _found(self) -> Choosable:
+        if self.document.recommended is None:
+            raise AutotuneError(f"There is no recommendation: the search ended with status {self.status.value}.")
+        return self.document.recommended
+
+    def _plan(self) -> TrainingPlan:
+        return self._found().plan
+
+    def _rows(self) -> TrainingRows:
+        return training_rows(self.document.workload, self._plan(), Path(self.document.output_directory))
+
+    @staticmethod
+    def _objects() -> Any:
+        # Named, not imported: only here does the user's own process need torch and TRL.
+        return importlib.import_module("autotune.step.objects")

@@ -1,0 +1,105 @@
+"""Running the study of one problem: each candidate it chooses becomes a probe in a folder of the output directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from autotune.api.options import Options
+from autotune.api.output import Output
+from autotune.core.candidate import Candidate
+from autotune.core.events import Listener, StageStarted
+from autotune.core.measurement import Measurement, Schedule
+from autotune.core.protocol import ProbeRequest
+from autotune.inspection.machine import environment
+from autotune.probing import JobServer
+from autotune.probing import probe as run_probe
+from autotune.study import SearchOutcome, StudyStorage, search
+from autotune.trainers.problem import TrainerProblem
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a search needs.
+
+    Attributes:
+        limit_bytes: memory that a probe may use; what it needs beyond fails.
+        storage: URL of an Optuna storage, or None for the output directory's own.
+        study: name of the study, or None for the output directory's name.
+    """
+
+    options: Options
+    problem: TrainerProblem
+    server: JobServer
+    output: Output
+    limit_bytes: int
+    storage: str | None
+    study: str | None
+    resume: bool
+
+
+def run_search(run: Run, listener: Listener) -> SearchOutcome:
+    """Search, and return what was found; a Ctrl-C ends it early and is part of the outcome.
+
+    Raises:
+        StudyMismatchError: the study to resume belongs to something else.
+        InputError: the storage cannot be used.
+        AutotuneError: probes cannot be started, or the storage failed.
+    """
+    listener(StageStarted("Searching"))
+    options, problem = run.options, run.problem
+
+    def probe_candidate(
+        number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None
+    ) -> Measurement:
+        longest = options.effort.probe_timeout_seconds
+        request = ProbeRequest(
+            plan=problem.trainer.plan(candidate, problem.setting),
+            model=problem.setting.workload.model_source,
+            device=problem.setting.machine.hardware.kind,
+            tokenized_directory=problem.setting.workload.dataset.tokenized_directory,
+            schedule=schedule,
+            limit_bytes=run.limit_bytes,
+            seed=options.seed,
+        )
+        folder = run.output.probe(number, confirmation=schedule == options.effort.confirmation)
+        return run_probe(run.server, request, folder, longest if seconds_left is None else min(longest, seconds_left))
+
+    return search(
+        problem,
+        probe_candidate,
+        effort=options.effort,
+        memory_limit_bytes=run.limit_bytes,
+        seed=options.seed,
+        trials=options.trials,
+        timeout_seconds=options.timeout_seconds,
+        storage=StudyStorage(
+            url=run.storage or run.output.study_url,
+            name=run.study or run.output.directory.name,
+            resume=run.resume,
+            fingerprint=fingerprint(problem, run.limit_bytes),
+        ),
+        listener=listener,
+    )
+
+
+def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
+    """Return the named parts that a study depends on: measurements of other parts are not comparable."""
+    setting = problem.setting
+    workload, hardware = setting.workload, setting.machine.hardware
+    parts: dict[str, object] = {
+        "model": [workload.model.fingerprint, workload.model_source.init],
+        "dataset": workload.dataset.fingerprint,
+        "trainer": workload.trainer,
+        "hardware": [hardware.kind, hardware.name, hardware.processes, hardware.cores],
+        "software versions": environment(setting.machine),
+        "memory budget": limit_bytes,
+        "global batch size": setting.global_batch_size,
+        "token coverage": setting.token_coverage,
+        "allowed techniques": sorted(setting.allowed),
+        "search space": {knob: list(choices) for knob, choices in problem.choices.items()},
+    }
+    return {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16] for name, part in parts.items()
+    }

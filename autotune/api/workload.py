@@ -1,0 +1,45 @@
+"""Reading a workload: the model's profile, the tokenised dataset, and which attention keeps packed documents apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune.core.events import Listener, StageStarted
+from autotune.core.machine import Machine
+from autotune.core.protocol import CheckPackingRequest, PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.probing import JobServer, check_packing, prepare
+
+
+@dataclass(frozen=True)
+class WorkloadReader:
+    """Reads a workload by jobs in a server's child processes.
+
+    Attributes:
+        directory: where the jobs' folders and the tokenised rows go.
+    """
+
+    server: JobServer
+    directory: Path
+    listener: Listener
+
+    def read(self, trainer: str, model: ModelSource, dataset: DatasetSource) -> Workload:
+        """Return the workload, tokenised, with no attention checked yet.
+
+        Raises:
+            InputError: the model or the dataset cannot be used.
+        """
+        self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
+        request = PrepareRequest(model, dataset, trainer, str(self.directory / "tokenized"))
+        reply = prepare(self.server, request, self.directory / "prepare")
+        return Workload(trainer, model, dataset, reply.model, reply.dataset)
+
+    def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
+        """Return the workload with the self-test's result for each attention implementation."""
+        wanted = tuple(attentions)
+        self.listener(StageStarted(f"Checking that packed documents stay apart with {', '.join(wanted)}"))
+        request = CheckPackingRequest(workload.model_source, machine.hardware.kind, wanted)
+        reply = check_packing(self.server, request, self.directory / "check_packing")
+        return replace(workload, packing_checks={check.attention: check for check in reply.checks})

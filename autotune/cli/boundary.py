@@ -1,0 +1,96 @@
+"""The edge of the process: every way in which a command can end, as an exit code and one message."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from autotune.cli.parser import Command, read_arguments
+from autotune.cli.programs import resume_command
+from autotune.errors import AutotuneError
+
+USAGE = 2
+# sysexits.h; 1 would say that nothing fits.
+BUG = os.EX_SOFTWARE
+INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + signal.SIGPIPE
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command that ``argv`` names and return the exit code.
+
+    0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted; beyond these 141 where whoever read the output
+    went away, and 70 for a bug.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that has no sign for a bar is no reason to fail.
+            stream.reconfigure(errors="replace")
+    # Known before anything is read, since reading can fail too.
+    debug = "--debug" in argv
+    code = _guarded(lambda: _read_and_run(argv), debug)
+    if code == INTERRUPTED:
+        _tell_interrupted(argv)
+    return code
+
+
+def _read_and_run(argv: Sequence[str]) -> int:
+    command: Command = read_arguments(argv[1:])
+    code = command.run(command.arguments)
+    sys.stdout.flush()
+    return code
+
+
+def _guarded(command: Callable[[], int], debug: bool) -> int:
+    try:
+        return command()
+    except AutotuneError as error:
+        _say(str(error), debug)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _leave_quietly(debug)
+    except MemoryError:
+        _say("The memory of this machine ran out. Free some, or use a smaller dataset.", debug)
+        return USAGE
+    except Exception as error:  # noqa: BLE001 - the process ends here, whatever it was
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _say(f"{error.filename or 'A file'} cannot be written: {error.strerror}. Free some space.", debug)
+            return USAGE
+        _say("This is a bug of autotune; please report it with the lines above.", debug=True)
+        return BUG
+
+
+def _say(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    name = "autotune:"
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        name = f"\x1b[1;31m{name}\x1b[0m"
+    print(name, message, file=sys.stderr)
+
+
+def _tell_interrupted(argv: Sequence[str]) -> None:
+    command = resume_command(argv)
+    going_on = f" Nothing that ended is lost; this goes on:\n  {command}" if command else ""
+    # Whoever is in a hurry presses the keys twice.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"autotune: Interrupted.{going_on}", file=sys.stderr)
+    signal.signal(signal.SIGINT, before)
+
+
+def _leave_quietly(debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    # Python flushes its streams once more at exit, into what is no longer there (docs, "Note on SIGPIPE").
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    return BROKEN_PIPE

@@ -1,0 +1,32 @@
+"""Where the command line writes: documents to stdout, everything that is said to stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from rich.console import Console
+
+from autotune.emit.document import json_text
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        # Rich would exit with 1, which says that nothing fits.
+        raise BrokenPipeError
+
+
+def stdout_console() -> Console:
+    """Return the console for what a command was asked to show."""
+    return _Console(highlight=False)
+
+
+def stderr_console() -> Console:
+    """Return the console for progress and summaries."""
+    return _Console(stderr=True, highlight=False)
+
+
+def write_json(document: object) -> None:
+    """Write a dataclass to stdout as JSON in UTF-8, whatever the locale is."""
+    sys.stdout.buffer.write(json_text(document).encode())
+    sys.stdout.buffer.flush()

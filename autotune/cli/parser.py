@@ -1,0 +1,101 @@
+"""The parser of the command line, put together from the commands."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from autotune import __version__
+from autotune.cli import lengths, probe, techniques
+from autotune.errors import InputError
+
+_DESCRIPTION = (
+    "Finds the TRL configuration that trains fastest on your data and fits your device, by running real training steps."
+)
+_EXAMPLES = """\
+examples:
+  autotune probe Qwen/Qwen2.5-0.5B data.jsonl --memory-budget 24GiB
+  autotune lengths Qwen/Qwen2.5-0.5B data.jsonl
+  autotune techniques
+
+exit codes: 0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that was read: ``run`` takes ``arguments`` and returns the exit code."""
+
+    run: Callable[[argparse.Namespace], int]
+    arguments: argparse.Namespace
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are the user's, told like all others."""
+
+    def __init__(self, *, epilog_source: Callable[[], str] | None = None, **kwargs: object) -> None:
+        # Options that are not given are left out of the namespace, so that defaults live in one place: the API.
+        super().__init__(
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **kwargs,  # type: ignore[arg-type]
+        )
+        self._epilog_source = epilog_source
+
+    def format_help(self) -> str:
+        """Return the help; what it takes from the catalogue is read only now."""
+        if self._epilog_source is not None:
+            self.epilog = self._epilog_source()
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong."""
+        raise InputError(f"{message[:1].upper()}{message[1:]}.", hint=f"See {self.prog} --help.")
+
+    def unknown(self, words: Sequence[str]) -> InputError:
+        """Return the error for words that no option takes."""
+        word = words[0].split("=", 1)[0]
+        if not word.startswith("-"):
+            return InputError(f"{word!r} is one argument too many for {self.prog}.", hint=f"See {self.prog} --help.")
+        near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        return InputError(f"{word!r} is not an option of {self.prog}.", hint=f"{hint}See {self.prog} --help.")
+
+
+def build_parser() -> Parser:
+    """Return the parser of the whole command line."""
+    parser = Parser(prog="autotune", description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser.add_argument(
+        "--version", action="version", version=f"autotune {__version__}", help="show the version and end"
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    for command in (probe, lengths, techniques):
+        name = command.__name__.rpartition(".")[2]
+        subparser = commands.add_parser(
+            name, help=command.SUMMARY, description=command.DESCRIPTION, epilog_source=command.epilog
+        )
+        command.add_arguments(subparser)
+        subparser.add_argument("--debug", action="store_true", help="show where in autotune an error arose")
+        subparser.set_defaults(run=command.run, parser=subparser)
+    return parser
+
+
+def read_arguments(words: Sequence[str]) -> Command:
+    """Return the command that the words name.
+
+    Raises:
+        InputError: they name none, or one of them is unknown, missing or malformed.
+        SystemExit: help or the version was asked for and has been shown.
+    """
+    arguments, unknown = build_parser().parse_known_args(words)
+    subparser: Parser = arguments.parser
+    if unknown:
+        raise subparser.unknown(unknown)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    for name in ("parser", "run", "debug"):
+        vars(arguments).pop(name, None)
+    return Command(run, arguments)

@@ -1,0 +1,1 @@
+"""The words of the project as frozen dataclasses; standard library only."""

@@ -1,0 +1,42 @@
+"""A candidate: one choice for every technique."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+Choice = str | int
+"""A choice as it is written everywhere: on the command line, in the space file, in ``result.json``."""
+
+
+class Candidate(Mapping[str, Choice]):
+    """An immutable, hashable mapping from knob to choice, in the words of ``--fix`` and of the space file."""
+
+    __slots__ = ("_choices", "_hash")
+
+    def __init__(self, choices: Mapping[str, Choice]) -> None:
+        self._choices = dict(choices)
+        self._hash = hash(frozenset(self._choices.items()))
+
+    def __getitem__(self, knob: str) -> Choice:
+        return self._choices[knob]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._choices)
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Candidate({json.dumps(self._choices)})"
+
+    def but(self, **changes: Choice) -> Candidate:
+        """Return this candidate with some choices replaced."""
+        return Candidate({**self._choices, **changes})
+
+    def differences(self, other: Candidate) -> dict[str, Choice]:
+        """Return this candidate's choices for the knobs on which it differs from ``other``."""
+        return {knob: choice for knob, choice in self.items() if other.get(knob) != choice}

@@ -1,0 +1,49 @@
+"""The catalogue of techniques as values: what each knob offers, and whether this machine can do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.core.candidate import Choice
+
+
+@dataclass(frozen=True)
+class CatalogueOption:
+    """One choice of a knob.
+
+    Attributes:
+        summary: what it does, in a few words.
+        effect: ``exact`` or ``changes-training``.
+        available: whether this machine can do it at all.
+        reason: why it cannot, in words; empty when it can.
+    """
+
+    choice: Choice
+    summary: str
+    effect: str
+    available: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CatalogueRow:
+    """One knob.
+
+    Attributes:
+        knob: its spelling everywhere.
+        summary: what it trades, in one sentence.
+        needs: what it needs, in words; empty when nothing.
+        changes: how its training-changing choices change training, in words; empty when it has none.
+        writes: the plan entries that it owns, such as ``args.packing``.
+        in_default_space: whether the search space that is shipped for the trainer has it.
+        default: what TRL does when it is told nothing.
+    """
+
+    knob: str
+    summary: str
+    needs: str
+    changes: str
+    writes: tuple[str, ...]
+    in_default_space: bool
+    default: str
+    options: tuple[CatalogueOption, ...]

@@ -1,0 +1,117 @@
+"""The files by which a job is asked for and answered: versioned envelopes, written beside and then renamed.
+
+``request.json`` is ``{"version", "job", "sent_seconds", "body"}``; ``reply.json`` is ``{"version", "kind", "body"}``,
+where ``kind`` is ``reply``, ``input_problem`` or ``failure``. Both sides use this module, so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotune.core.codec import decode, encode
+from autotune.core.protocol import REPLY_FILE, REQUEST_FILE, VERSION, Failure, InputProblem
+
+R = TypeVar("R")
+
+
+class ExchangeError(ValueError):
+    """A request or reply is absent, is not JSON, has another version, or another shape; the message says which."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A request as it travels.
+
+    Attributes:
+        job: what is asked for.
+        sent_seconds: when, on the clock of :func:`time.monotonic`, which all processes of a Linux machine share.
+        body: the encoded request.
+    """
+
+    job: str
+    sent_seconds: float
+    body: Any
+
+
+def write_document(file: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON document so that a reader finds the whole of it or none.
+
+    Raises:
+        OSError: the disk is full, or the directory cannot be written.
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(document), encoding="utf-8")
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_request(folder: Path, job: str, request: object) -> float:
+    """Write a request into a job's folder, remove the reply of an earlier try, and return when it was sent.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REPLY_FILE).unlink(missing_ok=True)
+    sent_seconds = time.monotonic()
+    document = {"version": VERSION, "job": job, "sent_seconds": sent_seconds, "body": encode(request)}
+    write_document(folder / REQUEST_FILE, document)
+    return sent_seconds
+
+
+def read_request(folder: Path) -> Envelope:
+    """Return the request in a job's folder.
+
+    Raises:
+        ExchangeError: it is absent or cannot be read.
+    """
+    document = _read(folder / REQUEST_FILE)
+    return Envelope(job=document["job"], sent_seconds=document["sent_seconds"], body=document["body"])
+
+
+def write_reply(folder: Path, reply: object) -> None:
+    """Write a reply of any kind into a job's folder.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    kinds: dict[type, str] = {InputProblem: "input_problem", Failure: "failure"}
+    kind = kinds.get(type(reply), "reply")
+    write_document(folder / REPLY_FILE, {"version": VERSION, "kind": kind, "body": encode(reply)})
+
+
+def read_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failure:
+    """Return the reply in a job's folder, decoded as ``expected`` unless it tells of a problem.
+
+    Raises:
+        ExchangeError: it is absent or cannot be read.
+    """
+    document = _read(folder / REPLY_FILE)
+    kinds: dict[str, type[Any]] = {"reply": expected, "input_problem": InputProblem, "failure": Failure}
+    if document.get("kind") not in kinds:
+        raise ExchangeError(f"{REPLY_FILE} is of unknown kind {document.get('kind')!r}")
+    try:
+        decoded: R | InputProblem | Failure = decode(kinds[document["kind"]], document.get("body"))
+    except (ValueError, TypeError) as error:
+        raise ExchangeError(f"{REPLY_FILE} has another shape than it should: {error}") from error
+    return decoded
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExchangeError(f"{file.name} is absent") from error
+    except ValueError as error:
+        raise ExchangeError(f"{file.name} is not JSON") from error
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        raise ExchangeError(f"{file.name} is not of version {VERSION}")
+    return document

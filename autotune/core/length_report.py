@@ -1,0 +1,135 @@
+"""What a dataset's token lengths look like, and what each maximum length would keep of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autotune.core.lengths import LengthDistribution
+from autotune.core.workload import Workload
+
+SCHEMA = 1
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+COVERAGES = (0.9, 0.95, 0.99, 0.999)
+MOST_BINS = 24
+SHORTEST_LIMIT = 128
+
+
+@dataclass(frozen=True)
+class LengthQuantile:
+    """The length, in tokens, that a ``share`` (0 to 1) of the rows do not exceed."""
+
+    share: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class LengthBin:
+    """The rows whose length lies between two bounds, both included.
+
+    Attributes:
+        low, high: bounds in tokens.
+        rows: number of rows in the bin.
+        tokens: number of tokens in these rows.
+    """
+
+    low: int
+    high: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class LengthLimit:
+    """What cutting every row to ``max_length`` tokens keeps and drops.
+
+    Attributes:
+        coverage: share of tokens, 0 to 1, that is kept.
+        rows_cut: rows that are longer.
+        tokens_dropped: tokens beyond the limit, over all rows.
+    """
+
+    max_length: int
+    coverage: float
+    rows_cut: int
+    tokens_dropped: int
+
+
+@dataclass(frozen=True)
+class LengthReport:
+    """The document of ``autotune lengths``.
+
+    Attributes:
+        rows, tokens: of the whole dataset, before any truncation.
+        mean: tokens per row.
+        quantiles: ascending by share.
+        histogram: ascending by length; bounds grow geometrically, since lengths are long-tailed.
+        limits: ascending by maximum length; the last one cuts nothing.
+    """
+
+    schema: int
+    workload: Workload
+    rows: int
+    tokens: int
+    mean: float
+    quantiles: tuple[LengthQuantile, ...]
+    histogram: tuple[LengthBin, ...]
+    limits: tuple[LengthLimit, ...]
+
+
+def length_report(workload: Workload) -> LengthReport:
+    """Return the report on the token lengths of the workload's dataset."""
+    lengths = workload.dataset.lengths
+    return LengthReport(
+        schema=SCHEMA,
+        workload=workload,
+        rows=lengths.rows,
+        tokens=lengths.tokens,
+        mean=lengths.tokens / lengths.rows,
+        quantiles=tuple(LengthQuantile(share, lengths.quantile(share)) for share in QUANTILES),
+        histogram=histogram(lengths),
+        limits=tuple(limit(lengths, max_length) for max_length in _max_lengths(lengths)),
+    )
+
+
+def limit(lengths: LengthDistribution, max_length: int) -> LengthLimit:
+    """Return what cutting every row to ``max_length`` tokens keeps and drops."""
+    return LengthLimit(
+        max_length=max_length,
+        coverage=lengths.coverage(max_length),
+        rows_cut=lengths.rows_over(max_length),
+        tokens_dropped=lengths.tokens - lengths.tokens_kept(max_length),
+    )
+
+
+def histogram(lengths: LengthDistribution) -> tuple[LengthBin, ...]:
+    """Return at most :data:`MOST_BINS` bins from the shortest row to the longest; empty ones in between included."""
+    shortest, longest = min(lengths.counts), lengths.longest
+    halves = [bound for bound in _bounds(longest) if bound >= shortest]
+    powers = [bound for bound in halves if bound & (bound - 1) == 0 or bound == halves[-1]]
+    bounds = halves if len(halves) <= MOST_BINS else powers
+    bins = []
+    for below, high in pairwise([shortest - 1, *bounds]):
+        rows = {length: count for length, count in lengths.counts.items() if below < length <= high}
+        tokens = sum(length * count for length, count in rows.items())
+        bins.append(LengthBin(low=below + 1, high=min(high, longest), rows=sum(rows.values()), tokens=tokens))
+    return tuple(bins)
+
+
+def _bounds(longest: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, 24, … up to the first that is not below ``longest``."""
+    bounds, power = [1], 2
+    while bounds[-1] < longest:
+        bounds += [power, power + power // 2]
+        power *= 2
+    return [bound for bound in bounds if bound < longest] + [min(bound for bound in bounds if bound >= longest)]
+
+
+def _max_lengths(lengths: LengthDistribution) -> list[int]:
+    """Return the powers of two below the longest row, what the usual coverages need, and the longest row."""
+    wanted = {lengths.shortest_covering(coverage) for coverage in COVERAGES} | {lengths.longest}
+    power = SHORTEST_LIMIT
+    while power < lengths.longest:
+        wanted.add(power)
+        power *= 2
+    return sorted(wanted)

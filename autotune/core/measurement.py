@@ -1,0 +1,101 @@
+"""What one probe showed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.core.status import Phase, ProbeStatus
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a probe trains.
+
+    Attributes:
+        worst_steps: whole optimizer steps on the largest micro-batch; at least 2, since optimizer state appears in
+            the first.
+        warmup_steps: typical optimizer steps that are not timed.
+        min_steps: typical optimizer steps that are timed at least.
+        max_steps: and at most.
+        max_seconds: timing ends after this many seconds once ``min_steps`` are done.
+        target_error: timing ends when the relative standard error of the median step time and of the token rate are
+            both at or below this.
+    """
+
+    worst_steps: int = 2
+    warmup_steps: int = 1
+    min_steps: int = 3
+    max_steps: int = 200
+    max_seconds: float = 10.0
+    target_error: float = 0.03
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """Where memory ran out.
+
+    Attributes:
+        phase: part of the training step.
+        requested_bytes: size of the allocation that failed, or None where the allocator did not say.
+        held_bytes: the most that the process held above its baseline until then, or None.
+        limit_bytes: the limit it ran into, or None when it was the device's own end.
+    """
+
+    phase: Phase
+    requested_bytes: int | None
+    held_bytes: int | None
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one probe showed; every figure that was not measured is None.
+
+    Attributes:
+        status: how it ended.
+        reason: why it did not end ``ok``, in words; empty otherwise.
+        peak_bytes: CUDA: peak of allocated bytes. CPU: high-water of anonymous resident memory (mapped files left out)
+            above the baseline taken after imports.
+        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
+        device_bytes: CUDA: what the driver says the process held at the end (context included). CPU: None.
+        host_peak_bytes: the same high-water of the process on the host, whatever the device.
+        allocation_retries: times the caching allocator had to free its cache and try again.
+        tokens_per_second: dataset tokens, padding excluded, over the wall clock of whole optimizer steps.
+        tokens_per_second_error: relative standard error of that rate.
+        step_seconds: median wall clock of a whole optimizer step.
+        steps_timed: typical optimizer steps that were timed.
+        tokens_per_step: mean dataset tokens of a typical optimizer step.
+        documents_per_step: mean dataset rows whose tokens a typical optimizer step holds.
+        rows: rows that the trainer iterates over in an epoch, after packing and dropping.
+        worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
+        start_seconds: from the request to the first training step.
+        training_seconds: inside training steps, warm-up and worst batch included.
+        wall_seconds: from the request to the reply.
+        out_of_memory: where memory ran out, for the two out-of-memory statuses.
+    """
+
+    status: ProbeStatus
+    reason: str = ""
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    allocation_retries: int | None = None
+    tokens_per_second: float | None = None
+    tokens_per_second_error: float | None = None
+    step_seconds: float | None = None
+    steps_timed: int = 0
+    tokens_per_step: float | None = None
+    documents_per_step: float | None = None
+    rows: int | None = None
+    worst_rows: int | None = None
+    worst_tokens: int | None = None
+    start_seconds: float | None = None
+    training_seconds: float | None = None
+    wall_seconds: float = 0.0
+    out_of_memory: OutOfMemory | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate ran to the end."""
+        return self.status is ProbeStatus.OK

@@ -1,0 +1,163 @@
+"""The document that a run of ``autotune probe`` ends with: ``result.json``, schema 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Hardware
+from autotune.core.plan import TrainingPlan
+from autotune.core.status import ProbeStatus, RunStatus
+from autotune.core.workload import Workload
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate that the search looked at.
+
+    Attributes:
+        number: the Optuna trial's number, and the name of its folder under ``probes/``.
+        reason: why it is not ``ok``, in words; empty otherwise.
+        start_seconds: from the request to the first training step; None when there was none.
+        wall_seconds: what the probe took; 0 for a vetoed candidate.
+    """
+
+    number: int
+    candidate: Candidate
+    status: ProbeStatus
+    reason: str
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    tokens_per_second: float | None
+    start_seconds: float | None
+    wall_seconds: float
+
+
+@dataclass(frozen=True)
+class Choosable:
+    """A candidate as it is set beside another: the recommendation, or TRL's default.
+
+    Attributes:
+        number: of its trial.
+        plan: what is handed over.
+        peak_bytes: peak memory of the worst batch; CUDA: allocated, CPU: resident above the baseline.
+        reserved_bytes: CUDA: peak reserved by the caching allocator.
+        device_bytes: CUDA: what the driver says the process held, context included.
+        tokens_per_second: dataset tokens, padding excluded, over the wall clock of whole optimizer steps.
+        tokens_per_second_error: its relative standard error.
+        seconds_per_epoch: kept dataset tokens over the token rate.
+        token_coverage: share of the dataset's tokens, 0 to 1, that it trains on.
+        max_length: tokens to which rows are cut or packed; None when they are not.
+        documents_per_step: mean dataset rows that an optimizer step holds.
+        steps_per_epoch: optimizer steps in an epoch.
+    """
+
+    number: int
+    candidate: Candidate
+    plan: TrainingPlan
+    status: ProbeStatus
+    reason: str
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    tokens_per_second: float | None
+    tokens_per_second_error: float | None
+    seconds_per_epoch: float | None
+    token_coverage: float
+    max_length: int | None
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    documents_per_step: float | None
+    steps_per_epoch: int | None
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one choice of the winner brought, measured by changing that one back to the baseline's.
+
+    Attributes:
+        knob: the technique.
+        choice: the winner's choice.
+        instead_of: the baseline's choice.
+        status: of the candidate with that choice changed back.
+        reason: why it was not measured, in words; empty otherwise.
+        speedup: the winner's token rate over that candidate's, both of equal schedules; None when not measured.
+        peak_bytes_saved: that candidate's peak less the winner's; None when not measured.
+    """
+
+    knob: str
+    choice: Choice
+    instead_of: Choice
+    number: int | None
+    status: ProbeStatus
+    reason: str
+    speedup: float | None
+    peak_bytes_saved: int | None
+
+
+@dataclass(frozen=True)
+class Unlockable:
+    """What ``--allow KNOB`` would add to the search. Nothing of it was measured.
+
+    Attributes:
+        choices: the choices that would be searched.
+        changes: how they change training, in words.
+    """
+
+    knob: str
+    choices: tuple[Choice, ...]
+    changes: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A choice of the search space that was not searched, and why."""
+
+    knob: str
+    choice: Choice
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found. Encoded by ``core.codec``, this is ``result.json``.
+
+    Attributes:
+        environment: versions of the software that the figures were measured with, by package; ``driver`` too.
+        budget_bytes: memory that a candidate may need, before the margin.
+        margin: share of the budget that was kept free while probing.
+        recommended: None unless ``status`` is ``found``.
+        baseline: TRL's default at the same global batch; None when it was never measured.
+        speedup: the recommendation's token rate over the baseline's; None when the baseline did not run.
+        confirmed: whether the recommendation passed the longer run.
+        smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in.
+        settings: what was asked for, as the command line would say it.
+        output_directory: where the bundle is.
+    """
+
+    schema: int
+    status: RunStatus
+    trainer: str
+    workload: Workload
+    hardware: Hardware
+    environment: Mapping[str, str]
+    budget_bytes: int
+    margin: float
+    global_batch_size: int
+    token_coverage: float
+    recommended: Choosable | None
+    baseline: Choosable | None
+    speedup: float | None
+    contributions: tuple[Contribution, ...]
+    confirmed: bool
+    trials: tuple[Trial, ...]
+    unlockable: tuple[Unlockable, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+    smallest_peak_bytes: int | None = None
+    wall_seconds: float = 0.0
+    settings: Mapping[str, object] = field(default_factory=dict)
+    output_directory: str = ""

@@ -1,0 +1,34 @@
+"""The statuses that a probe, a candidate and a whole run can end with."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ProbeStatus(StrEnum):
+    """How one candidate ended. All but ``VETOED`` are what a probe showed."""
+
+    OK = "ok"
+    OUT_OF_MEMORY = "out_of_memory"
+    HOST_OUT_OF_MEMORY = "host_out_of_memory"
+    TIMEOUT = "timeout"
+    UNSUPPORTED = "unsupported"
+    CRASHED = "crashed"
+    VETOED = "vetoed"
+
+
+class RunStatus(StrEnum):
+    """How a whole run of ``autotune probe`` ended."""
+
+    FOUND = "found"
+    NOTHING_FITS = "nothing_fits"
+    INTERRUPTED = "interrupted"
+
+
+class Phase(StrEnum):
+    """The part of a training step in which a probe was when it ended."""
+
+    CONSTRUCTION = "construction"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer step"

@@ -1,0 +1,46 @@
+"""A chosen candidate as the arguments of ``trl``: what ``config.yaml`` and ``train.py`` both say."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from autotune.core.machine import Hardware
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import Workload
+from autotune.emit.rows import TrainingRows
+
+
+def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRows) -> dict[str, object]:
+    """Return the arguments of ``trl TRAINER``: model and data first, then what the plan sets."""
+    source = workload.model_source
+    return {
+        "model_name_or_path": source.name,
+        **({"model_revision": source.revision} if source.revision != "main" else {}),
+        "datasets": [rows.entry()],
+        "output_dir": output_name(workload),
+        **plan.model,
+        **plan.args,
+    }
+
+
+def launch_arguments(hardware: Hardware) -> dict[str, object]:
+    """Return the arguments that ``trl`` passes on to ``accelerate launch``.
+
+    Left to itself, ``accelerate launch`` starts a process on every GPU it sees, which multiplies the global batch, and
+    sets OMP_NUM_THREADS to 1, which on a CPU trains on one core (accelerate 1.15, ``commands/launch.py``).
+    """
+    return {
+        "num_processes": hardware.processes,
+        "num_cpu_threads_per_process": hardware.threads,
+    }
+
+
+def output_name(workload: Workload) -> str:
+    """Return the directory for the trained model: a name, so that it stays right wherever the bundle is moved."""
+    return f"{short_name(workload.model_source.name)}-{short_name(workload.dataset.name)}-{workload.trainer}"
+
+
+def short_name(name: str) -> str:
+    """Return the last part of a hub id or a path, without the ending of a data file."""
+    path = PurePath(name)
+    return path.stem if path.suffix in {".json", ".jsonl", ".csv", ".parquet"} else path.name

@@ -1,0 +1,46 @@
+"""The bundle: the directory that a run of ``autotune probe`` hands over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.core.result import Choosable, Result
+from autotune.core.status import RunStatus
+from autotune.emit.config import config_text
+from autotune.emit.document import json_text
+from autotune.emit.files import remove, write_text
+from autotune.emit.rows import CUT_ROWS, cut_length, training_rows, write_cut_rows
+from autotune.emit.script import script_text
+
+CONFIG = "config.yaml"
+SCRIPT = "train.py"
+RESULT = "result.json"
+
+
+def write_bundle(result: Result, directory: Path) -> None:
+    """Write ``result.json``, and for a recommendation ``config.yaml``, ``train.py`` and the rows that they need.
+
+    A run that ended without a recommendation removes an earlier one's configuration; an interrupted one leaves it.
+    ``result.json`` comes last, so that where it is, what it speaks of is there too.
+
+    Raises:
+        InputError: the directory cannot be made or written, or the disk is full.
+    """
+    if result.recommended is not None:
+        _write_recommendation(result, result.recommended, directory)
+    elif result.status is not RunStatus.INTERRUPTED:
+        for name in (CONFIG, SCRIPT, CUT_ROWS):
+            remove(directory / name)
+    write_text(directory / RESULT, json_text(result))
+
+
+def _write_recommendation(result: Result, chosen: Choosable, directory: Path) -> None:
+    workload, plan = result.workload, chosen.plan
+    rows = training_rows(workload, plan, directory)
+    tokens = cut_length(workload, plan)
+    if tokens is not None:
+        write_cut_rows(Path(workload.dataset.tokenized_directory), tokens, directory / CUT_ROWS)
+    else:
+        remove(directory / CUT_ROWS)
+    write_text(directory / CONFIG, config_text(result, chosen, rows))
+    write_text(directory / SCRIPT, script_text(result, chosen, rows))

@@ -1,0 +1,37 @@
+"""``config.yaml``: what ``trl sft --config`` runs without a change."""
+
+from __future__ import annotations
+
+import textwrap
+
+from autotune.core.result import Choosable, Result
+from autotune.emit.arguments import launch_arguments, training_arguments
+from autotune.emit.provenance import provenance
+from autotune.emit.rows import TrainingRows
+
+_WIDTH = 100
+
+
+def config_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
+    """Return the YAML document, with a comment at its head that says where it comes from."""
+    import yaml
+
+    document = {
+        **training_arguments(chosen.plan, result.workload, rows),
+        **launch_arguments(result.hardware),
+    }
+    body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
+    lines = [f"Run with: trl {result.trainer} --config config.yaml", *provenance(result, chosen, rows)]
+    head = "\n".join(_comment(line) for line in lines)
+    return f"{head}\n\n{body}"
+
+
+def _comment(sentence: str) -> str:
+    return textwrap.fill(
+        sentence,
+        _WIDTH,
+        initial_indent="# ",
+        subsequent_indent="#   ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,59 @@
+"""Files that are either there as a whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autotune.errors import InputError
+
+
+@contextmanager
+def written_beside(file: Path) -> Iterator[Path]:
+    """Give a path beside ``file`` to write to, and rename it to ``file`` once that went well.
+
+    Raises:
+        InputError: the directory cannot be made or written, or the disk is full.
+    """
+    part = file.with_name(f".{file.name}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield part
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_write(file, error) from error
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file, in UTF-8.
+
+    Raises:
+        InputError: the directory cannot be made or written, or the disk is full.
+    """
+    with written_beside(file) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def remove(file: Path) -> None:
+    """Remove a file if it is there.
+
+    Raises:
+        InputError: it is there and cannot be removed.
+    """
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_write(file, error) from error
+
+
+def _cannot_write(file: Path, error: OSError) -> InputError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Free some space, or choose another directory with --output."
+    else:
+        hint = "Choose another directory with --output."
+    return InputError(f"{file} cannot be written: {error.strerror or error}.", hint=hint)

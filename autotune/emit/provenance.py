@@ -1,0 +1,68 @@
+"""Where a recommendation comes from, in plain sentences for the head of the files that are handed over."""
+
+from __future__ import annotations
+
+from autotune.core.result import Choosable, Result
+from autotune.core.status import RunStatus
+from autotune.emit.rows import TrainingRows
+from autotune.units import format_bytes, format_rate
+
+_SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
+
+
+def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[str, ...]:
+    """Return what was measured, on what, with which versions, and what holds only there; one sentence each."""
+    sentences = [_what(result), _where(result), _measured(chosen), _beside(result), _confirmed(result)]
+    sentences.append(
+        "These figures hold for this model, dataset, device and software; for any other, run autotune again."
+    )
+    if rows.in_bundle:
+        sentences.append(
+            f"The rows in {rows.data_files} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
+            "because padding_free takes no max_length; they belong to this model's tokenizer."
+        )
+    if result.workload.model.has_weights is False:
+        sentences.append(
+            f"{result.workload.model_source.name} holds no weights; put them there, or name a model that has them."
+        )
+    return tuple(sentence for sentence in sentences if sentence)
+
+
+def _what(result: Result) -> str:
+    workload = result.workload
+    return (
+        f"Recommended by autotune for {workload.model.name} on {workload.dataset.name}, global batch "
+        f"{result.global_batch_size}, budget {format_bytes(result.budget_bytes)}."
+    )
+
+
+def _where(result: Result) -> str:
+    hardware = result.hardware
+    processes = "1 process" if hardware.processes == 1 else f"{hardware.processes} processes"
+    software = ", ".join(f"{name} {result.environment[name]}" for name in _SOFTWARE if name in result.environment)
+    device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
+    return f"Measured on {device}, {processes}, with {software}." if software else f"Measured on {device}, {processes}."
+
+
+def _measured(chosen: Choosable) -> str:
+    parts = []
+    if chosen.peak_bytes is not None:
+        parts.append(f"peak memory {format_bytes(chosen.peak_bytes)} on the worst batch")
+    if chosen.tokens_per_second is not None:
+        parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones")
+    return f"It showed {' and '.join(parts)}." if parts else ""
+
+
+def _beside(result: Result) -> str:
+    baseline = result.baseline
+    if result.speedup is not None and baseline is not None and baseline.tokens_per_second is not None:
+        return f"TRL's default did {format_rate(baseline.tokens_per_second)}: {result.speedup:.2f} times slower."
+    if baseline is not None and baseline.reason:
+        return f"TRL's default did not run: {baseline.reason.rstrip('.')}."
+    return ""
+
+
+def _confirmed(result: Result) -> str:
+    if result.status is RunStatus.INTERRUPTED:
+        return "The search was interrupted: this was the best so far, and no longer run has confirmed it."
+    return "A longer run confirmed it." if result.confirmed else "No longer run has confirmed it."

@@ -1,0 +1,87 @@
+"""``train.py``: the recommendation through TRL's Python API, for reading, changing and running."""
+
+from __future__ import annotations
+
+import textwrap
+from string import Template
+
+from autotune.core.result import Choosable, Result
+from autotune.emit.arguments import training_arguments
+from autotune.emit.provenance import provenance
+from autotune.emit.rows import CUT_ROWS, TrainingRows
+
+_WIDTH = 100
+_SCRIPT = Template('''\
+"""Supervised fine-tuning with TRL, as recommended by autotune; stands on its own.
+
+    python train.py                  trains as recommended
+    python train.py --max_steps 2    every argument of `trl sft` overrides what is recommended
+
+$provenance
+"""
+
+from pathlib import Path
+
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    SFTConfig,
+    SFTTrainer,
+    TrlParser,
+    get_dataset,
+    get_peft_config,
+    get_quantization_config,
+)
+
+BUNDLE = Path(__file__).resolve().parent
+
+RECOMMENDED = {
+$arguments
+}
+
+
+def main() -> None:
+    """Train, and save the model to `output_dir`."""
+    parser = TrlParser((SFTConfig, ModelConfig, DatasetMixtureConfig))
+    parser.set_defaults_with_config(**RECOMMENDED)
+    training_args, model_args, dataset_args = parser.parse_args_and_config()
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+        "trust_remote_code": training_args.trust_remote_code,
+        **(training_args.model_init_kwargs or {}),
+    }
+    trainer = SFTTrainer(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        train_dataset=get_dataset(dataset_args)["train"],
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.save_model(training_args.output_dir)
+
+
+if __name__ == "__main__":
+    main()
+''')
+
+
+def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
+    """Return the script."""
+    arguments = training_arguments(chosen.plan, result.workload, rows)
+    expressions = {name: repr(value) for name, value in arguments.items()}
+    if rows.in_bundle:
+        file = repr(rows.data_files)
+        expressions["datasets"] = expressions["datasets"].replace(file, f"str(BUNDLE / {CUT_ROWS!r})")
+    sentences = provenance(result, chosen, rows)
+    return _SCRIPT.substitute(
+        provenance="\n".join(_docstring_lines(sentence) for sentence in sentences),
+        arguments="\n".join(f"    {name!r}: {expression}," for name, expression in expressions.items()),
+    )
+
+
+def _docstring_lines(sentence: str) -> str:
+    escaped = sentence.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    return textwrap.fill(escaped, _WIDTH, break_long_words=False, break_on_hyphens=False)

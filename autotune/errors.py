@@ -1,0 +1,32 @@
+"""What can go wrong and is told to the user in one message; every other exception is a bug of autotune."""
+
+from __future__ import annotations
+
+
+class AutotuneError(Exception):
+    """A failure with a message for the user: what is wrong, and what to do about it.
+
+    Attributes:
+        message: one sentence that names the thing that is wrong.
+        hint: what the user can do, or an empty string.
+        exit_code: what the command line ends with.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message} {hint}".strip())
+        self.message = message
+        self.hint = hint
+
+
+class InputError(AutotuneError):
+    """The user's input cannot be used."""
+
+
+class StudyMismatchError(AutotuneError):
+    """The study found on disk belongs to another workload, hardware, software or search space."""
+
+
+class ProbeServerError(AutotuneError):
+    """The process that starts probes could not be started, or died and could not be replaced."""

@@ -1,0 +1,36 @@
+"""The memory that a candidate may need."""
+
+from __future__ import annotations
+
+from autotune.core.machine import Hardware
+from autotune.errors import InputError
+from autotune.units import format_bytes, parse_size
+
+
+def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
+    """Return the memory budget in bytes: what was asked for, or all of the device that others do not use.
+
+    Args:
+        asked: a size such as ``24GiB``, a number of bytes, or None.
+        hardware: the device that it is a part of.
+
+    Raises:
+        InputError: it is no size, is larger than the device, or nothing of the device is left.
+    """
+    if asked is None:
+        if hardware.available_bytes == 0:
+            raise InputError(
+                f"Others use all {format_bytes(hardware.memory_bytes)} of {hardware.name}.",
+                hint="End what uses it, or take another device.",
+            )
+        return hardware.available_bytes
+    budget_bytes = parse_size(asked) if isinstance(asked, str) else asked
+    if budget_bytes <= 0:
+        raise InputError(f"A memory budget of {budget_bytes} bytes holds nothing.", hint="Write for instance 24GiB.")
+    if budget_bytes > hardware.memory_bytes:
+        raise InputError(
+            f"A memory budget of {format_bytes(budget_bytes)} is larger than {hardware.name},"
+            f" which has {format_bytes(hardware.memory_bytes)}.",
+            hint="Give a smaller one, or none for all that is free.",
+        )
+    return budget_bytes

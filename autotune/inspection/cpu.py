@@ -1,0 +1,138 @@
+"""The CPU as this process may use it: its name, cores and memory, control groups included."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.core.machine import Hardware
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What control groups leave to this process; None where they set no limit.
+
+    Attributes:
+        memory_bytes: the tightest memory limit.
+        memory_left_bytes: the least memory that a limit still leaves.
+        cores: the tightest CPU quota, in cores.
+    """
+
+    memory_bytes: int | None = None
+    memory_left_bytes: int | None = None
+    cores: float | None = None
+
+
+def cpu(root: Path = Path("/")) -> Hardware:
+    """Return the CPU. What ``used_by_others_bytes`` counts cannot be allocated now without swapping.
+
+    Args:
+        root: of the file system in which ``proc`` and ``sys`` lie.
+    """
+    import psutil
+
+    memory = psutil.virtual_memory()
+    limits = control_group_limits(root)
+    total_bytes = min(memory.total, memory.total if limits.memory_bytes is None else limits.memory_bytes)
+    left_bytes = memory.available if limits.memory_left_bytes is None else limits.memory_left_bytes
+    cores = min(len(os.sched_getaffinity(0)), _openmp_threads())
+    return Hardware(
+        kind="cpu",
+        name=_name(root),
+        memory_bytes=total_bytes,
+        used_by_others_bytes=total_bytes - min(total_bytes, memory.available, left_bytes),
+        cores=max(1, int(min(cores, math.inf if limits.cores is None else limits.cores))),
+    )
+
+
+def _openmp_threads() -> float:
+    """Return the threads that OMP_NUM_THREADS leaves to a training (OpenMP 5.2, section 21.2.1), or infinity."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(said) if said.isdigit() and int(said) > 0 else math.inf
+
+
+def control_group_limits(root: Path = Path("/")) -> Limits:
+    """Return the limits of all control groups that this process is in, version 1 and 2.
+
+    Args:
+        root: of the file system in which ``proc`` and ``sys`` lie.
+    """
+    memory: list[tuple[int, int]] = []
+    cores: list[float] = []
+    for controllers, group in _groups(root):
+        if "memory" in controllers:
+            limit, used = _number(group / "memory.limit_in_bytes"), _number(group / "memory.usage_in_bytes")
+        else:
+            limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        if limit is not None and used is not None:
+            memory.append((limit, max(0, limit - used + _reclaimable_bytes(group / "memory.stat"))))
+        quota = _quota(group)
+        if quota is not None:
+            cores.append(quota)
+    return Limits(
+        memory_bytes=min((limit for limit, _ in memory), default=None),
+        memory_left_bytes=min((left for _, left in memory), default=None),
+        cores=min(cores, default=None),
+    )
+
+
+def _groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
+    """Yield the controllers and the folder of each group this process is in, its ancestors included.
+
+    In a container the folder named in ``/proc/self/cgroup`` may be the host's: then only the mount's root is there, and
+    it is the container's own group.
+    """
+    listing = root / "proc/self/cgroup"
+    if not listing.is_file():
+        return
+    for line in listing.read_text(encoding="utf-8").splitlines():
+        _, names, path = line.split(":", 2)
+        controllers = frozenset(filter(None, names.split(",")))
+        mounts = [names, *sorted(controllers)] if controllers else ["", "unified"]
+        for mount in dict.fromkeys(mounts):
+            top = root / "sys/fs/cgroup" / mount
+            folder = top / path.lstrip("/")
+            for group in (folder, *folder.parents):
+                if group.is_dir():
+                    yield controllers, group
+                if group == top:
+                    break
+
+
+def _quota(group: Path) -> float | None:
+    both = _words(group / "cpu.max")
+    if not both:
+        both = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
+    if len(both) != 2 or not both[0].isdigit():  # "max" in version 2 and -1 in version 1 mean no limit
+        return None
+    return int(both[0]) / int(both[1])
+
+
+def _reclaimable_bytes(file: Path) -> int:
+    """Return the page cache that a group's use counts and that its next allocation may take.
+
+    As Kubernetes counts a container's working set: inactive file pages are no use.
+    """
+    words = _words(file)
+    values = dict(zip(words[::2], words[1::2], strict=False))
+    return int(values.get("total_inactive_file", values.get("inactive_file", "0")))
+
+
+def _number(file: Path) -> int | None:
+    words = _words(file)
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _words(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").split() if file.is_file() else []
+
+
+def _name(root: Path) -> str:
+    listing = root / "proc/cpuinfo"
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

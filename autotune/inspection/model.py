@@ -1,0 +1,80 @@
+"""The model that a user named: found and checked on disk, without reading anything large."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from autotune.core.workload import Init, ModelSource
+from autotune.errors import InputError
+from autotune.inspection.paths import local_path
+
+CONFIG_FILE = "config.json"
+# What transformers' tokenizers are saved as: the fast ones, their configuration, SentencePiece, BPE and WordPiece
+# vocabularies, and Mistral's own format.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".pth"})
+
+
+def model_source(text: str, init: Init) -> ModelSource:
+    """Return where the model ``text`` names comes from: a local directory, a ``config.json``, or a hub id.
+
+    A hub id is taken as it is: whether it exists shows when its configuration is fetched.
+
+    Raises:
+        InputError: the path is missing or holds no model, no tokenizer, or no weights where they are asked for.
+    """
+    path = local_path(text, "model", _FILE_SUFFIXES)
+    if path is None:
+        return ModelSource(name=text, init=init)
+    directory = _directory(path)
+    _check_config(directory / CONFIG_FILE)
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError(
+            f"{directory} has no tokenizer.",
+            hint=f"Save one beside {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}.",
+        )
+    if init == "pretrained" and not any(any(directory.glob(pattern)) for pattern in _WEIGHT_FILES):
+        raise InputError(
+            f"{directory} has no weights to load.",
+            hint="Use --init random: memory and speed do not depend on the weights' values.",
+        )
+    return ModelSource(name=str(directory), init=init)
+
+
+def _directory(path: Path) -> Path:
+    if path.is_file():
+        if path.name != CONFIG_FILE:
+            raise InputError(
+                f"{path} is a file, but no {CONFIG_FILE}.",
+                hint=f"Give the model's directory, its {CONFIG_FILE}, or a hub id.",
+            )
+        return path.parent
+    if not path.is_dir():
+        raise InputError(f"{path} is neither a directory nor a file.", hint="Give the model's directory or a hub id.")
+    if (path / CONFIG_FILE).is_file():
+        return path
+    if (path / "adapter_config.json").is_file():
+        raise InputError(f"{path} holds a PEFT adapter, not a model.", hint="Give the model that it was trained on.")
+    raise InputError(f"{path} has no {CONFIG_FILE}.", hint="Give the directory that the model was saved in.")
+
+
+def _check_config(file: Path) -> None:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are both ValueErrors
+        raise InputError(f"{file} is not JSON: {error}.", hint="Save the model's configuration again.") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise InputError(f"{file} names no model_type.", hint='transformers needs it, such as "model_type": "llama".')

@@ -1,0 +1,53 @@
+"""Whether what a user typed names something on this disk or something on the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from autotune.errors import InputError
+
+# The hub's own rule: huggingface_hub.utils._validators.REPO_ID_REGEX and validate_repo_id.
+_HUB_ID = re.compile(r"(\b[\w\-.]+\b/)?\b[\w\-.]{1,96}\b")
+_PATH_STARTS = (".", "/", "~")
+
+
+def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
+    """Return the absolute path that ``text`` names, or None when it is a hub id.
+
+    A text that names something existing is a path, as it is for transformers and datasets. One that exists nowhere is
+    a path when it looks like one: it starts with ``.``, ``/`` or ``~``, has several slashes, or ends with one of
+    ``suffixes``.
+
+    Args:
+        text: what the user typed.
+        kind: ``model`` or ``dataset``, for messages.
+        suffixes: endings, in lower case and with their dot, that only a file has.
+
+    Raises:
+        InputError: it looks like a path and nothing is there, or it can be neither a path nor a hub id.
+    """
+    if not text.strip():
+        raise InputError(f"The {kind} is an empty text.", hint="Give a path or a hub id.")
+    try:
+        path = Path(text).expanduser().absolute()
+        if path.exists():
+            return path.resolve()
+        if text.startswith(_PATH_STARTS) or text.count("/") > 1 or Path(text).suffix.lower() in suffixes:
+            raise InputError(f"The {kind} {text!r} does not exist.", hint=_nearest(path))
+    except OSError as error:
+        raise InputError(f"The {kind} {text!r} cannot be looked at: {error.strerror}.") from error
+    except RuntimeError as error:  # what expanduser raises for ~NAME where there is no such user
+        raise InputError(f"The {kind} {text!r} is in nobody's home: {error}") from error
+    if not _HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
+        raise InputError(
+            f"The {kind} {text!r} is no path and cannot be a hub id.", hint="A hub id is NAME or ORG/NAME."
+        )
+    return None
+
+
+def _nearest(path: Path) -> str:
+    parent = next(parent for parent in path.parents if parent.exists())
+    if parent == path.parent:
+        return f"{parent} exists, but has no {path.name!r}."
+    return f"The path exists up to {parent}."

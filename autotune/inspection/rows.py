@@ -1,0 +1,112 @@
+"""The rows of a JSON file: whether they are rows at all, and the first line where they are not."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from pathlib import Path
+
+from autotune.errors import InputError
+from autotune.units import MIB
+
+CHECKED_BYTES = 64 * MIB
+"""How much of a file is read to find its first broken line: about a second's reading; what lies behind is found when
+the dataset is loaded."""
+
+_SHOWN_CHARACTERS = 60
+
+
+def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
+    """Check a JSON file as ``datasets`` reads it: JSON Lines, or an array of rows.
+
+    A ``.jsonl`` file that is no array is JSON Lines; a ``.json`` file is when its first line is an object of its own.
+    Only whole lines in the first ``limit_bytes`` are read; a larger array is not read.
+
+    Returns:
+        The number of rows, or None where not all of the file was read.
+
+    Raises:
+        InputError: it is none of these; says which line is broken, and how.
+    """
+    with file.open("rb") as stream:
+        first = stream.readline(limit_bytes).removeprefix(codecs.BOM_UTF8).lstrip()
+    if not first.startswith(b"[") and (file.suffix.lower() == ".jsonl" or _is_object(first)):
+        return _check_lines(file, limit_bytes)
+    if file.stat().st_size > limit_bytes:
+        return None
+    document = _document(file)
+    if not isinstance(document, list):  # datasets takes a lone object for a single row
+        raise InputError(f"{file} holds {_kind(document)}, not rows.", hint="Write an array of objects.")
+    return len(document)
+
+
+def check_row_count(place: Path, rows: int) -> None:
+    """Check that a file or directory has more than one row.
+
+    Raises:
+        InputError: it has fewer than two.
+    """
+    if rows == 0:
+        raise InputError(f"{place} has no rows.", hint="Give a dataset with at least two rows.")
+    if rows == 1:
+        raise InputError(f"{place} has a single row.", hint="Give a dataset with at least two rows.")
+
+
+def _check_lines(file: Path, limit_bytes: int) -> int | None:
+    rows = read = 0
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            read += len(line)
+            text = _decoded(file, number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+            if text.strip():
+                _check_line(file, number, text)
+                rows += 1
+            if read > limit_bytes:
+                return None
+    return rows
+
+
+def _document(file: Path) -> object:
+    try:
+        return json.loads(file.read_bytes())
+    except json.JSONDecodeError as error:
+        raise InputError(f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
+
+
+def _decoded(file: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"Line {number} of {file} is not UTF-8: {error.reason} at byte {error.start + 1} of the line.",
+            hint="Save the file as UTF-8.",
+        ) from error
+
+
+def _check_line(file: Path, number: int, text: str) -> None:
+    shown = text.strip()
+    shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
+    try:
+        row = json.loads(text.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"Line {number} of {file} is not JSON: {error.msg} at column {error.colno}.", hint=f"It reads: {shown}"
+        ) from error
+    if not isinstance(row, dict):
+        raise InputError(f"Line {number} of {file} is {_kind(row)}, not an object.", hint=f"It reads: {shown}")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    names = {list: "an array", dict: "an object", str: "a text", bool: "true or false", int: "a number"}
+    return names.get(type(value), "a number")

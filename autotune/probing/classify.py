@@ -1,0 +1,64 @@
+"""From how a probe's process ended without a readable reply to a status, and the evidence for it in words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
+from autotune.probing.server import Ending
+from autotune.units import format_bytes, format_duration
+
+# What libstdc++ prints when an allocation fails where nobody catches it.
+_BAD_ALLOC = "std::bad_alloc"
+# What libraries print that end the process by themselves when CUDA refuses memory, such as bitsandbytes.
+_DEVICE_OUT_OF_MEMORY = "out of memory"
+
+
+def classify(
+    ending: Ending, unreadable: str, log: Sequence[str], *, limit_bytes: int | None, kills: int
+) -> Measurement:
+    """Return the measurement of a probe that left no readable reply.
+
+    Args:
+        unreadable: why its reply could not be read.
+        log: the last lines of its log.
+        limit_bytes: the limit that it enforced on itself, or None.
+        kills: how many processes the kernel killed out of memory meanwhile, as its control groups count.
+    """
+    name = _signal_name(ending.signal)
+    if ending.timed_out:
+        return Measurement(ProbeStatus.TIMEOUT, f"killed after {format_duration(ending.wall_seconds)}")
+    if kills > 0 and (ending.signal == signal.SIGKILL or ending.server_died):
+        return Measurement(
+            ProbeStatus.HOST_OUT_OF_MEMORY,
+            "killed by the kernel, whose control group counts an out-of-memory kill (oom_kill) meanwhile",
+        )
+    if ending.server_died:
+        return Measurement(ProbeStatus.CRASHED, "the process that starts probes died, and this one with it")
+    if ending.signal == signal.SIGKILL:
+        return Measurement(ProbeStatus.CRASHED, f"killed by signal 9 ({name}); nothing shows that memory was the cause")
+    ended = f"killed by signal {ending.signal} ({name})" if ending.signal else f"ended with exit status {ending.code}"
+    evidence = next((line for line in reversed(log) if _tells_of_memory(line, limit_bytes)), None)
+    if evidence is not None and (ending.signal or ending.code):
+        limit = f" under a limit of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
+        return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{ended}{limit}; its log says {evidence!r}")
+    said = f"; its log ends with {log[-1]!r}" if log else ""
+    if ending.signal or ending.code:
+        return Measurement(ProbeStatus.CRASHED, f"{ended}{said}")
+    return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{said}")
+
+
+def _tells_of_memory(line: str, limit_bytes: int | None) -> bool:
+    """Whether a line of a log says that memory ran out: a device's always, the host's where a limit was enforced."""
+    return _DEVICE_OUT_OF_MEMORY in line.lower() or (limit_bytes is not None and _BAD_ALLOC in line)
+
+
+def _signal_name(number: int | None) -> str:
+    if number is None:
+        return ""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"

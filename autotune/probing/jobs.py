@@ -1,0 +1,96 @@
+"""The jobs that a server can be asked for, each as a function: request in, reply or measurement out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from autotune.core.exchange import ExchangeError, read_reply
+from autotune.core.measurement import Measurement
+from autotune.core.protocol import (
+    LOG_FILE,
+    CheckPackingReply,
+    CheckPackingRequest,
+    Failure,
+    InputProblem,
+    Job,
+    PrepareReply,
+    PrepareRequest,
+    ProbeReply,
+    ProbeRequest,
+)
+from autotune.core.status import ProbeStatus
+from autotune.errors import AutotuneError, InputError
+from autotune.probing.cgroup import out_of_memory_kills
+from autotune.probing.classify import classify
+from autotune.probing.log import last_lines
+from autotune.probing.server import Ending, JobServer
+
+R = TypeVar("R")
+_SHOWN_LINES = 5
+
+
+def prepare(server: JobServer, request: PrepareRequest, folder: Path) -> PrepareReply:
+    """Read the model, tokenise the dataset, and return the profiles of both.
+
+    Raises:
+        InputError: the model or the dataset cannot be used.
+        AutotuneError: the job failed in another way; the message names its log.
+    """
+    return _expect(PrepareReply, server.run(Job.PREPARE, request, folder), folder)
+
+
+def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path) -> CheckPackingReply:
+    """Compare packed with separate logits for each attention implementation, on a shrunken copy of the model.
+
+    Raises:
+        InputError: the model cannot be used.
+        AutotuneError: the job failed in another way; the message names its log.
+    """
+    return _expect(CheckPackingReply, server.run(Job.CHECK_PACKING, request, folder), folder)
+
+
+def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
+    """Run training steps and return what they showed. Whatever a probe does is a measurement, never an exception.
+
+    Args:
+        timeout_seconds: after which the probe is killed, with every process that it started; None: never.
+
+    Raises:
+        InputError: the folder cannot be written, or the disk is full.
+        ProbeServerError: probes cannot be started at all.
+    """
+    kills_before = out_of_memory_kills()
+    ending = server.run(Job.PROBE, request, folder, timeout_seconds)
+    measurement = _measurement(ending, request, folder, out_of_memory_kills() - kills_before)
+    return replace(measurement, wall_seconds=ending.wall_seconds)
+
+
+def _measurement(ending: Ending, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
+    try:
+        reply = read_reply(folder, ProbeReply)
+    except ExchangeError as error:
+        return classify(ending, str(error), last_lines(folder, 50), limit_bytes=request.limit_bytes, kills=kills)
+    if isinstance(reply, ProbeReply):
+        return reply.measurement
+    kind = reply.kind if isinstance(reply, Failure) else "InputError"
+    return Measurement(ProbeStatus.CRASHED, f"{kind}: {reply.message}")
+
+
+def _expect(expected: type[R], ending: Ending, folder: Path) -> R:
+    try:
+        reply = read_reply(folder, expected)
+    except ExchangeError as error:
+        ended = f"signal {ending.signal}" if ending.signal is not None else f"exit status {ending.code}"
+        raise _failed(f"A job ended with {ended}, and its {error}.", folder) from error
+    if isinstance(reply, InputProblem):
+        raise InputError(reply.message, hint=reply.hint)
+    if isinstance(reply, Failure):
+        raise _failed(f"A job failed with {reply.kind}: {reply.message}", folder)
+    return reply
+
+
+def _failed(message: str, folder: Path) -> AutotuneError:
+    said = "\n".join(f"  {line}" for line in last_lines(folder, _SHOWN_LINES))
+    return AutotuneError(message, hint=f"Its log, {folder / LOG_FILE}, ends with:\n{said}")

@@ -1,0 +1,189 @@
+"""The job server as the parent sees it: runs one job after another, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from autotune.core.exchange import write_request
+from autotune.core.machine import DeviceKind
+from autotune.errors import InputError, ProbeServerError
+from autotune.probing.channel import Channel, Gone
+
+# How long the server may take to tell of the end of a process that it has killed.
+_KILLING_SECONDS = 10.0
+_SHOWN_LINES = 5
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job's process ended.
+
+    Attributes:
+        code: its exit status, or None.
+        signal: the number of the signal that ended it, or None.
+        timed_out: whether it was killed because its time was up.
+        server_died: whether the server, and the process with it, ended first.
+        wall_seconds: from the request to the end.
+    """
+
+    wall_seconds: float
+    code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    server_died: bool = False
+
+
+class JobServer:
+    """Starts one process per job, by a server process that has preloaded the imports.
+
+    The server starts in the background when this object is made; the first job waits for it. A server that dies is
+    replaced at the next job, once: when two die with no job completed in between, jobs cannot be run.
+
+    Args:
+        device: what jobs run on; the server leaves CUDA alone, so that its children can use it.
+        threads: that a job computes with on the CPU, as OMP_NUM_THREADS says it; None leaves it as it is.
+        spawn: start an interpreter for each job rather than fork one. The server does so by itself where it cannot
+            keep CUDA uninitialised.
+        jobs_module: name of a module whose ``JOBS`` the server offers too.
+    """
+
+    def __init__(
+        self, device: DeviceKind, *, threads: int | None = None, spawn: bool = False, jobs_module: str | None = None
+    ) -> None:
+        self._arguments = ["--device", device]
+        self._arguments += ["--spawn"] if spawn else []
+        self._arguments += ["--jobs", jobs_module] if jobs_module is not None else []
+        self._environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        self._deaths = 0
+        self._channel: Channel | None = Channel(self._arguments, self._environment)
+
+    def __enter__(self) -> JobServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server, and the running job with it."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, or None when there is none at present."""
+        return self._channel.pid if self._channel is not None else None
+
+    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> Ending:
+        """Run a job in ``folder`` and wait for its process to end; nothing of its process group is left then.
+
+        A time-out counts from the start of the process. Whatever interrupts the waiting ends the process too.
+
+        Raises:
+            InputError: the folder cannot be written, or the disk is full.
+            ProbeServerError: the server could not be started, or died and could not be replaced.
+        """
+        while True:
+            channel = self._ready_channel()
+            sent_seconds = _send(job, request, folder)
+            try:
+                channel.send(start=str(folder.resolve()))
+                pid = self._started(channel)
+                break
+            except Gone:
+                # It had died before; nothing was started, so this very job can have another.
+                self._count_death()
+            except BaseException:
+                with contextlib.suppress(Gone):
+                    self._kill(channel)
+                raise
+        try:
+            ended = self._ended(channel, timeout_seconds)
+            timed_out = ended is None
+            if ended is None:
+                ended = self._kill(channel)
+        except Gone:
+            # The kernel has ended the job's leader with the server; others of its group may be left.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            self._count_death()
+            return Ending(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
+        except BaseException:
+            with contextlib.suppress(Gone):
+                self._kill(channel)
+            raise
+        self._deaths = 0
+        return Ending(
+            wall_seconds=time.monotonic() - sent_seconds,
+            code=ended["code"],
+            signal=ended["signal"],
+            timed_out=timed_out,
+        )
+
+    def _ready_channel(self) -> Channel:
+        if self._channel is None:
+            self._channel = Channel(self._arguments, self._environment)
+        try:
+            while not self._channel.ready:
+                self._channel.receive()
+        except Gone as error:
+            raise self._given_up("could not be started") from error
+        return self._channel
+
+    @staticmethod
+    def _started(channel: Channel) -> int:
+        """Return the process id of the job that was started; what an interrupted job left unread is passed over."""
+        while True:
+            event = channel.receive()
+            if event is not None and event["event"] == "started":
+                return int(event["pid"])
+
+    @staticmethod
+    def _ended(channel: Channel, timeout_seconds: float | None) -> dict[str, Any] | None:
+        """Return the event of the running job's end, or None when it did not come in time."""
+        while True:
+            event = channel.receive(timeout_seconds)
+            if event is None or event["event"] in ("exited", "idle"):
+                return event
+
+    def _kill(self, channel: Channel) -> dict[str, Any]:
+        """Have the running job killed, and return the event of its end."""
+        channel.send(kill=True)
+        event = self._ended(channel, _KILLING_SECONDS)
+        if event is None:
+            # The server does not even answer; its end takes the job with it.
+            self.close()
+            raise Gone
+        return event
+
+    def _count_death(self) -> None:
+        self._deaths += 1
+        if self._deaths > 1:
+            raise self._given_up("died twice")
+        self.close()
+
+    def _given_up(self, what: str) -> ProbeServerError:
+        channel, self._channel = self._channel, None
+        said = channel.close().splitlines()[-_SHOWN_LINES:] if channel is not None else []
+        return ProbeServerError(f"The process that starts probes {what}.", hint="\n".join(["It said:", *said]))
+
+
+def _send(job: str, request: object, folder: Path) -> float:
+    """Write a request and return when it was sent."""
+    try:
+        return write_request(folder, job, request)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        problem = "is on a full disk" if full else f"cannot be written: {error.strerror}"
+        hint = "Free some space and resume." if full else "Choose another output directory."
+        raise InputError(f"{folder} {problem}.", hint=hint) from error

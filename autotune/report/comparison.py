@@ -1,0 +1,147 @@
+"""The recommendation beside TRL's default, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.core.result import Choosable, Contribution, Result
+from autotune.core.status import ProbeStatus
+from autotune.report.words import MISSING, said_bytes, said_rate, said_share, said_status
+from autotune.units import format_bytes, format_duration
+
+
+@dataclass(frozen=True)
+class Row:
+    """One property of both, in words.
+
+    Attributes:
+        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None where no bar is due.
+    """
+
+    label: str
+    recommended: str
+    baseline: str
+    recommended_share: float | None = None
+    baseline_share: float | None = None
+
+
+def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
+    """Return the rows of the comparison; what neither of both has measured is left out."""
+    baseline = result.baseline
+    rates = [one.tokens_per_second for one in (recommended, baseline) if one is not None]
+    fastest = max((rate for rate in rates if rate is not None), default=None)
+
+    def row(
+        label: str, say: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
+    ) -> Row:
+        return Row(
+            label=label,
+            recommended=say(recommended),
+            baseline=MISSING if baseline is None else say(baseline),
+            recommended_share=share(recommended) if share else None,
+            baseline_share=share(baseline) if share and baseline is not None else None,
+        )
+
+    rows = [
+        row("status", lambda one: said_status(one.status)),
+        row(
+            "peak memory",
+            lambda one: said_bytes(one.peak_bytes),
+            lambda one: _over(one.peak_bytes, result.budget_bytes),
+        ),
+        row("  reserved", lambda one: said_bytes(one.reserved_bytes)),
+        row("  on the device", lambda one: said_bytes(one.device_bytes)),
+        row("speed", lambda one: said_rate(one.tokens_per_second), lambda one: _over(one.tokens_per_second, fastest)),
+        row("  standard error", _error),
+        row("time per epoch", lambda one: _duration(one.seconds_per_epoch)),
+        row("tokens covered", lambda one: said_share(one.token_coverage)),
+        row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
+        row("batch x accumulation", _batch),
+        row("documents per step", lambda one: _number(one.documents_per_step)),
+        row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
+    ]
+    return tuple(row for row in rows if not (row.label == "status" and _both_ran(result)) and not _empty(row))
+
+
+def said_contribution(contribution: Contribution) -> str:
+    """Return what changing one choice of the winner back to the baseline's did."""
+    if contribution.speedup is None:
+        if contribution.status in (ProbeStatus.OK, ProbeStatus.VETOED):
+            return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
+        return said_status(contribution.status)
+    parts = [_said_speedup(contribution.speedup)]
+    if contribution.peak_bytes_saved:
+        more = "more" if contribution.peak_bytes_saved > 0 else "less"
+        parts.append(f"needs {format_bytes(abs(contribution.peak_bytes_saved))} {more}")
+    return ", ".join(parts)
+
+
+def headline(result: Result, recommended: Choosable) -> str:
+    """Return in one sentence what was found."""
+    baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
+    if baseline is not None and recommended.candidate == baseline.candidate:
+        return "TRL's default is already the fastest candidate that fits."
+    if result.speedup is not None:
+        return f"{_said_factor(result.speedup)} TRL's default at the same global batch of {result.global_batch_size}."
+    if baseline is not None and baseline.status is not ProbeStatus.OK:
+        return f"TRL's default does not run here ({said_status(baseline.status)}); this does, at {rate}."
+    return f"The fastest candidate that fits runs at {rate}."
+
+
+def said_steps(result: Result) -> str:
+    """Return what the recommendation means for the learning rate and step counts, or nothing where it means nothing."""
+    recommended, baseline = result.recommended, result.baseline
+    if recommended is None or baseline is None:
+        return ""
+    ours, theirs = recommended.documents_per_step, baseline.documents_per_step
+    if ours is None or theirs is None or f"{ours:.1f}" == f"{theirs:.1f}":
+        return ""
+    return (
+        f"An optimizer step now sees {_number(ours)} documents rather than {_number(theirs)}, so an epoch has "
+        f"{_number(recommended.steps_per_epoch)} steps rather than {_number(baseline.steps_per_epoch)}: the learning "
+        "rate, and everything counted in steps (warm-up, saving, evaluation), may want adjusting."
+    )
+
+
+def _said_speedup(speedup: float) -> str:
+    factor = f"{max(speedup, 1 / speedup):.2f}"
+    if factor == "1.00":
+        return "equally fast"
+    return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
+
+
+def _said_factor(speedup: float) -> str:
+    factor = f"{speedup:.2f}"
+    return "As fast as" if factor == "1.00" else f"{factor}x the speed of"
+
+
+def _error(one: Choosable) -> str:
+    error = one.tokens_per_second_error
+    return MISSING if error is None else f"±{100 * error:.1f} %"
+
+
+def _batch(one: Choosable) -> str:
+    return f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"
+
+
+def _duration(seconds: float | None) -> str:
+    return MISSING if seconds is None else format_duration(seconds)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def _over(value: float | None, whole: float | None) -> float | None:
+    return value / whole if value is not None and whole else None
+
+
+def _both_ran(result: Result) -> bool:
+    return result.baseline is not None and result.baseline.status is ProbeStatus.OK
+
+
+def _empty(row: Row) -> bool:
+    return row.recommended == MISSING and row.baseline == MISSING

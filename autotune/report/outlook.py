@@ -1,0 +1,98 @@
+"""What a run decided without a probe, what it left out, and what else could be tried, as sentences."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+
+from autotune.core.result import LeftOut, Result, Trial
+from autotune.core.status import ProbeStatus
+from autotune.report.words import said, said_bytes, said_path, said_rate, said_share, said_status
+from autotune.units import format_bytes, format_duration
+
+_REASONS_SHOWN = 4
+
+
+def said_trials(result: Result) -> str:
+    """Return how many candidates ended how, and how long that took."""
+    counts = Counter(trial.status for trial in result.trials)
+    parts = [f"{counts[status]} {said_status(status)}" for status in ProbeStatus if counts[status]]
+    return f"{len(result.trials)} candidates in {format_duration(result.wall_seconds)}: {', '.join(parts) or 'none'}."
+
+
+def said_vetoes(result: Result) -> tuple[str, ...]:
+    """Return why candidates were vetoed, the most frequent reasons first, each with its count."""
+    reasons = Counter(trial.reason for trial in result.trials if trial.status is ProbeStatus.VETOED)
+    lines = [f"{count} vetoed: {reason}" for reason, count in reasons.most_common(_REASONS_SHOWN)]
+    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS_SHOWN))
+    return (*lines, f"{rest} vetoed for other reasons; all are in result.json") if rest else tuple(lines)
+
+
+def said_left_out(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
+    """Return the choices that were not searched, those of a knob with the same reason together."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for item in left_out:
+        together.setdefault((item.knob, item.reason), []).append(str(item.choice))
+    return tuple(f"{knob} {', '.join(choices)}: {reason}" for (knob, reason), choices in together.items())
+
+
+def said_unlockable(result: Result) -> tuple[str, ...]:
+    """Return what each ``--allow`` would add to the search."""
+    return tuple(
+        f"--allow {item.knob} would add {', '.join(str(choice) for choice in item.choices)}"
+        + (f" ({item.changes})" if item.changes else "")
+        for item in result.unlockable
+    )
+
+
+def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
+    """Return the fastest trial that ran to the end, or None when none did."""
+    ran = [trial for trial in trials if trial.status is ProbeStatus.OK and trial.tokens_per_second is not None]
+    return max(ran, key=lambda trial: trial.tokens_per_second or 0.0, default=None)
+
+
+def said_interrupted(result: Result) -> str:
+    """Return what an interrupted run had found."""
+    best = best_so_far(result.trials)
+    if best is None:
+        return "Interrupted before any candidate ran to the end."
+    what = said(best.candidate, result.baseline.candidate) if result.baseline else said_all(best)
+    return (
+        f"Interrupted. Best so far, not confirmed by a longer run: {what} "
+        f"at {said_rate(best.tokens_per_second)}, peak {said_bytes(best.peak_bytes)}."
+    )
+
+
+def said_all(trial: Trial) -> str:
+    """Return every choice of a trial's candidate."""
+    return " ".join(f"{knob}={choice}" for knob, choice in trial.candidate.items())
+
+
+def said_nothing_fits(result: Result) -> str:
+    """Return that nothing fits, and how far it was from fitting."""
+    smallest = result.smallest_peak_bytes
+    seen = f"the smallest peak seen was {format_bytes(smallest)}" if smallest is not None else "no peak was seen"
+    return f"Nothing fits in {format_bytes(result.budget_bytes)}: {seen}."
+
+
+def said_ways_out(result: Result) -> tuple[str, ...]:
+    """Return what might make something fit; none of it was measured."""
+    lengths = result.workload.dataset.lengths
+    tried = [int(trial.candidate["max_length"]) for trial in result.trials if "max_length" in trial.candidate]
+    shortest = min([*tried, lengths.longest])
+    shorter = [length for length in (shortest // 2, shortest // 4) if length >= 1]
+    return (
+        *said_unlockable(result),
+        *(
+            f"--max-length {length} would keep {said_share(lengths.coverage(length))} of the tokens"
+            for length in shorter
+        ),
+        "a larger --memory-budget",
+    )
+
+
+def next_command(result: Result, trl: str = "trl") -> str:
+    """Return the command that trains as recommended; ``trl`` is how that program is started."""
+    config = said_path(Path(result.output_directory) / "config.yaml")
+    return f"{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"

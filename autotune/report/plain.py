@@ -1,0 +1,54 @@
+"""Progress as one plain line per event, for logs and pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+from autotune.core.events import (
+    CandidateVetoed,
+    Event,
+    Noted,
+    ProbeFinished,
+    ProbeStarted,
+    StageStarted,
+    WorkloadReady,
+)
+from autotune.report.progress import Progress, said_reason, said_workload
+from autotune.report.words import said_bytes, said_rate, said_status
+
+
+class PlainListener:
+    """Writes a line for every event; ``write`` gets it without its end."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._progress = Progress()
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event and write its line."""
+        self._progress.follow(event)
+        self._write(self._line(event).replace("\n", " "))
+
+    def _line(self, event: Event) -> str:
+        progress = self._progress
+        match event:
+            case StageStarted(text=text):
+                return text
+            case WorkloadReady():
+                return said_workload(event)
+            case Noted(text=text):
+                return f"note: {text}"
+            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
+                place = "" if purpose == "confirmation" else f" ({progress.done + 1} of at most {limit})"
+                return f"probe {number} started{place}: {progress.said_candidate(candidate, purpose)}"
+            case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
+                figures = f"peak {said_bytes(measurement.peak_bytes)}, {said_rate(measurement.tokens_per_second)}"
+                reason = said_reason(measurement)
+                return (
+                    f"probe {number} {said_status(measurement.status)}: {figures if measurement.ok else reason}: "
+                    f"{progress.said_candidate(candidate, purpose)}{' (best so far)' if best else ''}"
+                )
+            case CandidateVetoed(number=number, candidate=candidate, reason=reason):
+                return f"candidate {number} vetoed: {reason}: {progress.said_candidate(candidate, 'search')}"
+        assert_never(event)

@@ -1,0 +1,100 @@
+"""How far a run is, followed from its events: what both the live display and the plain lines say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune.core.candidate import Candidate
+from autotune.core.events import CandidateVetoed, Event, ProbeFinished, ProbeStarted, StageStarted, WorkloadReady
+from autotune.core.measurement import Measurement
+from autotune.report.words import BASELINE_NAME, said, said_bytes, said_rate
+from autotune.units import format_bytes
+
+_PURPOSES = {"confirmation": "confirming ", "contribution": "one choice changed back: "}
+
+
+@dataclass
+class Progress:
+    """What is known of a run so far.
+
+    Attributes:
+        stage: what is being done, in words.
+        baseline: what candidates are shown as differences from.
+        limit: probes at the most, confirmation excluded; None before the first probe.
+        done: probes that ended, confirmation excluded, those of a resumed study included.
+        vetoed: candidates that were decided without a probe.
+        best: the fastest candidate that fits, so far.
+    """
+
+    stage: str = "starting"
+    baseline: Candidate = field(default_factory=lambda: Candidate({}))
+    limit: int | None = None
+    done: int = 0
+    vetoed: int = 0
+    running: ProbeStarted | None = None
+    best: ProbeFinished | None = None
+    _probe_seconds: list[float] = field(default_factory=list)
+
+    def follow(self, event: Event) -> None:
+        """Take in what happened."""
+        match event:
+            case StageStarted(text=text):
+                self.stage = text
+            case WorkloadReady(baseline=baseline, probes_done=probes_done):
+                self.baseline, self.done = baseline, probes_done
+            case ProbeStarted(candidate=candidate, purpose=purpose, trials_limit=limit):
+                self.running, self.limit = event, limit
+                self.baseline = candidate if purpose == "baseline" else self.baseline
+            case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
+                self.running = None
+                self.best = event if best else self.best
+                self.done += purpose != "confirmation"
+                self._probe_seconds.append(measurement.wall_seconds)
+            case CandidateVetoed():
+                self.vetoed += 1
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """At most how long the probes that are left will take, by the mean of those that ended; None before any did."""
+        if self.limit is None or not self._probe_seconds:
+            return None
+        mean = sum(self._probe_seconds) / len(self._probe_seconds)
+        return max(0, self.limit - self.done) * mean
+
+    @property
+    def said_running(self) -> str:
+        """The probe that is running, in words, or the stage when none is."""
+        if self.running is None:
+            return self.stage
+        return f"probe {self.running.number}: {self.said_candidate(self.running.candidate, self.running.purpose)}"
+
+    @property
+    def said_best(self) -> str:
+        """The best so far in words; empty when there is none."""
+        if self.best is None:
+            return ""
+        shown = self.best.measurement
+        figures = f"{said_rate(shown.tokens_per_second)}, {said_bytes(shown.peak_bytes)}"
+        return f"best so far: {said(self.best.candidate, self.baseline)} ({figures})"
+
+    def said_candidate(self, candidate: Candidate, purpose: str) -> str:
+        """Return a candidate as its differences from the baseline, and what it is probed for where that matters."""
+        return BASELINE_NAME if purpose == "baseline" else _PURPOSES.get(purpose, "") + said(candidate, self.baseline)
+
+
+def said_reason(measurement: Measurement) -> str:
+    """Return why a probe did not end well, in words; empty when it did."""
+    if measurement.out_of_memory is None or measurement.reason:
+        return measurement.reason
+    asked = measurement.out_of_memory.requested_bytes
+    return f"in {measurement.out_of_memory.phase}" + (f", asking for {format_bytes(asked)}" if asked else "")
+
+
+def said_workload(event: WorkloadReady) -> str:
+    """Return what is to be trained, in one line."""
+    model, dataset = event.workload.model, event.workload.dataset
+    return (
+        f"{model.architecture} ({model.parameters / 1e6:,.0f}M parameters) on {dataset.lengths.rows:,} rows, "
+        f"{dataset.lengths.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
+        f"budget {format_bytes(event.budget_bytes)}, {event.candidates:,} candidates"
+    )

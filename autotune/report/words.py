@@ -1,0 +1,54 @@
+"""How candidates, statuses, shares and paths are said to a reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.core.candidate import Candidate
+from autotune.core.status import ProbeStatus
+from autotune.units import format_bytes, format_rate
+
+BASELINE_NAME = "TRL's default"
+MISSING = "-"
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def said(candidate: Candidate, baseline: Candidate) -> str:
+    """Return a candidate as what it does differently from the baseline, such as ``packing=bfd liger=on``."""
+    return " ".join(f"{knob}={choice}" for knob, choice in candidate.differences(baseline).items()) or BASELINE_NAME
+
+
+def said_status(status: ProbeStatus) -> str:
+    """Return a status in words, such as ``out of memory``."""
+    return status.value.replace("_", " ")
+
+
+def said_bytes(count: float | None) -> str:
+    """Return a byte count, or a dash where it was not measured."""
+    return MISSING if count is None else format_bytes(count)
+
+
+def said_rate(tokens_per_second: float | None) -> str:
+    """Return a token rate, or a dash where it was not measured."""
+    return MISSING if tokens_per_second is None else format_rate(tokens_per_second)
+
+
+def said_share(share: float) -> str:
+    """Return a share, 0 to 1, as a percentage that shows 100 % only for the whole."""
+    percent = min(100 * share, 99.99) if share < 1 else 100 * share
+    return f"{percent:.2f} %" if 99 <= percent < 100 else f"{percent:.1f} %"
+
+
+def said_path(path: Path) -> str:
+    """Return a path as seen from the working directory where it lies below it, else in full."""
+    here = Path.cwd()
+    absolute = path.absolute()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar of ``width`` characters, filled to ``share`` (clipped to 0 to 1) in eighths of a character."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    drawn = "█" * whole + (_EIGHTHS[rest] if rest else "")
+    return drawn.ljust(width)

@@ -1,0 +1,213 @@
+"""The search space: the catalogue, cut down by a space file, the machine and the user's wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.result import LeftOut, Unlockable
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.techniques import find
+from autotune.techniques.base import OFF, ON, Effect, Technique
+
+# YAML 1.1 reads an unquoted on, off or null as something else than the word that was written.
+_YAML_WORDS: dict[object, str] = {True: ON, False: OFF, None: "none"}
+
+
+@dataclass(frozen=True)
+class SpaceFile:
+    """What a space file says, checked against the catalogue.
+
+    Attributes:
+        choices: by knob, the spellings to try; symbolic ones not yet resolved.
+        recipes: choices to try first, each on top of TRL's defaults.
+    """
+
+    trainer: str
+    choices: Mapping[str, tuple[Choice, ...]]
+    recipes: tuple[Mapping[str, Choice], ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched.
+
+    Attributes:
+        choices: by knob, the concrete choices; a single one where nothing is searched. TRL's default is among them.
+        recipes: complete candidates to try first.
+        left_out: choices of the space file that this machine cannot do, or that the user did not want.
+        unlockable: choices that ``--allow`` would add.
+    """
+
+    choices: Mapping[str, tuple[Choice, ...]]
+    recipes: tuple[Candidate, ...]
+    left_out: tuple[LeftOut, ...]
+    unlockable: tuple[Unlockable, ...]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user said about single knobs.
+
+    Attributes:
+        fixed: by knob, the only choice to consider.
+        excluded: knobs that stay at TRL's default.
+    """
+
+    fixed: Mapping[str, Choice]
+    excluded: frozenset[str] = frozenset()
+
+
+def default_file(trainer: str) -> Path:
+    """Return the path of the space that ships with autotune for a trainer."""
+    package = Path(__file__).parent
+    shipped = package / "search_spaces" / f"{trainer}.yaml"
+    return shipped if shipped.is_file() else package.parent / "search_spaces" / f"{trainer}.yaml"
+
+
+def load(path: Path, trainer: str) -> SpaceFile:
+    """Read a space file.
+
+    Raises:
+        InputError: it cannot be read, is no YAML, or names an unknown technique or choice; the message says the line.
+    """
+    import yaml
+
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The space file {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"The space file {path} is not YAML: {' '.join(str(error).split())}.") from error
+    sections = dict(_entries(root, path, "a mapping with the key techniques"))
+    for key, node in sections.items():
+        if key.value not in ("trainer", "techniques", "recipes"):
+            raise _at(path, key, f"{key.value!r} is none of trainer, techniques, recipes")
+        if key.value == "trainer" and node.value != trainer:
+            raise _at(path, node, f"it is for the trainer {node.value!r}, and {trainer!r} was asked for")
+    by_name = {key.value: node for key, node in sections.items()}
+    if "techniques" not in by_name:
+        raise InputError(f"The space file {path} has no key 'techniques'.", hint="It maps techniques to choices.")
+    choices = {}
+    for key, node in _entries(by_name["techniques"], path, "a mapping from technique to choices"):
+        listed = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        choices[str(key.value)] = tuple(_choice(key, item, path, trainer) for item in listed)
+    recipes = []
+    for item in by_name["recipes"].value if "recipes" in by_name else []:
+        entries = _entries(item, path, "a recipe, a mapping from technique to choice")
+        recipes.append({str(key.value): _choice(key, node, path, trainer) for key, node in entries})
+    return SpaceFile(trainer, choices, tuple(recipes))
+
+
+def _entries(node: Any, path: Path, wanted: str) -> Iterator[tuple[Any, Any]]:
+    import yaml
+
+    if not isinstance(node, yaml.MappingNode):
+        raise InputError(f"The space file {path} needs {wanted}.") if node is None else _at(path, node, f"not {wanted}")
+    yield from node.value
+
+
+def _at(path: Path, node: Any, what: str) -> InputError:
+    return InputError(f"{path}, line {node.start_mark.line + 1}: {what}.")
+
+
+def _choice(key: Any, node: Any, path: Path, trainer: str) -> Choice:
+    import yaml
+
+    if not isinstance(node, yaml.ScalarNode):
+        raise _at(path, node, f"a choice of {key.value} is a word or a number")
+    loaded = yaml.safe_load(yaml.serialize(node))
+    text = _YAML_WORDS[loaded] if loaded is None or isinstance(loaded, bool) else node.value
+    try:
+        return find(key.value, trainer).parse(text)
+    except InputError as error:
+        raise InputError(f"{path}, line {node.start_mark.line + 1}: {error.message}", hint=error.hint) from error
+
+
+def resolve(
+    file: SpaceFile,
+    techniques: Iterable[Technique],
+    setting: Setting,
+    wishes: Wishes,
+) -> Space:
+    """Return what is searched in a setting.
+
+    Raises:
+        InputError: a fixed choice is impossible on this machine.
+    """
+    techniques = tuple(techniques)
+    baseline = starting_point(techniques, setting, wishes)
+    reachable = _reachable(file, setting)
+    choices: dict[str, tuple[Choice, ...]] = {}
+    left_out: list[LeftOut] = []
+    unlockable: list[Unlockable] = []
+    for technique in techniques:
+        knob = technique.name
+        if knob in wishes.fixed or knob in wishes.excluded or knob not in file.choices:
+            choices[knob] = (baseline[knob],)
+            continue
+        kept, locked = [baseline[knob]], []
+        for spelling in file.choices[knob]:
+            choice = technique.parse(spelling, setting)
+            impossible = technique.unavailable(choice, setting.machine) or technique.unsuitable(choice, setting)
+            if impossible:
+                left_out.append(LeftOut(knob, choice, impossible))
+            elif knob in setting.allowed or _may_be_exact(technique, choice, baseline, reachable, setting):
+                kept.append(choice)
+            else:
+                locked.append(choice)
+        choices[knob] = tuple(dict.fromkeys(kept))
+        if locked:
+            unlockable.append(Unlockable(knob, tuple(locked), technique.changes))
+    recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in file.recipes)
+    usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
+    return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable))
+
+
+def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wishes) -> Candidate:
+    """Return TRL's default with what the user fixed: the baseline.
+
+    Raises:
+        InputError: a fixed choice is impossible on this machine.
+    """
+    start: dict[str, Choice] = {}
+    for technique in techniques:
+        if technique.name not in wishes.fixed:
+            start[technique.name] = technique.default(setting)
+            continue
+        choice = technique.parse(wishes.fixed[technique.name], setting)
+        impossible = technique.unavailable(choice, setting.machine) or technique.unsuitable(choice, setting)
+        if impossible:
+            raise InputError(f"--fix {technique.name}={choice} is not possible here: {impossible}.")
+        start[technique.name] = choice
+    return Candidate(start)
+
+
+def _recipe(
+    recipe: Mapping[str, Choice], baseline: Candidate, techniques: Iterable[Technique], setting: Setting
+) -> Candidate:
+    known = {technique.name: technique for technique in techniques}
+    return baseline.but(**{knob: known[knob].parse(spelling, setting) for knob, spelling in recipe.items()})
+
+
+def _reachable(file: SpaceFile, setting: Setting) -> dict[str, tuple[Choice, ...]]:
+    return {knob: file.choices[knob] for knob in sorted(setting.allowed) if knob in file.choices}
+
+
+def _may_be_exact(
+    technique: Technique,
+    choice: Choice,
+    baseline: Candidate,
+    reachable: Mapping[str, tuple[Choice, ...]],
+    setting: Setting,
+) -> bool:
+    # A choice can be exact beside another that the user allowed, such as bf16 weights under a frozen model.
+    surroundings = [baseline, *(baseline.but(**{knob: other}) for knob in reachable for other in reachable[knob])]
+    return any(
+        technique.effect(choice, around.but(**{technique.name: choice}), setting) is Effect.EXACT
+        for around in surroundings
+    )

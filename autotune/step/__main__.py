@@ -1,0 +1,58 @@
+"""Command line of the child side: the job server, or a single job.
+
+``python -m autotune.step`` serves jobs: one JSON object per line on standard input, one per line on what was standard
+output when it started (anything printed later goes to standard error).
+
+    {"start": FOLDER}        ->  {"event": "started", "pid": N}, then
+                                 {"event": "exited", "code": N or null, "signal": N or null}
+    {"kill": true}           ->  the running job's process group is killed and its "exited" follows;
+                                 {"event": "idle"} when none is running
+
+The first line out is {"event": "ready"}. At the end of its input the server kills the running job and exits.
+``python -m autotune.step --once FOLDER`` runs the job in FOLDER in this very process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+
+
+def main() -> int:
+    """Parse the command line and serve jobs or run one; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m autotune.step", description="Run measuring jobs.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="the device that jobs run on")
+    parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
+    parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
+    parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each job instead of forking")
+    parser.add_argument("--jobs", metavar="MODULE", help="a module whose JOBS are offered too")
+    arguments = parser.parse_args()
+
+    from autotune.step.imports import prepare_environment
+    from autotune.step.process import die_with
+
+    if arguments.parent is not None:
+        die_with(arguments.parent)
+    prepare_environment(arguments.device)
+    if arguments.once is not None:
+        from autotune.step.child import run_once
+
+        return run_once(arguments.once, arguments.jobs)
+    from autotune.step.server import Server
+
+    return Server(device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except Exception:  # noqa: BLE001 the process boundary: the parent shows what was said last
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What the libraries do at exit takes long and prints about leaks.
+    os._exit(status)

@@ -1,0 +1,90 @@
+"""A job's own process: cut off from the server, it reads the request, runs the job, and writes the reply."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.core.codec import decode
+from autotune.core.exchange import read_request, write_reply
+from autotune.core.protocol import LOG_FILE, Failure, InputProblem
+from autotune.errors import InputError
+from autotune.step.imports import import_libraries
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a job knows beside its request.
+
+    Attributes:
+        folder: the job's folder, for what it has to write.
+        sent_seconds: when it was asked for, on the clock of :func:`time.monotonic`.
+    """
+
+    folder: Path
+    sent_seconds: float
+
+
+@dataclass(frozen=True)
+class JobType:
+    """A kind of job: the dataclass of its request, and what runs it and returns the dataclass of its reply."""
+
+    request: type
+    run: Callable[[Any, JobContext], object]
+
+
+def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
+    """Return the kinds of job by name, with those of another module's ``JOBS``."""
+    from autotune.step.jobs import JOBS
+
+    extra = importlib.import_module(extra_module).JOBS if extra_module is not None else {}
+    return {**JOBS, **extra}
+
+
+def run_once(folder: Path, jobs_module: str | None) -> int:
+    """Run the job in ``folder`` in this process, from the imports on; return the exit status."""
+    redirect_output(folder)
+    import_libraries()
+    return execute(folder, offered_jobs(jobs_module))
+
+
+def redirect_output(folder: Path) -> None:
+    """Point standard output and error at the job's log, and standard input at nothing."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(nothing)
+    os.close(log)
+
+
+def execute(folder: Path, jobs: Mapping[str, JobType]) -> int:
+    """Run the job in ``folder`` and write its reply; return 0 once a reply of any kind is written."""
+    try:
+        reply = _reply(folder, jobs)
+    except InputError as error:
+        reply = InputProblem(message=error.message, hint=error.hint)
+    except Exception as error:  # noqa: BLE001 the process boundary: whatever went wrong is told to the parent
+        traceback.print_exc()
+        text = "".join(traceback.format_exception(error))
+        reply = Failure(kind=type(error).__name__, message=str(error), traceback=text)
+    write_reply(folder, reply)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return 0
+
+
+def _reply(folder: Path, jobs: Mapping[str, JobType]) -> object:
+    envelope = read_request(folder)
+    job = jobs[envelope.job]
+    request: object = decode(job.request, envelope.body)
+    return job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))

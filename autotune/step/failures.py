@@ -1,0 +1,115 @@
+"""From an exception in a probe to its status: out of memory, unsupported, or crashed, with the reason in words."""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+# What PyTorch's allocators say, with the size that was asked for.
+_ALLOCATORS = (
+    re.compile(r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+)(?P<unit>) bytes"),
+    re.compile(r"Tried to allocate (?P<size>[\d.]+) (?P<unit>bytes|[KMGT]iB)"),
+)
+_UNIT_BYTES = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_NO_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "out of memory",
+    "_STATUS_ALLOC_FAILED",
+)
+# oneDNN answers so when it cannot get memory for the code that it generates, and the interpreter when a thread's stack
+# does not fit; both have other causes too, so they count only where a limit had been all but reached.
+_AMBIGUOUS = (
+    "could not create a primitive",
+    "could not create a memory",
+    "could not execute",
+    "can't start new thread",
+)
+# oneDNN took 19 MiB at its first bfloat16 product (measured with torch 2.13), and takes more for larger layers: a limit
+# counts as all but reached with no more left than this, or than this share of it.
+_HEADROOM_BYTES = 32 * 2**20
+_HEADROOM_SHARE = 1 / 8
+_REFUSALS = (ImportError, NotImplementedError, ValueError)
+_REASON_LINES = 3
+_REASON_CHARACTERS = 400
+
+
+class FailureKind(StrEnum):
+    """What an exception says of the candidate."""
+
+    OUT_OF_MEMORY = "out of memory"
+    UNSUPPORTED = "unsupported"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an exception says.
+
+    Attributes:
+        reason: in words.
+        requested_bytes: what was asked for when memory ran out, or None where that is not said.
+    """
+
+    kind: FailureKind
+    reason: str
+    requested_bytes: int | None = None
+
+
+def judge(
+    error: Exception, *, began_training: bool, limit_bytes: int | None = None, headroom_bytes: int | None = None
+) -> Verdict:
+    """Return what an exception says.
+
+    Args:
+        began_training: whether a whole step was done before; a refusal comes before that.
+        limit_bytes: the limit that was enforced, or None.
+        headroom_bytes: what was left of it when the exception was raised, or None where it did not bind the process.
+    """
+    reason = _reason(error)
+    at_limit = headroom_bytes is not None and headroom_bytes < max(
+        _HEADROOM_BYTES, _HEADROOM_SHARE * (limit_bytes or 0)
+    )
+    cause = next((link for link in _chain(error) if _is_out_of_memory(link, at_limit)), None)
+    if cause is not None:
+        return Verdict(FailureKind.OUT_OF_MEMORY, _reason(cause), _requested_bytes(str(cause)))
+    if isinstance(error, _REFUSALS) and not began_training:
+        return Verdict(FailureKind.UNSUPPORTED, reason)
+    return Verdict(FailureKind.CRASHED, reason)
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    links: list[BaseException] = []
+    while error is not None and error not in links:
+        links.append(error)
+        error = error.__cause__ or error.__context__
+    return links
+
+
+def _is_out_of_memory(error: BaseException, at_limit: bool) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    text = str(error)
+    if any(words in text for words in _NO_MEMORY):
+        return True
+    return at_limit and isinstance(error, RuntimeError) and any(words in text for words in _AMBIGUOUS)
+
+
+def _requested_bytes(text: str) -> int | None:
+    for pattern in _ALLOCATORS:
+        match = pattern.search(text)
+        if match is not None:
+            return int(float(match["size"]) * _UNIT_BYTES[match["unit"]])
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()][:_REASON_LINES]
+    return ": ".join([type(error).__name__, " ".join(lines)] if lines else [type(error).__name__])[:_REASON_CHARACTERS]

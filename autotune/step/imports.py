@@ -1,0 +1,107 @@
+"""What is imported before jobs are forked, and how importing it leaves the accelerator alone."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+
+# CUDA_ERROR_NOT_INITIALIZED of cuda.h: what every driver call but cuInit answers before cuInit.
+_CUDA_ERROR_NOT_INITIALIZED = 3
+# Asks the driver for the device's properties while it is imported, and peft imports it.
+_TOUCHES_CUDA = "bitsandbytes"
+_PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.utils.checkpoint",
+    "datasets",
+    "accelerate",
+    "peft",
+    "transformers.models.auto.modeling_auto",
+    "trl",
+    "trl.trainer.sft_trainer",
+    "trl.models.activation_offloading",
+    "autotune.step.jobs",
+)
+
+
+class _Deferring(importlib.abc.MetaPathFinder):
+    """Finds the module that touches CUDA and puts off running it to its first use, which is in a forked job."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a lazily loading spec for the module that touches CUDA, and None for every other."""
+        if fullname != _TOUCHES_CUDA:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+def prepare_environment(device: str) -> None:
+    """Set the variables that the libraries read when they are imported; call it before anything imports them."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        # One process trains on one GPU; TRL refuses several in one process.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        # Otherwise torch.cuda.is_available() initialises the driver, and CUDA does not survive a fork.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
+def preload(device: str) -> None:
+    """Make this process one to fork jobs from: import all that they use, without initialising CUDA."""
+    if device == "cuda":
+        sys.meta_path.insert(0, _Deferring())
+        _import(_PRELOADED)
+    else:
+        import_libraries()
+    _compile_weight_renamings()
+    # Whatever is alive now stays: a job's collections need not look at it, nor copy the pages that it lies on.
+    gc.collect()
+    gc.freeze()
+
+
+def import_libraries() -> None:
+    """Import everything that jobs use, so that none of it is counted as theirs."""
+    _import((_TOUCHES_CUDA,) if importlib.util.find_spec(_TOUCHES_CUDA) is not None else ())
+    _import(_PRELOADED)
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
+def _compile_weight_renamings() -> None:
+    """Have transformers compile and keep the expressions that it matches the names in every checkpoint with."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("llama")
+
+
+def accelerator_is_initialized() -> bool:
+    """Whether this process has initialised CUDA, in PyTorch or by a bare driver call, so that it must not fork."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return bool(driver.cuDeviceGetCount(ctypes.byref(count)) != _CUDA_ERROR_NOT_INITIALIZED)

@@ -1,0 +1,15 @@
+"""The kinds of job that a child process can be asked to do."""
+
+from __future__ import annotations
+
+from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest
+from autotune.step.check_packing import check_packing
+from autotune.step.child import JobType
+from autotune.step.prepare import prepare
+from autotune.step.probe import probe
+
+JOBS: dict[str, JobType] = {
+    Job.PREPARE: JobType(PrepareRequest, prepare),
+    Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
+    Job.PROBE: JobType(ProbeRequest, probe),
+}

@@ -1,0 +1,150 @@
+"""Models from their source: configuration, class, processor, and random weights that are really there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoProcessor
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
+from trl.trainer.utils import create_model_from_path
+
+from autotune.core.machine import DeviceKind
+from autotune.core.workload import ModelSource
+from autotune.errors import InputError
+
+_TRAINABLE = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
+# Standard deviation of random weights that stand for quantised ones: transformers' usual initializer_range.
+_WEIGHT_DEVIATION = 0.02
+_OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
+
+
+def load_config(source: ModelSource) -> Any:
+    """Return the model's configuration.
+
+    Raises:
+        InputError: it is missing, cannot be read, or names no architecture that can be trained here.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        text = _first_sentence(error)
+        raise InputError(f"The configuration of {source.name} cannot be loaded: {text}", hint=_OFFLINE_HINT) from error
+    model_class(source, config)
+    return config
+
+
+def model_class(source: ModelSource, config: Any) -> type[Any]:
+    """Return the class that TRL builds: the first architecture that the configuration names.
+
+    Raises:
+        InputError: it names none, or one that is not a causal language model of transformers.
+    """
+    names = config.architectures or []
+    if not names:
+        raise InputError(
+            f"The configuration of {source.name} names no architecture.",
+            hint='Add, for instance, "architectures": ["LlamaForCausalLM"] to its config.json; TRL needs it.',
+        )
+    if names[0] not in _TRAINABLE or not hasattr(transformers, names[0]):
+        raise InputError(
+            f"{names[0]}, the architecture of {source.name}, is no causal language model that transformers knows.",
+            hint="Give a model whose architecture ends with ForCausalLM, or a newer transformers.",
+        )
+    architecture: type[Any] = getattr(transformers, names[0])
+    return architecture
+
+
+def load_processor(source: ModelSource) -> Any:
+    """Return the tokenizer or processor, as TRL loads it.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    try:
+        return AutoProcessor.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{source.name} has no tokenizer that can be loaded: {_first_sentence(error)}",
+            hint="Save a tokenizer beside the model's config.json.",
+        ) from error
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """Return the tokenizer of a processor, which for a text-only model is the processor itself."""
+    return getattr(processor, "tokenizer", processor)
+
+
+def meta_model(architecture: type[Any], config: Any) -> Any:
+    """Return a model with shapes and no storage."""
+    with torch.device("meta"):
+        return architecture(config)
+
+
+def random_model(
+    source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind
+) -> Any:
+    """Return a model with random weights on ``device``, loaded by the very code that TRL loads weights with.
+
+    transformers is given a checkpoint in which everything is missing, and initialises it in place. Weights that are
+    quantised on loading have to exist before: those are drawn one by one as the loader reaches for them, so the whole
+    unquantised model is never held.
+    """
+    config = load_config(source)
+    architecture = model_class(source, config)
+    kwargs = {name: value for name, value in init_kwargs.items() if name not in ("revision", "trust_remote_code")}
+    weights: dict[str, _RandomTensor] = {}
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
+        weights = _drawn_on_loading(meta_model(architecture, config), device)
+    if device == "cuda":
+        # Where TRL's own choice ends up whenever the model fits, and out of memory is reported where it does not.
+        kwargs["device_map"] = {"": torch.cuda.current_device()}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # every weight is reported as missing
+    try:
+        model = create_model_from_path(None, architecture=architecture, config=config, state_dict=weights, **kwargs)
+    finally:
+        logging.set_verbosity(verbosity)
+    model.config._name_or_path = source.name
+    return model
+
+
+class _RandomTensor:
+    """A tensor of a checkpoint that is drawn when it is read, in the manner of a slice of a safetensors file."""
+
+    def __init__(self, shape: torch.Size, device: DeviceKind) -> None:
+        self._shape = shape
+        self._device = device
+
+    def get_shape(self) -> list[int]:
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        return torch.empty(self._shape, device=self._device).normal_(std=_WEIGHT_DEVIATION)
+
+
+def _drawn_on_loading(model: Any, device: DeviceKind) -> dict[str, _RandomTensor]:
+    tied = set(model.all_tied_weights_keys)
+    names = {
+        f"{module_name}.{name}": _RandomTensor(parameter.shape, device)
+        for module_name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    return {name: tensor for name, tensor in names.items() if name not in tied}
+
+
+def _first_sentence(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].strip("'\" ")

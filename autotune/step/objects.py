@@ -1,0 +1,65 @@
+"""From a training plan to TRL's own objects, made as TRL's own scripts make them. Also for users, through the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset, load_dataset
+from peft import PeftConfig
+from transformers import BitsAndBytesConfig
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+
+from autotune.core.plan import TrainingPlan
+
+
+@dataclass(frozen=True)
+class TrainerClasses:
+    """The classes of one of TRL's trainers."""
+
+    config: type[Any]
+    trainer: type[Any]
+
+
+TRAINERS: dict[str, TrainerClasses] = {"sft": TrainerClasses(SFTConfig, SFTTrainer)}
+"""TRL's classes by the trainer's name."""
+
+
+def config(plan: TrainingPlan, **overrides: object) -> Any:
+    """Return the trainer's configuration, such as a ``trl.SFTConfig``; ``overrides`` win over the plan's ``args``."""
+    return TRAINERS[plan.trainer].config(
+        **{**plan.args, "model_init_kwargs": model_init_kwargs(plan), **overrides},
+    )
+
+
+def model_arguments(plan: TrainingPlan) -> ModelConfig:
+    """Return TRL's model arguments."""
+    return ModelConfig(**plan.model)
+
+
+def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
+    """Return the keyword arguments with which a model is loaded, put together as ``trl/scripts/sft.py`` does."""
+    arguments = model_arguments(plan)
+    kwargs: dict[str, Any] = {
+        "revision": arguments.model_revision,
+        "trust_remote_code": False,
+        "attn_implementation": arguments.attn_implementation,
+        "dtype": arguments.dtype,
+    }
+    own = plan.args.get("model_init_kwargs")
+    return {**kwargs, **own} if isinstance(own, dict) else kwargs
+
+
+def peft_config(plan: TrainingPlan) -> PeftConfig | None:
+    """Return the PEFT configuration, or None when all weights are trained."""
+    return get_peft_config(model_arguments(plan))
+
+
+def quantization_config(plan: TrainingPlan) -> BitsAndBytesConfig | None:
+    """Return the quantisation that the model is loaded with, or None."""
+    return get_quantization_config(model_arguments(plan))
+
+
+def training_dataset(path: str, split: str, data_files: str | None = None) -> Dataset:
+    """Return the rows that an item of TRL's ``datasets:`` names."""
+    return load_dataset(path, data_files=data_files, split=split)

@@ -1,0 +1,127 @@
+"""The job server: preloads the libraries once, then starts one process per job and never runs one itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.step.child import JobType, execute, offered_jobs, redirect_output
+from autotune.step.imports import accelerator_is_initialized, preload
+from autotune.step.process import die_with, kill_group
+
+# How long a lost parent can go unnoticed where something else still holds the other end of standard input.
+_PARENT_CHECK_SECONDS = 1.0
+
+
+class Server:
+    """Serves one parent, one job at a time. See :mod:`autotune.step.__main__` for the protocol."""
+
+    def __init__(self, *, device: str, spawn: bool, jobs_module: str | None) -> None:
+        self._device = device
+        self._spawn = spawn
+        self._jobs_module = jobs_module
+        self._parent = os.getppid()
+        self._running: int | None = None
+        # Whatever a library prints must not get between the events.
+        self._events = os.dup(1)
+        os.dup2(2, 1)
+
+    def serve(self) -> int:
+        """Serve until standard input ends or the parent is gone; return the exit status."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, _wake)
+        preload(self._device)
+        jobs = offered_jobs(self._jobs_module)
+        self._spawn = self._spawn or accelerator_is_initialized()
+        try:
+            self._tell(event="ready")
+            self._listen(woken, jobs)
+        except BrokenPipeError:
+            return 1
+        finally:
+            if self._running is not None:
+                kill_group(self._running)
+        return 0
+
+    def _listen(self, woken: int, jobs: Mapping[str, JobType]) -> None:
+        unread = b""
+        while os.getppid() == self._parent:
+            readable, _, _ = select.select([0, woken], [], [], _PARENT_CHECK_SECONDS)
+            if woken in readable:
+                os.read(woken, 4096)
+                self._reap()
+            if 0 in readable:
+                received = os.read(0, 65536)
+                if not received:
+                    return
+                *lines, unread = (unread + received).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line), jobs)
+
+    def _obey(self, command: dict[str, Any], jobs: Mapping[str, JobType]) -> None:
+        if "start" in command:
+            folder = Path(command["start"])
+            self._running = self._spawned(folder) if self._spawn else self._forked(folder, jobs)
+            self._tell(event="started", pid=self._running)
+        elif self._running is not None:
+            kill_group(self._running)
+        else:
+            self._tell(event="idle")
+
+    def _forked(self, folder: Path, jobs: Mapping[str, JobType]) -> int:
+        server = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with(server)
+            os.close(self._events)
+            redirect_output(folder)
+            status = execute(folder, jobs)
+        except BaseException:  # noqa: BLE001 nothing may return into the server's loop
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _spawned(self, folder: Path) -> int:
+        arguments = [sys.executable, "-P", "-m", "autotune.step", "--device", self._device]
+        arguments += ["--parent", str(os.getpid()), "--once", str(folder)]
+        if self._jobs_module is not None:
+            arguments += ["--jobs", self._jobs_module]
+        return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD])
+
+    def _reap(self) -> None:
+        """Tell of the running job's end, once nothing of its process group is left."""
+        if self._running is None:
+            return
+        ended = os.waitid(os.P_PID, self._running, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return
+        # The leader is not reaped yet, so that its group's number cannot be another's.
+        kill_group(self._running)
+        _, status = os.waitpid(self._running, 0)
+        self._running = None
+        code = os.waitstatus_to_exitcode(status)
+        self._tell(event="exited", code=code if code >= 0 else None, signal=-code if code < 0 else None)
+
+    def _tell(self, **event: object) -> None:
+        os.write(self._events, json.dumps(event).encode() + b"\n")
+
+
+def _wake(*_: object) -> None:
+    """Take a signal, which Python then also writes to the wake-up pipe."""

@@ -1,0 +1,70 @@
+"""What each choice of the winner brought, measured by changing that one back to the baseline's."""
+
+from __future__ import annotations
+
+from autotune.core.candidate import Candidate
+from autotune.core.result import Contribution
+from autotune.core.status import ProbeStatus
+from autotune.study.problem import Problem, Purpose, Record
+from autotune.study.session import Session
+
+_LARGEST_RESERVE = 1 / 3
+"""Share of the time that is left to the confirmation at the most."""
+
+
+def changes_back(problem: Problem, winner: Candidate, baseline: Candidate) -> dict[str, Candidate]:
+    """Return, for each knob that differs, the winner with that one changed back; those that change nothing are out."""
+    changed = {knob: problem.normal(winner.but(**{knob: baseline[knob]})) for knob in winner.differences(baseline)}
+    return {knob: candidate for knob, candidate in changed.items() if candidate != winner}
+
+
+def unmeasured(session: Session, winner: Record) -> list[Candidate]:
+    """Return the changes back that still need a probe."""
+    changed = changes_back(session.problem, winner.candidate, session.baseline_candidate)
+    judge = session.judge
+    return [
+        candidate
+        for candidate in dict.fromkeys(changed.values())
+        if judge.known(candidate) is None and judge.veto(candidate) is None
+    ]
+
+
+def measure_contributions(session: Session, winner: Record) -> bool:
+    """Probe the changes back as far as the limits allow; return whether there was anything to probe."""
+    probed = False
+    for candidate in unmeasured(session, winner):
+        reserve = min(session.confirmation_seconds(), (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
+        if session.probes_left <= 0 or session.clock.over(reserve + session.probe_seconds()):
+            break
+        # An earlier one of this loop may have settled this one.
+        if session.judge.known(candidate) is None and session.judge.veto(candidate) is None:
+            session.probe(candidate, Purpose.CONTRIBUTION, reserve)
+            probed = True
+    return probed
+
+
+def contributions(session: Session, winner: Record) -> tuple[Contribution, ...]:
+    """Return what each choice of the winner brought, as far as it was measured."""
+    baseline = session.baseline_candidate
+    changed = changes_back(session.problem, winner.candidate, baseline)
+    found = {knob: _contribution(session, winner, knob, baseline, other) for knob, other in changed.items()}
+    return tuple(contribution for contribution in found.values() if contribution is not None)
+
+
+def _contribution(
+    session: Session, winner: Record, knob: str, baseline: Candidate, changed: Candidate
+) -> Contribution | None:
+    record = session.judge.known(changed)
+    if record is not None and record.number == winner.number:
+        return None
+    choice, instead_of = winner.candidate[knob], baseline[knob]
+    if record is None or not record.probed:
+        reason = session.judge.veto(changed) or "the trial or time limit was reached"
+        return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
+    ours, other = winner.measurement, record.measurement
+    speedup = saved = None
+    if other.ok and ours.tokens_per_second and other.tokens_per_second:
+        speedup = ours.tokens_per_second / other.tokens_per_second
+    if other.ok and ours.peak_bytes is not None and other.peak_bytes is not None:
+        saved = other.peak_bytes - ours.peak_bytes
+    return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved)

@@ -1,0 +1,80 @@
+"""The search phase: baseline, recipes, then what the sampler proposes, until nothing promising is left."""
+
+from __future__ import annotations
+
+from autotune.core.candidate import Candidate
+from autotune.study.contributions import unmeasured
+from autotune.study.problem import Purpose
+from autotune.study.proposals import Proposer
+from autotune.study.selection import probes_without_improvement
+from autotune.study.session import Session
+
+_LARGEST_RESERVE = 1 / 2
+"""Share of the time and of the trials that the search phase leaves to contributions and confirmation at the most."""
+
+
+def explore(session: Session, proposer: Proposer) -> None:
+    """Probe candidates until the trials, the time, the patience or the candidates run out."""
+    if session.baseline is None:
+        session.probe(session.baseline_candidate, Purpose.BASELINE)
+    for left_over in session.ledger.unfinished:
+        # The limits of the run that began it allowed it, so nothing needs to be kept back from it.
+        if session.probes_left > 0 and not session.clock.over():
+            _consider(session, left_over.candidate, left_over.purpose)
+    for recipe in session.problem.recipes:
+        if _may_go_on(session):
+            _consider(session, session.problem.normal(recipe), Purpose.RECIPE)
+    while _may_go_on(session):
+        candidate = _next(session, proposer)
+        if candidate is None:
+            return
+        session.probe(candidate, Purpose.SEARCH, _reserve_seconds(session))
+
+
+def _consider(session: Session, candidate: Candidate, purpose: Purpose) -> None:
+    if session.judge.known(candidate) is not None:
+        return
+    reason = session.judge.veto(candidate)
+    if reason is None:
+        session.probe(candidate, purpose, _reserve_seconds(session))
+    else:
+        session.veto(candidate, purpose, reason)
+
+
+def _next(session: Session, proposer: Proposer) -> Candidate | None:
+    first = session.leader()
+    for candidate in proposer.proposals(first.candidate if first else None, explore=_samplers_turn(session)):
+        reason = session.judge.veto(candidate)
+        if reason is None:
+            return candidate
+        session.veto(candidate, Purpose.SEARCH, reason)
+    return None
+
+
+def _may_go_on(session: Session) -> bool:
+    """Whether the limits allow one more probe of this phase."""
+    in_vain = probes_without_improvement(session.ledger.records, session.judge)
+    reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
+    return (
+        session.probes_left > reserved
+        and in_vain < session.effort.patience
+        and not session.clock.over(_reserve_seconds(session) + session.probe_seconds())
+    )
+
+
+def _reserve_seconds(session: Session) -> float:
+    wanted = len(_unmeasured(session)) * session.probe_seconds() + session.confirmation_seconds()
+    return min(wanted, (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
+
+
+def _unmeasured(session: Session) -> list[Candidate]:
+    first = session.leader()
+    return unmeasured(session, first) if first else []
+
+
+def _samplers_turn(session: Session) -> bool:
+    """Whether the sampler explores next; every second probe refines the best candidate instead.
+
+    In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima.
+    """
+    return sum(record.probed and record.purpose is Purpose.SEARCH for record in session.ledger.records) % 2 == 0

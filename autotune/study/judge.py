@@ -1,0 +1,79 @@
+"""Decides what can be decided about a candidate without a probe: known already, illegal, or implied by another."""
+
+from __future__ import annotations
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.status import ProbeStatus
+from autotune.study.problem import Problem, Record
+
+_RAN_OUT = {
+    ProbeStatus.OUT_OF_MEMORY: "ran out of memory",
+    ProbeStatus.HOST_OUT_OF_MEMORY: "ran out of host memory",
+}
+
+
+class Judge:
+    """What is known about candidates; every candidate is meant in its normal form."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._illegal: dict[Candidate, str | None] = {}
+        self._by_candidate: dict[Candidate, Record] = {}
+        self._by_identity: dict[str, Record] = {}
+        self._ran_out: dict[int, Record] = {}
+
+    def learn(self, record: Record) -> None:
+        """Remember a record, so that its candidate and all that come to the same plan are known."""
+        self._by_candidate[record.candidate] = record
+        # An illegal candidate has no plan of its own that a legal one could share, unless it was probed.
+        if record.probed or self.illegal(record.candidate) is None:
+            self._by_identity[self._problem.identity(record.candidate)] = record
+        if record.measurement.status in _RAN_OUT:
+            self._ran_out[record.number] = record
+
+    def illegal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate must not be recommended, or None when it may."""
+        if candidate not in self._illegal:
+            self._illegal[candidate] = self._problem.illegal(candidate)
+        return self._illegal[candidate]
+
+    def known(self, candidate: Candidate) -> Record | None:
+        """Return the record of this candidate or of one that comes to the same plan, or None."""
+        if candidate in self._by_candidate:
+            return self._by_candidate[candidate]
+        if self.illegal(candidate) is not None:
+            return None
+        return self._by_identity.get(self._problem.identity(candidate))
+
+    def veto(self, candidate: Candidate) -> str | None:
+        """Return why a candidate is not worth a probe, in words, or None when it is."""
+        return self.illegal(candidate) or self._implied(candidate)
+
+    def eligible(self, record: Record) -> bool:
+        """Whether a record may be recommended: it is legal and ran to the end."""
+        return record.measurement.ok and self.illegal(record.candidate) is None
+
+    def _implied(self, candidate: Candidate) -> str | None:
+        for record in self._ran_out.values():
+            larger = _larger(candidate, record.candidate, self._problem.ordered)
+            if larger:
+                changes = ", ".join(f"{knob} {record.candidate[knob]} → {candidate[knob]}" for knob in larger)
+                return (
+                    f"trial {record.number} {_RAN_OUT[record.measurement.status]}, "
+                    f"and this never needs less: {changes}, all else equal"
+                )
+        return None
+
+
+def _larger(candidate: Candidate, other: Candidate, ordered: frozenset[str]) -> list[str] | None:
+    """Return the knobs in which ``candidate`` is larger, or None when it is not ``other`` with some of them enlarged.
+
+    Only integers compare: whether ``off`` or ``none`` needs more than a number is not the order's to say.
+    """
+    differing = [knob for knob in candidate if candidate[knob] != other.get(knob)]
+    enlarged = all(knob in ordered and _exceeds(candidate[knob], other.get(knob)) for knob in differing)
+    return differing if enlarged else None
+
+
+def _exceeds(choice: Choice, other: Choice | None) -> bool:
+    return isinstance(choice, int) and isinstance(other, int) and choice > other

@@ -1,0 +1,125 @@
+"""The trials of a study as records: what is written to Optuna, when, and how it is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import TrialState
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.codec import decode, encode
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
+from autotune.study.problem import Purpose, Record
+from autotune.study.violation import violation
+
+_CANDIDATE = "candidate"
+_PURPOSE = "purpose"
+_MEASUREMENT = "measurement"
+_CONFIRMATION = "autotune:confirmation:"
+_CONSTRAINT = "memory"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A candidate whose probe was cut off by the end of an earlier run."""
+
+    candidate: Candidate
+    purpose: Purpose
+
+
+class Ledger:
+    """The records of a study; each method returns once what it says is stored.
+
+    Attributes:
+        memory_limit_bytes: what a candidate may need.
+        space: the sampler's search space: the knobs that have more than one choice.
+        unfinished: what earlier runs had started and not finished; their trials are closed as failed.
+    """
+
+    def __init__(self, study: optuna.Study, choices: Mapping[str, tuple[Choice, ...]], memory_limit_bytes: int) -> None:
+        self.space: dict[str, BaseDistribution] = {
+            knob: CategoricalDistribution(options) for knob, options in choices.items() if len(options) > 1
+        }
+        self._study = study
+        self._choices = choices
+        self.memory_limit_bytes = memory_limit_bytes
+        self._records: dict[int, Record] = {}
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+            self._keep(trial.number, trial.user_attrs)
+        self.unfinished = self._close_left_over()
+
+    @property
+    def records(self) -> list[Record]:
+        """All records in the order of their numbers."""
+        return [self._records[number] for number in sorted(self._records)]
+
+    def start(self, candidate: Candidate, purpose: Purpose) -> optuna.Trial:
+        """Create the running trial of a probe."""
+        # Added as a waiting trial it is written in one transaction, so that a trial never lacks its candidate.
+        self._study.add_trial(self._template(candidate, purpose, TrialState.WAITING))
+        return self._study.ask()
+
+    def finish(self, trial: optuna.Trial, measurement: Measurement) -> Record:
+        """Store what a probe showed and tell it to the sampler."""
+        trial.set_user_attr(_MEASUREMENT, encode(measurement))
+        self._tell(trial, measurement)
+        return self._keep(trial.number, trial.user_attrs)
+
+    def veto(self, candidate: Candidate, purpose: Purpose, reason: str) -> Record:
+        """Store a candidate that is decided without a probe, and tell it to the sampler."""
+        return self.finish(self.start(candidate, purpose), Measurement(status=ProbeStatus.VETOED, reason=reason))
+
+    def confirm(self, number: int, measurement: Measurement) -> Record:
+        """Store what the longer run of a trial's candidate showed."""
+        # Optuna takes no more attributes for a finished trial, so the study carries them.
+        self._study.set_user_attr(f"{_CONFIRMATION}{number}", encode(measurement))
+        self._records[number] = replace(self._records[number], confirmation=measurement)
+        return self._records[number]
+
+    def _close_left_over(self) -> list[Unfinished]:
+        for _ in self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._study.ask()
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        failed = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+        left_over = {
+            decode(Candidate, trial.user_attrs[_CANDIDATE]): Purpose(trial.user_attrs[_PURPOSE]) for trial in failed
+        }
+        for record in self._records.values():
+            left_over.pop(record.candidate, None)
+        return [Unfinished(candidate, purpose) for candidate, purpose in left_over.items()]
+
+    def _template(self, candidate: Candidate, purpose: Purpose, state: TrialState) -> optuna.trial.FrozenTrial:
+        # A baseline or recipe may have choices outside of the space: the sampler then does without this trial.
+        inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
+        return optuna.trial.create_trial(
+            state=state,
+            params={knob: candidate[knob] for knob in self.space} if inside else {},
+            distributions=self.space if inside else {},
+            user_attrs={_CANDIDATE: encode(candidate), _PURPOSE: purpose.value},
+        )
+
+    def _tell(self, trial: optuna.Trial, measurement: Measurement) -> None:
+        trial.set_constraint(_CONSTRAINT, violation(measurement, self.memory_limit_bytes))
+        if measurement.ok:
+            self._study.tell(trial, measurement.tokens_per_second)
+        else:
+            # TPE ranks infeasible trials by their violation whatever their value, so that a pruned trial, which needs
+            # no made-up rate, informs it as well as a complete one would. It never sees failed trials.
+            self._study.tell(trial, state=TrialState.PRUNED)
+
+    def _keep(self, number: int, attributes: Mapping[str, Any]) -> Record:
+        confirmation = self._study.user_attrs.get(f"{_CONFIRMATION}{number}")
+        self._records[number] = Record(
+            number=number,
+            candidate=decode(Candidate, attributes[_CANDIDATE]),
+            purpose=Purpose(attributes[_PURPOSE]),
+            measurement=decode(Measurement, attributes[_MEASUREMENT]),
+            confirmation=None if confirmation is None else decode(Measurement, confirmation),
+        )
+        return self._records[number]

@@ -1,0 +1,96 @@
+"""Where the next candidate comes from: Optuna's sampler, or the most promising of the best one's surroundings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import optuna
+from optuna.trial import TrialState
+
+from autotune.core.candidate import Candidate
+from autotune.study.judge import Judge
+from autotune.study.ledger import Ledger
+from autotune.study.problem import Problem
+from autotune.study.surrogate import Surrogate
+
+_DRAWS = 32
+"""Draws from the sampler for one proposal; TPE on a small categorical space repeats itself."""
+
+_NEAR_MISS = 0.2
+"""Logarithm of need over limit up to which a draw is worth a probe; the best candidates are close to the limit.
+
+In replayed spaces 0 missed some of those, and 0.4 found no more of them and ran out of memory more often.
+"""
+
+_SURROUNDINGS = 200
+"""Candidates taken by chance beside the incumbent's neighbours."""
+
+_CHANCES = 4096
+"""Candidates looked at by chance before the space counts as exhausted; a smaller space is looked at whole."""
+
+
+class Proposer:
+    """Proposes candidates in their normal form, none of which is known."""
+
+    def __init__(self, problem: Problem, judge: Judge, study: optuna.Study, ledger: Ledger, seed: int) -> None:
+        self._problem = problem
+        self._judge = judge
+        self._study = study
+        self._ledger = ledger
+        self._random = random.Random(seed)
+        # Nothing else runs on the study, so there are no running trials to lie about.
+        self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
+
+    def proposals(self, incumbent: Candidate | None, *, explore: bool) -> Iterator[Candidate]:
+        """Yield unknown candidates, the most promising first, until no more are found.
+
+        Those that the sampler drew may turn out vetoed, since a veto teaches it; all others are worth a probe.
+
+        Args:
+            incumbent: the best candidate so far.
+            explore: whether the sampler is asked before the incumbent's surroundings.
+        """
+        surrogate = Surrogate(self._problem.choices, self._ledger.records, self._ledger.memory_limit_bytes)
+        if explore or incumbent is None:
+            for _ in range(_DRAWS):
+                candidate = self._problem.normal(self._draw())
+                if self._judge.known(candidate) is None and surrogate.excess(candidate) <= _NEAR_MISS:
+                    yield candidate
+        yield from surrogate.promising_first(self._surroundings(incumbent))
+        yield from self._by_chance(_CHANCES)
+
+    def _draw(self) -> Candidate:
+        # Asked beside a study's trial, the sampler can be asked again without leaving a trial for each repetition.
+        blank = optuna.trial.create_trial(state=TrialState.RUNNING)
+        drawn = self._sampler.sample_relative(self._study, blank, self._ledger.space)
+        for knob, distribution in self._ledger.space.items():
+            if knob not in drawn:
+                drawn[knob] = self._sampler.sample_independent(self._study, blank, knob, distribution)
+        return Candidate({knob: drawn.get(knob, options[0]) for knob, options in self._problem.choices.items()})
+
+    def _surroundings(self, incumbent: Candidate | None) -> dict[Candidate, None]:
+        found = list(self._by_chance(_SURROUNDINGS))
+        if incumbent is not None:
+            for knob, options in self._problem.choices.items():
+                for choice in options:
+                    found.extend(self._fresh(incumbent.but(**{knob: choice})))
+        return dict.fromkeys(found)
+
+    def _by_chance(self, count: int) -> Iterator[Candidate]:
+        choices = self._problem.choices
+        if math.prod(len(options) for options in choices.values()) <= count:
+            everything = list(itertools.product(*choices.values()))
+            self._random.shuffle(everything)
+            looked_at = iter(everything)
+        else:
+            looked_at = (tuple(self._random.choice(options) for options in choices.values()) for _ in range(count))
+        for picked in looked_at:
+            yield from self._fresh(Candidate(dict(zip(choices, picked, strict=True))))
+
+    def _fresh(self, candidate: Candidate) -> Iterator[Candidate]:
+        normal = self._problem.normal(candidate)
+        if self._judge.known(normal) is None and self._judge.veto(normal) is None:
+            yield normal

@@ -1,0 +1,74 @@
+"""Finds the fastest candidate that fits: the one entrance to a study."""
+
+from __future__ import annotations
+
+from autotune.core.effort import Effort
+from autotune.core.events import Listener
+from autotune.study.clock import Clock
+from autotune.study.contributions import contributions
+from autotune.study.explore import explore
+from autotune.study.ledger import Ledger
+from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
+from autotune.study.proposals import Proposer
+from autotune.study.session import Session
+from autotune.study.settle import settle
+from autotune.study.storage import opened
+
+
+def search(
+    problem: Problem,
+    probe: Probe,
+    *,
+    effort: Effort,
+    memory_limit_bytes: int,
+    seed: int,
+    trials: int | None,
+    timeout_seconds: float | None,
+    storage: StudyStorage,
+    listener: Listener,
+) -> SearchOutcome:
+    """Search, attribute and confirm; whatever was measured before is neither repeated nor lost.
+
+    Args:
+        memory_limit_bytes: what a candidate may need, for telling the sampler how near it came; the probe enforces it.
+        seed: of the sampler and of chance.
+        trials: probes at the most, confirmations excluded; None for the effort's.
+        timeout_seconds: for this run, confirmation included; None for no limit.
+
+    Returns:
+        What was found. ``KeyboardInterrupt`` ends the search early: the outcome so far comes back as interrupted, and
+        the probe that was running is repeated when the study is resumed.
+
+    Raises:
+        InputError: the storage cannot be used, or the study exists and is not to be resumed.
+        StudyMismatchError: the study to be resumed was made for something else.
+        AutotuneError: the storage failed on the way, or what the probe raised.
+    """
+    clock = Clock(timeout_seconds)
+    with opened(storage, listener) as study:
+        ledger = Ledger(study, problem.choices, memory_limit_bytes)
+        limit = effort.trials if trials is None else trials
+        session = Session(problem, probe, ledger, effort, limit, clock, listener)
+        # A resumed search must not draw again what an earlier one has drawn.
+        proposer = Proposer(problem, session.judge, study, ledger, seed + len(study.get_trials(deepcopy=False)))
+        interrupted = False
+        try:
+            explore(session, proposer)
+            settle(session)
+        except KeyboardInterrupt:
+            interrupted = True
+        return _outcome(session, interrupted=interrupted)
+
+
+def _outcome(session: Session, *, interrupted: bool) -> SearchOutcome:
+    records = sorted([*session.ledger.records, *session.cut_off], key=lambda record: record.number)
+    winner = session.leader()
+    return SearchOutcome(
+        records=tuple(records),
+        baseline=session.baseline,
+        winner=winner,
+        failed_confirmations=tuple(record for record in records if record.confirmation and not record.confirmation.ok),
+        contributions=contributions(session, winner) if winner else (),
+        confirmed=winner is not None and winner.confirmed,
+        interrupted=interrupted,
+    )

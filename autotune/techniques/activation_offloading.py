@@ -1,0 +1,44 @@
+"""``activation_offloading``: activations kept in the host's memory between forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.gradient_checkpointing import OFFLOAD
+
+
+class ActivationOffloading(Technique):
+    """TRL's activation offloading (``trl/models/activation_offloading.py``)."""
+
+    name = "activation_offloading"
+    summary = "Moves activations to the host's memory during forward and back during backward."
+    options = (
+        Option(OFF, "activations stay on the device"),
+        Option(ON, "activations go to pinned host memory"),
+    )
+    trl_default = OFF
+    needs = "an accelerator, and host memory for the activations"
+    writes = frozenset({"args.activation_offloading"})
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """On a CPU, TRL 1.16 fails on the missing accelerator."""
+        if choice == ON and machine.hardware.kind == "cpu":
+            return "it moves activations from an accelerator to the host, and there is no accelerator"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Two mechanisms for the same tensors."""
+        if choice == ON and candidate["gradient_checkpointing"] == OFFLOAD:
+            return "gradient_checkpointing=offload moves the same activations already"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.activation_offloading": choice == ON}
+
+
+TECHNIQUE = ActivationOffloading()

@@ -1,0 +1,47 @@
+"""``hub_kernels``: kernels of the Hugging Face Hub in place of a model's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, ON, Option, Technique
+
+# The range that transformers 5.23 accepts (transformers/utils/import_utils.py).
+_KERNELS_FROM, _KERNELS_BELOW = (0, 18, 2), (0, 19)
+
+
+def kernels_missing(machine: Machine) -> str | None:
+    """Return why transformers will not load kernels of the Hub here, or None when it will."""
+    version = machine.version("kernels")
+    if version is None:
+        return "the package kernels is not installed"
+    if not _KERNELS_FROM <= version < _KERNELS_BELOW:
+        return "transformers takes kernels 0.18.2 up to 0.19 only"
+    return None
+
+
+class HubKernels(Technique):
+    """``use_kernels`` of ``from_pretrained``."""
+
+    name = "hub_kernels"
+    summary = "Replaces layers by fused kernels of the Hub, which are fetched at first use."
+    options = (Option(OFF, "the model's own layers"), Option(ON, "kernels of the Hub, where they fit"))
+    trl_default = OFF
+    needs = "the package kernels, a CUDA GPU, and the network at first use"
+    writes = frozenset({"args.model_init_kwargs.use_kernels"})
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """See :func:`kernels_missing`."""
+        if choice == OFF:
+            return None
+        return "its kernels are for CUDA GPUs" if machine.hardware.kind == "cpu" else kernels_missing(machine)
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Left unsaid when off, since older releases do not know the word."""
+        return {"args.model_init_kwargs.use_kernels": True} if choice == ON else {}
+
+
+TECHNIQUE = HubKernels()

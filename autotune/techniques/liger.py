@@ -1,0 +1,36 @@
+"""``liger``: Liger's Triton kernels in place of a model's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, ON, Option, Technique
+
+
+class Liger(Technique):
+    """``use_liger_kernel``. TRL 1.15 and later keep its layer kernels and turn its fused loss off."""
+
+    name = "liger"
+    summary = "Replaces normalisation, rotary embedding and MLP by fused Triton kernels."
+    options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, where it knows the architecture"))
+    trl_default = OFF
+    needs = "the package liger-kernel and a CUDA GPU"
+    writes = frozenset({"args.use_liger_kernel"})
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Triton has no driver on a CPU."""
+        if choice == OFF:
+            return None
+        if machine.hardware.kind == "cpu":
+            return "its Triton kernels need a CUDA GPU"
+        return None if machine.version("liger-kernel") else "the package liger-kernel is not installed"
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.use_liger_kernel": choice == ON}
+
+
+TECHNIQUE = Liger()

@@ -1,0 +1,90 @@
+"""``lora``: small trained adapters beside a frozen model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.techniques.base import Effect, Option, Technique
+
+NONE = "none"
+_GRAMMAR = re.compile(r"r(?P<rank>[1-9]\d*)(?P<attention>-attention)?(?P<rslora>-rslora)?(?P<dora>-dora)?")
+# How transformers' modeling files name the projections of attention.
+_ATTENTION_MODULES = frozenset(
+    {
+        "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv",
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+    }
+)  # fmt: skip
+# TRL's default alpha is 32 for its default rank of 16 (trl.ModelConfig).
+_ALPHA_PER_RANK = 2
+
+
+class Lora(Technique):
+    """LoRA by PEFT, with the words of ``trl.ModelConfig``."""
+
+    name = "lora"
+    summary = "Trains small adapters beside a frozen model: gradients and optimizer state shrink to theirs."
+    options = (
+        Option(NONE, "all weights are trained"),
+        Option("r16", "rank 16 (rN) on all linear modules", Effect.CHANGES_TRAINING),
+        Option("r64", "rank 64 on all linear modules", Effect.CHANGES_TRAINING),
+        Option("r16-attention", "on the projections of attention only", Effect.CHANGES_TRAINING),
+        Option("r16-rslora", "scaled by the root of the rank", Effect.CHANGES_TRAINING),
+        Option("r16-dora", "with trained magnitudes (DoRA)", Effect.CHANGES_TRAINING),
+    )
+    trl_default = NONE
+    changes = "only adapters are trained, and the rest of the model stays as it is"
+    writes = frozenset(
+        {
+            "model.use_peft",
+            "model.lora_r",
+            "model.lora_alpha",
+            "model.lora_target_modules",
+            "model.use_rslora",
+            "model.use_dora",
+        }
+    )
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return ``none`` or ``rN[-attention][-rslora][-dora]``."""
+        return str(text) if _GRAMMAR.fullmatch(str(text)) else super().parse(text)
+
+    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
+        """Every adapter changes what is trained."""
+        return Effect.EXACT if choice == NONE else Effect.CHANGES_TRAINING
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Targets have to exist."""
+        found = _GRAMMAR.fullmatch(str(choice))
+        if found and found["attention"] and not self._attention_modules(setting):
+            names = ", ".join(setting.workload.model.linear_modules)
+            return f"none of this model's linear modules ({names}) is known as a projection of attention"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        found = _GRAMMAR.fullmatch(str(choice))
+        if found is None:
+            return {"model.use_peft": False}
+        rank = int(found["rank"])
+        entries: dict[str, object] = {
+            "model.use_peft": True,
+            "model.lora_r": rank,
+            "model.lora_alpha": _ALPHA_PER_RANK * rank,
+            "model.lora_target_modules": self._attention_modules(setting) if found["attention"] else "all-linear",
+        }
+        if found["rslora"]:
+            entries["model.use_rslora"] = True
+        if found["dora"]:
+            entries["model.use_dora"] = True
+        return entries
+
+    @staticmethod
+    def _attention_modules(setting: Setting) -> list[str]:
+        return sorted(_ATTENTION_MODULES & set(setting.workload.model.linear_modules))
+
+
+TECHNIQUE = Lora()

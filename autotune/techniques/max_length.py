@@ -1,0 +1,85 @@
+"""``max_length``: to how many tokens rows are cut, or packed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.techniques.base import ON, Option, Technique
+from autotune.units import format_share
+
+# Strategies that move what overflows a row into the next one, so that no token is dropped.
+_KEEP_OVERFLOW = frozenset({"bfd_split", "wrapped"})
+# Tensor cores work on tiles of 8 and more elements (NVIDIA, "Matrix Multiplication Background"), so a length that is
+# not a multiple of 8 costs as much as the next one that is.
+_ROUND_TO = 8
+_COVERAGE = re.compile(r"coverage(?:\*(\d+))?")
+
+
+def token_coverage(candidate: Candidate, setting: Setting) -> float:
+    """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
+    if candidate["packing"] in _KEEP_OVERFLOW:
+        return 1.0
+    return setting.workload.dataset.lengths.coverage(int(candidate["max_length"]))
+
+
+class MaxLength(Technique):
+    """Rows longer than this lose their end; packed rows are filled up to it."""
+
+    name = "max_length"
+    summary = "Cuts long rows, so that the largest micro-batch is smaller; with packing, the length of a packed row."
+    options = (
+        Option("coverage", "the shortest length that keeps the token coverage asked for"),
+        Option("coverage*2", "twice that (also *4, *8): longer packed rows"),
+        Option("longest", "the longest row of the dataset: nothing is cut"),
+        Option(1024, "any number of tokens"),
+    )
+    trl_default = 1024
+    writes = frozenset({"args.max_length", "truncate_to"})
+    ordered = True
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the number of tokens; a symbolic word stays as it is until there is a setting."""
+        word = str(text)
+        covering = _COVERAGE.fullmatch(word)
+        if covering or word == "longest":
+            if setting is None:
+                return word
+            lengths = setting.workload.dataset.lengths
+            if covering is None:
+                return lengths.longest
+            shortest = lengths.shortest_covering(setting.token_coverage) * int(covering.group(1) or 1)
+            return -(-shortest // _ROUND_TO) * _ROUND_TO
+        if word.isdigit() and int(word) > 0:
+            return int(word)
+        hint = "It takes a number of tokens, coverage, coverage*N or longest."
+        raise InputError(f"{word!r} is no choice of {self.name}.", hint=hint)
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Cutting beyond the longest row is cutting nothing; packing still fills rows up to the length."""
+        if candidate["packing"] != "none":
+            return choice
+        return min(int(choice), setting.workload.dataset.lengths.longest)
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """A candidate may not drop more of the dataset than the user agreed to."""
+        kept = token_coverage(candidate, setting)
+        if kept < setting.token_coverage:
+            return (
+                f"max_length={choice} keeps {format_share(kept)} of the dataset's tokens, "
+                f"and {format_share(setting.token_coverage)} were asked for"
+            )
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """TRL refuses a length for padding-free rows that are not packed: those are cut beforehand."""
+        if candidate["padding_free"] == ON and candidate["packing"] == "none":
+            cuts = int(choice) < setting.workload.dataset.lengths.longest
+            return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
+        return {"args.max_length": int(choice)}
+
+
+TECHNIQUE = MaxLength()

@@ -1,0 +1,56 @@
+"""``optimizer``: which optimizer steps, and how large its state is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import Effect, Option, Technique
+
+_PACKAGES = {
+    "paged_adamw_32bit": "bitsandbytes",
+    "adamw_bnb_8bit": "bitsandbytes",
+    "paged_adamw_8bit": "bitsandbytes",
+    "lion_8bit": "bitsandbytes",
+    "adamw_torch_8bit": "torchao",
+}
+
+
+class Optimizer(Technique):
+    """``optim`` of ``TrainingArguments``."""
+
+    name = "optimizer"
+    summary = "Chooses the optimizer; its state is two fp32 copies of what is trained for AdamW, less for the others."
+    options = (
+        Option("adamw_torch_fused", "AdamW in one fused kernel"),
+        Option("adamw_torch", "AdamW, a kernel per group of tensors"),
+        Option("paged_adamw_32bit", "AdamW whose state may move to the host"),
+        Option("adamw_bnb_8bit", "AdamW with 8-bit state (bitsandbytes)", Effect.CHANGES_TRAINING),
+        Option("paged_adamw_8bit", "AdamW with 8-bit state that may move to the host", Effect.CHANGES_TRAINING),
+        Option("adamw_torch_8bit", "AdamW with 8-bit state (torchao)", Effect.CHANGES_TRAINING),
+        Option("lion_8bit", "Lion with 8-bit state", Effect.CHANGES_TRAINING),
+        Option("adafactor", "Adafactor: factored second moments, no first", Effect.CHANGES_TRAINING),
+        Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
+    )
+    trl_default = "adamw_torch_fused"
+    needs = "8-bit, paged: the package bitsandbytes; adamw_torch_8bit: torchao; paged: a GPU"
+    changes = "other update rules, or AdamW with its state rounded to 8 bits"
+    writes = frozenset({"args.optim"})
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """See ``needs``; paging moves between a GPU and the host."""
+        package = _PACKAGES.get(str(choice))
+        if package and machine.version(package) is None:
+            return f"the package {package} is not installed"
+        if str(choice).startswith("paged") and machine.hardware.kind == "cpu":
+            return "paging moves optimizer state between a GPU and the host, and there is no GPU"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.optim": choice}
+
+
+TECHNIQUE = Optimizer()

@@ -1,0 +1,49 @@
+"""``padding_free``: the rows of a micro-batch end to end in one, instead of padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.packing import NONE, SEPARATING, never_separated, not_separated
+
+
+class PaddingFree(Technique):
+    """TRL's padding-free collator."""
+
+    name = "padding_free"
+    summary = "Lays the rows of a micro-batch end to end, so that no time and memory go into padding."
+    options = (
+        Option(OFF, "rows are padded to the longest of their micro-batch"),
+        Option(ON, "rows are laid end to end"),
+    )
+    trl_default = OFF
+    needs = "an architecture and attention that keep packed documents apart (checked)"
+    writes = frozenset({"args.padding_free"})
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """TRL turns it on by itself for the strategies that need it (``SFTTrainer.__init__``)."""
+        return OFF if candidate["packing"] in SEPARATING else choice
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """See law 4: offered only after the self-test."""
+        return never_separated(setting) if choice == ON else None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Rows laid end to end have to stay apart, and there must be padding to remove."""
+        if choice == OFF or candidate["packing"] in SEPARATING:
+            return None
+        if candidate["packing"] != NONE:
+            return f"padding_free does not go with packing={candidate['packing']}: its rows have no padding"
+        if candidate["per_device_train_batch_size"] == 1:
+            return "with one row per micro-batch there is no padding to remove"
+        return not_separated(candidate, setting)
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.padding_free": choice == ON}
+
+
+TECHNIQUE = PaddingFree()

@@ -1,0 +1,59 @@
+"""``precision``: the type that weights are loaded in, and the type that matrix products run in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import Effect, Option, Technique
+
+_BF16_WEIGHTS = "bfloat16"
+# bf16 arithmetic came with Ampere (CUDA C++ Programming Guide, compute capabilities).
+_BF16_CAPABILITY = (8, 0)
+
+
+class Precision(Technique):
+    """Load type and autocast, which belong together."""
+
+    name = "precision"
+    summary = "Chooses the type of the weights and of matrix products."
+    options = (
+        Option("float32+bf16", "fp32 weights, bf16 products (autocast)"),
+        Option("float32", "fp32 throughout"),
+        Option("float32+fp16", "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
+        Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
+    )
+    trl_default = "float32+bf16"
+    needs = "bf16 on a GPU: compute capability 8.0"
+    changes = (
+        "bfloat16 keeps the trained weights in bf16, where small updates are lost; float32+fp16 scales the loss and "
+        "skips steps that overflow"
+    )
+    writes = frozenset({"model.dtype", "args.bf16", "args.fp16"})
+
+    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
+        """A frozen base is rounded to bf16 by autocast anyway; what is trained then are fp32 adapters."""
+        if choice == _BF16_WEIGHTS and candidate["lora"] != "none":
+            return Effect.EXACT
+        return super().effect(choice, candidate, setting)
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Half precision is a matter of the GPU; a CPU computes in any of them."""
+        hardware = machine.hardware
+        too_old = hardware.compute_capability is not None and hardware.compute_capability < _BF16_CAPABILITY
+        if "bf" in str(choice) and too_old:
+            return "the GPU has no bf16 arithmetic (compute capability 8.0 or later)"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {
+            "model.dtype": _BF16_WEIGHTS if choice == _BF16_WEIGHTS else "float32",
+            "args.bf16": choice in ("float32+bf16", _BF16_WEIGHTS),
+            "args.fp16": choice == "float32+fp16",
+        }
+
+
+TECHNIQUE = Precision()

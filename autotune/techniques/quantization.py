@@ -1,0 +1,52 @@
+"""``quantization``: a frozen model in 8 or 4 bits, under trained adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques import lora
+from autotune.techniques.base import Effect, Option, Technique
+
+NONE = "none"
+
+
+class Quantization(Technique):
+    """bitsandbytes' quantised linear modules, with the words of ``trl.ModelConfig``."""
+
+    name = "quantization"
+    summary = "Holds the frozen weights in 8 or 4 bits and expands them as they are used."
+    options = (
+        Option(NONE, "weights in the type that they are loaded in"),
+        Option("8bit", "LLM.int8()", Effect.CHANGES_TRAINING),
+        Option("4bit-nf4", "4-bit NormalFloat (QLoRA)", Effect.CHANGES_TRAINING),
+    )
+    trl_default = NONE
+    needs = "the package bitsandbytes, and lora"
+    changes = "the frozen weights are rounded to 8 or 4 bits"
+    writes = frozenset({"model.load_in_8bit", "model.load_in_4bit", "model.bnb_4bit_quant_type"})
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """See ``needs``."""
+        if choice != NONE and machine.version("bitsandbytes") is None:
+            return "the package bitsandbytes is not installed"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Rounded weights take no gradient (transformers refuses to train them)."""
+        if choice != NONE and candidate["lora"] == lora.NONE:
+            return f"quantization={choice} freezes the model, so that there is nothing to train without lora"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        if choice == "8bit":
+            return {"model.load_in_8bit": True}
+        if choice == "4bit-nf4":
+            return {"model.load_in_4bit": True, "model.bnb_4bit_quant_type": "nf4"}
+        return {}
+
+
+TECHNIQUE = Quantization()

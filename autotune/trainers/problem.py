@@ -1,0 +1,81 @@
+"""A search problem out of a trainer, a space and a setting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.space import Space, Wishes, starting_point
+from autotune.trainers.base import Trainer
+
+
+@dataclass(frozen=True)
+class TrainerProblem:
+    """What the study searches; see ``autotune.study.problem.Problem``."""
+
+    trainer: Trainer
+    space: Space
+    setting: Setting
+    wishes: Wishes
+
+    @property
+    def choices(self) -> Mapping[str, tuple[Choice, ...]]:
+        """Concrete choices by knob."""
+        return self.space.choices
+
+    @property
+    def size(self) -> int:
+        """Number of combinations of choices, illegal ones included."""
+        return math.prod(len(choices) for choices in self.choices.values())
+
+    @property
+    def baseline(self) -> Candidate:
+        """TRL's default at the global batch asked for, with what the user fixed."""
+        return self.normal(starting_point(self.trainer.techniques, self.setting, self.wishes))
+
+    @property
+    def recipes(self) -> tuple[Candidate, ...]:
+        """Candidates to try first."""
+        return tuple(dict.fromkeys(self.normal(recipe) for recipe in self.space.recipes))
+
+    @property
+    def ordered(self) -> frozenset[str]:
+        """Knobs whose larger choice never needs less memory, all else equal."""
+        return frozenset(item.name for item in self.trainer.techniques if item.ordered)
+
+    def normal(self, candidate: Candidate) -> Candidate:
+        """Return the candidate that stands for all that come to the same plan."""
+        return self.trainer.normal(candidate, self.setting)
+
+    def identity(self, candidate: Candidate) -> str:
+        """Return a text that is equal for candidates that come to the same plan."""
+        return self.trainer.plan(candidate, self.setting).fingerprint
+
+    def illegal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate may not be tried or recommended, or None."""
+        return self.trainer.illegal(candidate, self.setting)
+
+
+def require_legal(problem: TrainerProblem) -> None:
+    """Check that some candidate is legal: choices that were fixed can rule each other out.
+
+    One and two changes of the baseline are looked at, since no rule of a technique is about more than three knobs.
+
+    Raises:
+        InputError: none is; the message says the rule.
+    """
+    near = [problem.baseline]
+    singles = [(knob, choice) for knob, choices in problem.choices.items() for choice in choices]
+    near += [problem.baseline.but(**{knob: choice}) for knob, choice in singles]
+    pairs = itertools.combinations(singles, 2)
+    doubles = (problem.baseline.but(**dict(pair)) for pair in pairs)
+    if any(problem.illegal(problem.normal(item)) is None for item in itertools.chain(near, problem.recipes, doubles)):
+        return
+    # The baseline may keep too few tokens, which a fixed choice is not to blame for.
+    covering = next((item for item in problem.recipes), problem.baseline)
+    raise InputError(f"No candidate is legal: {problem.illegal(covering)}.", hint="Change what is fixed.")

@@ -1,0 +1,88 @@
+"""Sizes, durations and rates: from the words a user types to numbers, and from numbers to the words a user reads."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.errors import InputError
+
+KIB = 1024
+MIB = KIB**2
+GIB = KIB**3
+
+# Binary prefixes are IEC 80000-13; the decimal ones are SI. GPU vendors' "80 GB" cards are sold in either sense, so
+# both are understood as written and everything that autotune shows is in GiB.
+_SIZE_UNITS = {
+    "b": 1,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 1024 * GIB,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+}
+_DURATION_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a size such as ``24GiB`` or ``80 GB`` names.
+
+    Raises:
+        InputError: the text is not a positive number followed by a unit.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None or float(match.group(1)) <= 0:
+        raise InputError(f"{text!r} is not a size.", hint="Write a number and a unit, such as 24GiB or 800MiB.")
+    return int(float(match.group(1)) * unit)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that a duration such as ``10m``, ``90s`` or ``1h30m`` names.
+
+    Raises:
+        InputError: the text is not a sequence of numbers with the units ``h``, ``m`` or ``s``, or comes to nothing.
+    """
+    compact = text.strip().lower()
+    parts = _DURATION_PART.findall(compact)
+    seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != compact or seconds <= 0:
+        raise InputError(f"{text!r} is not a duration.", hint="Write for instance 90s, 10m or 1h30m.")
+    return seconds
+
+
+def format_bytes(count: float) -> str:
+    """Return a byte count in the largest binary unit that keeps it at or above one, such as ``1.25 GiB``."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(count) >= unit:
+            value = count / unit
+            return f"{value:.2f} {name}" if abs(value) < 100 else f"{value:.0f} {name}"
+    return f"{count:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in two units at the most, such as ``42 s``, ``3 min 05 s`` or ``7 h 12 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_rate(tokens_per_second: float) -> str:
+    """Return a token rate with thousands separated, such as ``12,345 tok/s``."""
+    return f"{tokens_per_second:,.0f} tok/s"
+
+
+def format_share(share: float) -> str:
+    """Return a share, 0 to 1, in per cent with as many digits as tell it from all, such as ``99.2 %``."""
+    if share >= 1:
+        return "100 %"
+    return f"{min(share * 100, 99.99):.1f} %" if share < 0.9995 else f"{min(share * 100, 99.99):.2f} %"

@@ -1,0 +1,133 @@
+"""Words on the command line become arguments of the API, or one message."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from autotune.cli.parser import build_parser, read_arguments
+from autotune.cli.probe import fixes, names
+from autotune.errors import InputError
+from autotune.techniques import catalogue
+
+
+def options(*words: str) -> dict[str, Any]:
+    """Return what the API would be given."""
+    return vars(read_arguments(words).arguments)
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the help of a command."""
+    with pytest.raises(SystemExit) as ended:
+        read_arguments([command, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_only_what_is_given_reaches_the_api_so_that_defaults_live_there() -> None:
+    assert options("probe", "MODEL", "DATA") == {"model": "MODEL", "dataset": "DATA"}
+
+
+def test_every_option_of_the_issue_is_understood() -> None:
+    words = (
+        "probe M D --trainer sft --device cpu --memory-budget 24GiB --margin 0.1 --global-batch-size 64 "
+        "--max-length 2048 --allow lora,quantization --fix packing=bfd --exclude liger --space s.yaml --effort quick "
+        "--trials 5 --timeout 10m --init pretrained --seed 1 --storage sqlite:///x.db --study s --resume --output out "
+        "--json --debug"
+    )
+    assert options(*words.split()) == {
+        "model": "M",
+        "dataset": "D",
+        "trainer": "sft",
+        "device": "cpu",
+        "memory_budget": "24GiB",
+        "margin": 0.1,
+        "global_batch_size": 64,
+        "max_length": 2048,
+        "allow": ["lora,quantization"],
+        "fix": ["packing=bfd"],
+        "exclude": ["liger"],
+        "space": "s.yaml",
+        "effort": "quick",
+        "trials": 5,
+        "timeout": "10m",
+        "init": "pretrained",
+        "seed": 1,
+        "storage": "sqlite:///x.db",
+        "study": "s",
+        "resume": True,
+        "output": "out",
+        "json": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "function"), [("probe", "probe"), ("lengths", "lengths"), ("techniques", "catalogue")]
+)
+def test_options_are_parameters_of_the_api(command: str, function: str) -> None:
+    from autotune import api
+
+    subparsers = next(action for action in build_parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
+    assert isinstance(subparsers.choices, dict)
+    taken = {action.dest for action in subparsers.choices[command]._actions} - {"help", "json", "debug"}
+    parameters = set(inspect.signature(getattr(api, function)).parameters) - {"listener"}
+    assert taken == parameters if command != "lengths" else taken <= parameters
+
+
+def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = " ".join(help_of("probe", capsys).split())
+    assert all(technique.name in shown for technique in catalogue())
+
+
+@pytest.mark.parametrize("command", ["probe", "lengths", "techniques"])
+def test_help_fits_a_terminal_and_gives_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of(command, capsys)
+    assert f"autotune {command}" in shown.partition("example")[2]
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "The following arguments are required: COMMAND"),
+        ("prob M D", "invalid choice: 'prob'"),
+        ("probe M", "required: DATASET"),
+        ("probe M D --trails 3", "'--trails' is not an option of autotune probe. Did you mean --trials?"),
+        ("probe M D --trails=3", "Did you mean --trials?"),
+        ("probe M D extra", "'extra' is one argument too many for autotune probe"),
+        ("probe M D --trials many", "invalid int value: 'many'"),
+        ("probe M D --device tpu", "invalid choice: 'tpu'"),
+        ("probe M D --max-length 9 --token-coverage 0.9", "not allowed with argument --max-length"),
+        ("probe M D --dev cpu", "'--dev' is not an option"),
+    ],
+)
+def test_a_wrong_word_is_told_with_where_to_look(words: str, message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        read_arguments(words.split())
+    assert message in str(raised.value)
+    assert "--help" in raised.value.hint
+
+
+def test_names_come_in_lists_and_repeatedly() -> None:
+    assert names(["lora, quantization", "optimizer", ""]) == ("lora", "quantization", "optimizer")
+
+
+def test_fixes_are_choices_by_knob() -> None:
+    assert fixes(["packing=bfd", "max_length = 64", "lora=r16", "packing=bfd"]) == {
+        "packing": "bfd",
+        "max_length": "64",
+        "lora": "r16",
+    }
+
+
+@pytest.mark.parametrize("text", ["packing", "packing=", "=bfd", ""])
+def test_a_fix_without_knob_or_choice_is_told(text: str) -> None:
+    with pytest.raises(InputError, match="does not name a knob and a choice"):
+        fixes([text])
+
+
+def test_fixes_that_contradict_each_other_are_told() -> None:
+    with pytest.raises(InputError, match="--fix packing=none contradicts --fix packing=bfd"):
+        fixes(["packing=bfd", "packing=none"])

@@ -1,0 +1,207 @@
+"""However a command ends, there is an exit code, one message, and no traceback that was not asked for."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from autotune.cli.boundary import run
+from autotune.cli.programs import resume_command
+from autotune.core.catalogue import CatalogueRow
+from autotune.core.codec import encode
+from autotune.core.events import StageStarted
+from autotune.core.length_report import length_report
+from autotune.core.result import Result
+from autotune.errors import InputError
+from tests.report.examples import a_result, a_workload, interrupted, nothing_fits
+
+PROBE = ("autotune", "probe", "M", "D")
+
+
+class Outcome:
+    """What ``autotune.probe`` returns, as far as the command line looks at it."""
+
+    def __init__(self, document: Result) -> None:
+        self.document = document
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put functions in the place of the API's; those of the real one need torch and minutes."""
+
+    def put(**functions: Callable[..., Any]) -> None:
+        module = ModuleType("autotune.api")
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, "autotune.api", module)
+
+    return put
+
+
+def finding(result: Result) -> Callable[..., Outcome]:
+    """Return a probe function that tells one event and ends with a result."""
+
+    def probe(listener: Callable[[StageStarted], None], **options: object) -> Outcome:
+        listener(StageStarted("Tokenising"))
+        return Outcome(result)
+
+    return probe
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Return a function that fails."""
+
+    def function(**options: object) -> None:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(("result", "code"), [(a_result(), 0), (nothing_fits(), 1), (interrupted(), 130)])
+def test_the_exit_code_tells_how_the_run_ended(api: Callable[..., None], result: Result, code: int) -> None:
+    api(probe=finding(result))
+    assert run(PROBE) == code
+
+
+@pytest.mark.parametrize("result", [a_result(), nothing_fits(), interrupted()])
+def test_json_is_all_that_is_on_stdout(
+    api: Callable[..., None], result: Result, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    api(probe=finding(result))
+    run([*PROBE, "--json"])
+    out, err = capfdbinary.readouterr()
+    assert json.loads(out) == encode(result)
+    assert b"Tokenising" in err
+
+
+def test_without_json_nothing_is_on_stdout(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    api(probe=finding(a_result()))
+    run(PROBE)
+    assert capsys.readouterr().out == ""
+
+
+def test_choices_reach_the_api_in_its_own_types(api: Callable[..., None]) -> None:
+    given: dict[str, object] = {}
+
+    def probe(**options: object) -> Outcome:
+        given.update(options)
+        return Outcome(a_result())
+
+    api(probe=probe)
+    run([*PROBE, "--allow", "lora,precision", "--fix", "packing=bfd", "--exclude", "liger", "--trials", "3"])
+    del given["listener"]
+    assert given == {
+        "model": "M",
+        "dataset": "D",
+        "allow": ("lora", "precision"),
+        "fix": {"packing": "bfd"},
+        "exclude": ("liger",),
+        "trials": 3,
+    }
+
+
+def test_bad_input_is_one_line_with_what_to_do(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    api(probe=raising(InputError("M has no config.json.", hint="Name a model directory.")))
+    assert run(PROBE) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "autotune: M has no config.json. Name a model directory."
+
+
+def test_usage_errors_end_as_bad_input_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["autotune", "probe", "M"]) == 2
+    assert capsys.readouterr().err.startswith("autotune: The following arguments are required: DATASET.")
+
+
+def test_a_traceback_comes_only_with_debug(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    api(probe=raising(InputError("No.")))
+    run(PROBE)
+    assert "Traceback" not in capsys.readouterr().err
+    assert run([*PROBE, "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    api(probe=raising(OSError(errno.ENOSPC, "No space left on device", "/x/study.db")))
+    assert run(PROBE) == 2
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1] == "autotune: /x/study.db cannot be written: No space left on device. Free some space."
+    assert "Traceback" not in err
+
+
+def test_memory_that_ran_out_is_one_line(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    api(probe=raising(MemoryError()))
+    assert run(PROBE) == 2
+    assert "memory of this machine ran out" in capsys.readouterr().err
+
+
+def test_a_bug_is_not_told_as_nothing_fits(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    api(probe=raising(ZeroDivisionError("oh")))
+    assert run(PROBE) == 70
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: oh" in err
+    assert "bug of autotune" in err
+
+
+@pytest.mark.parametrize("when", ["while it runs", "while it is imported"])
+def test_an_interruption_prints_the_command_that_goes_on(
+    api: Callable[..., None], when: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if when == "while it runs":
+        api(probe=raising(KeyboardInterrupt()))
+    else:
+        lazy = ModuleType("autotune.api")
+        vars(lazy)["__getattr__"] = lambda _: raising(KeyboardInterrupt())()
+        monkeypatch.setitem(sys.modules, "autotune.api", lazy)
+    assert run([*PROBE, "--fix", "lora=none", "--output", "my run"]) == 130
+    err = capsys.readouterr().err
+    assert "probe M D --fix lora=none --output 'my run' --resume" in err
+    assert "Traceback" not in err
+
+
+def test_an_interrupted_result_prints_the_command_too(
+    api: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    api(probe=finding(interrupted()))
+    run(PROBE)
+    err = capsys.readouterr().err
+    assert "not confirmed by a longer run" in err
+    assert err.rstrip().endswith("probe M D --resume")
+
+
+def test_an_interruption_leaves_the_signal_as_it_was(api: Callable[..., None]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    api(probe=raising(KeyboardInterrupt()))
+    run(PROBE)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_command_with_nothing_to_resume_offers_nothing(
+    api: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    api(lengths=raising(KeyboardInterrupt()))
+    assert run(["autotune", "lengths", "M", "D"]) == 130
+    assert capsys.readouterr().err == "autotune: Interrupted.\n"
+
+
+def test_a_resumed_run_is_resumed_by_the_same_command() -> None:
+    command = resume_command(["/x/__main__.py", "probe", "M", "D", "--resume"])
+    assert command is not None
+    assert command.endswith("-m autotune probe M D --resume")
+    assert command.startswith(sys.executable)
+
+
+def test_lengths_and_techniques_write_documents(
+    api: Callable[..., None], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    report = length_report(a_workload())
+    row = CatalogueRow("packing", "Fills rows.", "", "", ("args.packing",), True, "none", ())
+    api(lengths=lambda **_: report, catalogue=lambda **_: (row,))
+    assert run(["autotune", "lengths", "M", "D", "--json"]) == 0
+    assert json.loads(capfdbinary.readouterr().out) == encode(report)
+    assert run(["autotune", "techniques", "--json"]) == 0
+    assert json.loads(capfdbinary.readouterr().out) == [encode(row)]

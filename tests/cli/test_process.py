@@ -1,0 +1,95 @@
+"""The command as a process: how fast it answers, what it loads, and how it takes a closed pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+AUTOTUNE = (sys.executable, "-m", "autotune")
+HEAVY = ("torch", "trl", "transformers", "optuna", "rich", "yaml", "numpy", "pyarrow", "datasets")
+
+
+def quickest(command: tuple[str, ...], times: int = 5) -> float:
+    """Return the seconds of the quickest of some runs: a busy machine slows runs down, nothing speeds them up."""
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - started
+
+    return min(seconds() for _ in range(times))
+
+
+def with_an_api(words: list[str]) -> list[str]:
+    """Return the command with functions in the place of the API's, which need torch and minutes."""
+    script = (
+        "import sys, types\n"
+        "from autotune.core.length_report import length_report\n"
+        "from tests.report.examples import a_result, a_workload\n"
+        "api = sys.modules['autotune.api'] = types.ModuleType('autotune.api')\n"
+        "api.probe = lambda **options: types.SimpleNamespace(document=a_result(notes=('Größe',)))\n"
+        "api.lengths = lambda **options: length_report(a_workload())\n"
+        "from autotune.cli.boundary import run\n"
+        f"sys.exit(run(['autotune', *{words!r}]))"
+    )
+    return [sys.executable, "-c", script]
+
+
+@pytest.mark.parametrize("words", [("--help",), ("probe", "--help"), ("--version",)])
+def test_help_answers_in_under_a_third_of_a_second(words: tuple[str, ...]) -> None:
+    assert quickest((*AUTOTUNE, *words)) < 0.3
+
+
+@pytest.mark.parametrize("words", [("--help",), ("probe", "--help"), ("probe", "M")])
+def test_help_and_usage_errors_load_nothing_heavy(words: tuple[str, ...]) -> None:
+    script = (
+        f"import sys; sys.argv = ['autotune', *{words!r}]\n"
+        "import autotune.cli\n"
+        "try: autotune.cli.main()\n"
+        "except SystemExit: pass\n"
+        f"print('LOADED', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+@pytest.mark.parametrize("words", [["lengths", "M", "D"], ["lengths", "M", "D", "--json"]])
+def test_a_reader_that_goes_away_is_no_error_and_not_nothing_fits(words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(with_an_api(words), check=False, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_an_error_is_coloured_only_in_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    done = subprocess.run([*AUTOTUNE, "probe"], check=False, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 4096)
+    os.close(ours)
+    assert done.returncode == 2
+    assert shown.startswith(b"\x1b[1;31mautotune:\x1b[0m ")
+    piped = subprocess.run([*AUTOTUNE, "probe"], check=False, capture_output=True, env=environment)
+    assert piped.stderr.startswith(b"autotune: The following")
+
+
+def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(with_an_api(["probe", "M", "D"]), check=False, capture_output=True, env=environment)
+    assert (done.returncode, b"2.30x the speed" in done.stderr) == (0, True), done.stderr
+
+
+def test_a_document_is_utf8_whatever_the_locale() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = ["probe", "M", "D", "--json"]
+    done = subprocess.run(with_an_api(words), check=True, capture_output=True, env=environment)
+    assert "Größe" in json.loads(done.stdout)["notes"]

@@ -1,0 +1,71 @@
+"""The real command over the real API, as far as it goes without a whole search."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.core.catalogue import CatalogueRow
+from autotune.core.codec import decode
+from autotune.techniques import catalogue
+
+AUTOTUNE = (sys.executable, "-m", "autotune")
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run([*AUTOTUNE, *words], check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here() -> None:
+    done = run("techniques", "--device", "cpu", "--json")
+    rows = [decode(CatalogueRow, item) for item in json.loads(done.stdout)]
+    assert {row.knob for row in rows} == {technique.name for technique in catalogue()}
+    missing = [option for row in rows for option in row.options if not option.available]
+    assert missing
+    assert all(option.reason for option in missing)
+    assert all(option.reason == "" for row in rows for option in row.options if option.available)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fix", "packin=bfd"], "Did you mean 'packing'?"),
+        (["--fix", "packing=bfdd"], "Did you mean 'bfd'?"),
+        (["--timeout", "soon"], "'soon' is not a duration."),
+        (["--trainer", "sfd"], "sfd"),
+    ],
+)
+def test_a_wrong_value_is_told_in_one_message(words: list[str], said: str, tmp_path: Path) -> None:
+    done = run("probe", str(tmp_path), str(tmp_path), *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_model_is_named(small_dataset_file: Path, tmp_path: Path) -> None:
+    done = run("probe", str(tmp_path / "nowhere"), str(small_dataset_file), "--output", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_model_is_read_prints_how_to_go_on(
+    small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
+) -> None:
+    words = ["probe", str(small_model_directory), str(small_dataset_file), "--output", str(tmp_path / "out")]
+    with subprocess.Popen([*AUTOTUNE, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        first = running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert first.startswith("Reading ")
+    assert (running.returncode, out) == (130, "")
+    assert err.rstrip().endswith(f"--output {tmp_path / 'out'} --resume")
+    assert "Traceback" not in err

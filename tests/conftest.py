@@ -1,0 +1,65 @@
+"""Fixtures that more than one part of the tests needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports a Hugging Face library: tests never reach for the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# Threads that wait for one another by spinning are many times slower where several test processes share the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.probing import JobServer, prepare
+from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def datasets_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keep what ``datasets`` caches out of the user's home; child processes inherit it."""
+    directory = tmp_path_factory.mktemp("datasets-cache")
+    os.environ["HF_DATASETS_CACHE"] = str(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def small_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A 2-layer Llama with weights and a tokenizer that has a chat template."""
+    return write_small_model(tmp_path_factory.mktemp("models") / "small-llama", "llama")
+
+
+@pytest.fixture(scope="session")
+def small_dataset_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 long-tailed rows of text as JSON lines."""
+    return write_rows(tmp_path_factory.mktemp("data") / "small.jsonl", text_rows(long_tailed_texts(120)))
+
+
+@pytest.fixture(scope="session")
+def job_server() -> Iterator[JobServer]:
+    """A server of real jobs on the CPU, one for all tests; it starts on first use."""
+    with JobServer("cpu", threads=1) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small_workload(
+    job_server: JobServer,
+    small_model_directory: Path,
+    small_dataset_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> PrepareReply:
+    """The small model and the small dataset, tokenised by a real ``prepare`` job."""
+    folder = tmp_path_factory.mktemp("workload")
+    request = PrepareRequest(
+        model=ModelSource(str(small_model_directory)),
+        dataset=DatasetSource(small_dataset_file.name, "json", str(small_dataset_file)),
+        trainer="sft",
+        tokenized_directory=str(folder / "tokenized"),
+    )
+    return prepare(job_server, request, folder / "prepare")

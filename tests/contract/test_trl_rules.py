@@ -1,0 +1,137 @@
+"""Contract with TRL: what the catalogue calls illegal, TRL refuses, or trains silently otherwise.
+
+Each test builds the real trainer. When a TRL release starts to take what it refused, a test here fails, and the rule in
+the catalogue can go.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def build(small_model_directory: Path, small_dataset_file: Path, tmp_path: Path) -> Build:
+    """Return a function that makes an ``SFTTrainer`` on the small model from configuration fields."""
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
+    rows = datasets.load_dataset("json", data_files=str(small_dataset_file), split="train")
+
+    def built(*, model: dict[str, Any] | None = None, **args: Any) -> Any:
+        words = trl.ModelConfig(**(model or {}))
+        config = trl.SFTConfig(
+            str(tmp_path / "out"),
+            **{
+                "use_cpu": True,
+                "bf16": False,
+                "max_steps": 1,
+                "report_to": "none",
+                "save_strategy": "no",
+                "per_device_train_batch_size": 4,
+                "disable_tqdm": True,
+                "model_init_kwargs": {"dtype": words.dtype, "attn_implementation": words.attn_implementation},
+                **args,
+            },
+        )
+        return trl.SFTTrainer(
+            str(small_model_directory),
+            args=config,
+            train_dataset=rows,
+            peft_config=trl.get_peft_config(words),
+            quantization_config=trl.get_quantization_config(words),
+        )
+
+    return built
+
+
+def test_padding_free_rows_are_not_cut_by_trl(build: Build) -> None:
+    with pytest.raises(ValueError, match="`max_length` is not enforced"):
+        build(padding_free=True, max_length=64)
+
+
+def test_packing_needs_a_length(build: Build) -> None:
+    with pytest.raises(ValueError, match="`max_length` can't be `None`"):
+        build(packing=True, max_length=None)
+
+
+def test_bfd_is_padding_free_by_itself(build: Build) -> None:
+    assert build(packing=True, packing_strategy="bfd", max_length=512).padding_free
+    assert build(packing=True, packing_strategy="bfd_split", max_length=512).padding_free
+    assert not build(packing=True, packing_strategy="wrapped", max_length=512).padding_free
+
+
+def test_bfd_split_packs_as_bfd_where_nothing_overflows(build: Build) -> None:
+    rows = [
+        build(packing=True, packing_strategy=strategy, max_length=1024).train_dataset.to_list()
+        for strategy in ("bfd", "bfd_split")
+    ]
+    assert max(max(row["seq_lengths"]) for row in rows[0]) < 1024
+    assert rows[0] == rows[1]
+
+
+def test_activation_offloading_fails_without_an_accelerator(build: Build) -> None:
+    with pytest.raises(AttributeError):
+        build(activation_offloading=True).train()
+
+
+def test_offloading_checkpoints_fails_without_an_accelerator(build: Build) -> None:
+    with pytest.raises(RuntimeError, match="pin"):
+        build(gradient_checkpointing=True, gradient_checkpointing_kwargs={"offload": True}).train()
+
+
+@pytest.mark.parametrize("keys", [{"every_n_layers": 2}, {"selective": True}])
+def test_the_other_ways_to_checkpoint_train(build: Build, keys: dict[str, object]) -> None:
+    build(gradient_checkpointing=True, gradient_checkpointing_kwargs=keys).train()
+
+
+def test_flex_attention_has_no_backward_pass_on_a_cpu(build: Build) -> None:
+    with pytest.raises(NotImplementedError):
+        build(model={"attn_implementation": "flex_attention"}, gradient_checkpointing=False).train()
+
+
+def test_flash_attention_is_refused_without_its_package(build: Build) -> None:
+    with pytest.raises((ImportError, ValueError)):
+        build(model={"attn_implementation": "flash_attention_2"})
+
+
+def test_fp16_trains_on_a_cpu(build: Build) -> None:
+    build(fp16=True).train()
+
+
+def test_quantised_weights_are_not_trained_without_adapters(build: Build) -> None:
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(ValueError, match="fine-tuning on purely quantized"):
+        build(model={"load_in_4bit": True, "dtype": "bfloat16"})
+
+
+def test_trl_warns_of_padding_free_where_there_is_no_padding(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl.trainer import sft_trainer
+
+    warned: list[str] = []
+    monkeypatch.setattr(sft_trainer.logger, "warning", warned.append)
+    build(padding_free=True, max_length=None, per_device_train_batch_size=1)
+    build(padding_free=True, packing=True, packing_strategy="wrapped", max_length=512)
+    assert any("batch size of 1" in text for text in warned)
+    assert any("'wrapped' packing strategy" in text for text in warned)
+
+
+def test_liger_needs_a_gpu(small_model_directory: Path, small_dataset_file: Path, tmp_path: Path) -> None:
+    """In a process of its own: Liger replaces classes of transformers for good."""
+    pytest.importorskip("liger_kernel")
+    script = f"""
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+rows = load_dataset("json", data_files={str(small_dataset_file)!r}, split="train")
+args = SFTConfig({str(tmp_path)!r}, use_cpu=True, bf16=False, max_steps=1, report_to="none", save_strategy="no",
+                 use_liger_kernel=True, disable_tqdm=True)
+SFTTrainer({str(small_model_directory)!r}, args=args, train_dataset=rows).train()
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "Triton" in done.stderr or "triton" in done.stderr or "driver" in done.stderr

@@ -1,0 +1,60 @@
+"""Dataclasses become JSON documents and come back the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autotune.core.candidate import Candidate
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.lengths import LengthDistribution
+from autotune.core.measurement import Measurement, OutOfMemory, Schedule
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import PrepareReply, ProbeRequest
+from autotune.core.status import Phase, ProbeStatus
+from autotune.core.workload import ModelSource
+from tests.settings import workload
+
+
+def test_a_request_survives_the_way_through_json() -> None:
+    request = ProbeRequest(
+        plan=TrainingPlan("sft", {"bf16": True, "max_length": None}, {"lora_target_modules": ["q_proj"]}, 64),
+        model=ModelSource("/models/small"),
+        device="cpu",
+        tokenized_directory="/tokenized",
+        schedule=Schedule(),
+        limit_bytes=10,
+    )
+    assert decode(ProbeRequest, json.loads(json.dumps(encode(request)))) == request
+
+
+def test_a_measurement_survives_with_its_enumerations_and_nested_parts() -> None:
+    shown = Measurement(ProbeStatus.OUT_OF_MEMORY, "too big", out_of_memory=OutOfMemory(Phase.BACKWARD, 1, None, 3))
+    assert decode(Measurement, json.loads(json.dumps(encode(shown)))) == shown
+
+
+def test_lengths_keep_their_numbers_as_keys() -> None:
+    reply = PrepareReply(workload().model, workload().dataset)
+    back = decode(PrepareReply, json.loads(json.dumps(encode(reply))))
+    assert back.dataset.lengths == LengthDistribution(reply.dataset.lengths.counts)
+
+
+def test_a_candidate_is_a_plain_object() -> None:
+    candidate = Candidate({"packing": "bfd", "max_length": 512})
+    assert encode(candidate) == {"packing": "bfd", "max_length": 512}
+    assert decode(Candidate, {"packing": "bfd", "max_length": 512}) == candidate
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({}, "Measurement lacks status"),
+        ({"status": "fine"}, "Measurement.status cannot be 'fine'"),
+        ({"status": "ok", "peak_bytes": "many"}, "Measurement.peak_bytes cannot be 'many'"),
+        (["ok"], "Measurement cannot be"),
+    ],
+)
+def test_a_document_of_another_shape_is_refused_with_its_place(document: object, place: str) -> None:
+    with pytest.raises(DecodeError, match=place):
+        decode(Measurement, document)

@@ -1,0 +1,44 @@
+"""What the documentation lists is what the code has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from autotune.api import catalogue
+from autotune.cli.parser import build_parser
+from autotune.core.result import Choosable, Contribution, Result, Trial
+from autotune.report.techniques import catalogue_markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULT = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
+
+
+def between(text: str, name: str) -> str:
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def test_the_table_of_knobs_is_the_catalogue() -> None:
+    assert between(README, "catalogue") == catalogue_markdown(catalogue(device="cpu"))
+
+
+def test_every_option_that_the_readme_names_exists() -> None:
+    options = set(re.findall(r"`(--[a-z-]+)", README)) - {"--max_steps", "--config"}
+    known = build_parser().format_help()
+    probe = [action for action in build_parser()._actions if action.dest != "help"]
+    words = known + "".join(
+        parser.format_help() for action in probe for parser in (getattr(action, "choices", None) or {}).values()
+    )
+    assert {option for option in options if option not in words} == set()
+
+
+@pytest.mark.parametrize("kind", [Result, Choosable, Trial, Contribution])
+def test_every_key_of_the_result_is_documented(kind: type) -> None:
+    documented = set(re.findall(r"`([a-z_]+)`", RESULT))
+    assert {field.name for field in dataclasses.fields(kind)} - documented == set()

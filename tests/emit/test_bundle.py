@@ -1,0 +1,180 @@
+"""What is written when a run ends, and what happens where it cannot be written."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.core.codec import decode
+from autotune.core.lengths import LengthDistribution
+from autotune.core.plan import TrainingPlan
+from autotune.core.result import Result
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.emit.bundle import write_bundle
+from autotune.errors import InputError
+from tests.report.examples import a_result, a_workload, interrupted, nothing_fits
+
+
+def the_config(directory: Path) -> dict[str, object]:
+    """Return what ``config.yaml`` says."""
+    document: dict[str, object] = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
+    return document
+
+
+def with_args(result: Result, **args: object) -> Result:
+    """Return the result with other trainer arguments in the recommendation's plan."""
+    assert result.recommended is not None
+    plan = TrainingPlan("sft", args, result.recommended.plan.model)
+    return replace(result, recommended=replace(result.recommended, plan=plan))
+
+
+def test_a_recommendation_is_handed_over_as_three_files(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.yaml", "result.json", "train.py"]
+
+
+def test_the_config_holds_the_plan_verbatim(tmp_path: Path) -> None:
+    result = a_result()
+    write_bundle(result, tmp_path)
+    assert result.recommended is not None
+    plan = result.recommended.plan
+    assert {**plan.args, **plan.model}.items() <= the_config(tmp_path).items()
+
+
+def test_the_config_names_model_data_and_a_relative_output_directory(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    config = the_config(tmp_path)
+    assert config["model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
+    assert config["datasets"] == [{"path": "json", "data_files": "/data/chats.jsonl", "split": "train"}]
+    assert config["output_dir"] == "Qwen2.5-0.5B-chats-sft"
+
+
+def test_a_hub_dataset_is_named_by_path_and_split(tmp_path: Path) -> None:
+    workload = a_workload(dataset_source=DatasetSource("trl-lib/Capybara", "trl-lib/Capybara", split="test"))
+    write_bundle(a_result(workload=workload), tmp_path)
+    assert the_config(tmp_path)["datasets"] == [{"path": "trl-lib/Capybara", "split": "test"}]
+
+
+def test_a_hub_revision_is_kept(tmp_path: Path) -> None:
+    workload = a_workload(model_source=ModelSource("Qwen/Qwen2.5-0.5B", revision="v1"))
+    write_bundle(a_result(workload=workload), tmp_path)
+    assert the_config(tmp_path)["model_revision"] == "v1"
+
+
+def test_the_launch_gets_the_processes_and_threads_that_were_measured(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    config = the_config(tmp_path)
+    assert (config["num_processes"], config["num_cpu_threads_per_process"]) == (1, 8)
+
+
+@pytest.mark.parametrize("value", ["no", "off", "on", "yes", "null", "1e-5", "2026-01-01", None, {"offload": True}])
+def test_every_value_reads_back_as_what_it_was(tmp_path: Path, value: object) -> None:
+    write_bundle(with_args(a_result(), save_strategy=value), tmp_path)
+    assert the_config(tmp_path)["save_strategy"] == value
+
+
+def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    for part in (
+        "NVIDIA A10G",
+        "trl 1.16.0",
+        "21.00 GiB",
+        "23,000 tok/s",
+        "2.30 times slower",
+        "A longer run confirmed",
+    ):
+        assert part in head
+
+
+def test_the_head_admits_what_was_not_confirmed(tmp_path: Path) -> None:
+    write_bundle(a_result(confirmed=False), tmp_path)
+    assert "No longer run has confirmed it." in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_a_name_with_a_line_break_cannot_leave_the_comment(tmp_path: Path) -> None:
+    workload = a_workload(model=replace(a_workload().model, name='evil\nuse_cpu: true\n"""\nimport os'))
+    write_bundle(a_result(workload=workload), tmp_path)
+    assert "use_cpu" not in the_config(tmp_path)
+    ast.parse((tmp_path / "train.py").read_text(encoding="utf-8"))
+
+
+def test_the_script_says_the_same_as_the_config(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    tree = ast.parse((tmp_path / "train.py").read_text(encoding="utf-8"))
+    [recommended] = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECOMMENDED"
+    ]
+    launch = {"num_processes", "num_cpu_threads_per_process"}
+    config = {key: value for key, value in the_config(tmp_path).items() if key not in launch}
+    assert ast.literal_eval(recommended) == config
+
+
+def test_the_document_decodes_to_the_result(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert decode(Result, document) == a_result()
+
+
+def test_the_document_has_the_documented_keys(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert document["schema"] == 1
+    assert document["status"] == "found"
+    assert {
+        "status", "trainer", "workload", "hardware", "environment", "budget_bytes", "global_batch_size", "recommended",
+        "baseline", "speedup", "contributions", "confirmed", "trials",
+    } <= document.keys()  # fmt: skip
+    assert {
+        "candidate", "status", "peak_bytes", "reserved_bytes", "tokens_per_second", "seconds_per_epoch",
+        "token_coverage", "max_length", "per_device_train_batch_size", "gradient_accumulation_steps",
+    } <= document["recommended"].keys()  # fmt: skip
+    assert {
+        "number", "candidate", "status", "reason", "peak_bytes", "reserved_bytes", "tokens_per_second", "start_seconds",
+        "wall_seconds",
+    } <= document["trials"][0].keys()  # fmt: skip
+
+
+def test_the_same_result_is_written_in_the_same_bytes(tmp_path: Path) -> None:
+    shuffled = LengthDistribution(dict(reversed(list(a_workload().dataset.lengths.counts.items()))))
+    workload = a_workload(dataset=replace(a_workload().dataset, lengths=shuffled))
+    write_bundle(a_result(), tmp_path / "one")
+    write_bundle(a_result(workload=workload), tmp_path / "other")
+    assert (tmp_path / "one" / "result.json").read_bytes() == (tmp_path / "other" / "result.json").read_bytes()
+
+
+def test_a_run_that_found_nothing_leaves_no_configuration_behind(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    write_bundle(nothing_fits(), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_an_interrupted_run_leaves_an_earlier_recommendation(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    write_bundle(interrupted(), tmp_path)
+    assert (tmp_path / "config.yaml").is_file()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match=r"file/bundle.* cannot be written") as raised:
+        write_bundle(a_result(), tmp_path / "file" / "bundle")
+    assert "--output" in raised.value.hint
+
+
+def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    before = (tmp_path / "result.json").read_bytes()
+    (tmp_path / ".result.json.part").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"result\.json cannot be written: No space left on device") as raised:
+        write_bundle(a_result(confirmed=False), tmp_path)
+    assert "Free some space" in raised.value.hint
+    assert (tmp_path / "result.json").read_bytes() == before

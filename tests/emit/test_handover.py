@@ -1,0 +1,108 @@
+"""What is handed over runs unchanged: by ``trl sft --config``, and by ``python train.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.lengths import LengthDistribution
+from autotune.core.machine import Hardware
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Workload
+from autotune.emit.bundle import write_bundle
+from tests.report.examples import a_result, a_workload
+
+CPU: dict[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+}
+NESTED = {"gradient_checkpointing_kwargs": {"every_n_layers": 2}, "model_init_kwargs": {"device_map": None}}
+PLAIN = TrainingPlan("sft", {**CPU, **NESTED, "packing": False, "max_length": 64}, {"dtype": "float32"})
+PACKED_LORA = TrainingPlan(
+    "sft",
+    {**CPU, "packing": True, "packing_strategy": "bfd", "max_length": 128, "gradient_checkpointing": False},
+    {
+        "dtype": "float32",
+        "attn_implementation": "sdpa",
+        "use_peft": True,
+        "lora_r": 4,
+        "lora_target_modules": "all-linear",
+    },
+)
+PADDING_FREE = TrainingPlan(
+    "sft", {**CPU, "packing": False, "padding_free": True, "max_length": None}, {"dtype": "float32"}, truncate_to=48
+)
+PLANS = pytest.mark.parametrize(
+    "plan", [PLAIN, PACKED_LORA, PADDING_FREE], ids=["plain", "packed with LoRA", "padding-free and cut"]
+)
+
+
+@pytest.fixture
+def small_workload(small_model_directory: Path, small_dataset_file: Path, tmp_path: Path) -> Workload:
+    """The small model and the small dataset, tokenised as a run keeps them."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small_model_directory)
+    texts = [json.loads(line)["text"] for line in small_dataset_file.read_text().splitlines()]
+    ids = [tokenizer(text + tokenizer.eos_token)["input_ids"] for text in texts]
+    Dataset.from_dict({"input_ids": ids, "labels": ids}).save_to_disk(tmp_path / "tokenized")
+    lengths = Counter(len(row) for row in ids)
+    dataset = DatasetProfile(
+        name=small_dataset_file.name,
+        format="text",
+        columns=("text",),
+        lengths=LengthDistribution(lengths),
+        trainable_tokens=sum(len(row) for row in ids),
+        tokenized_directory=str(tmp_path / "tokenized"),
+        fingerprint="d",
+    )
+    return a_workload(
+        model_source=ModelSource(str(small_model_directory)),
+        dataset_source=DatasetSource(small_dataset_file.name, "json", str(small_dataset_file)),
+        dataset=dataset,
+    )
+
+
+@pytest.fixture
+def bundle(small_workload: Workload, plan: TrainingPlan, tmp_path: Path) -> Path:
+    """The bundle of a run that recommends the plan, on this machine's CPU."""
+    result = a_result(
+        workload=small_workload,
+        hardware=Hardware(kind="cpu", name="CPU", memory_bytes=2**33, cores=len(os.sched_getaffinity(0))),
+    )
+    assert result.recommended is not None
+    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def run(command: list[str], directory: Path) -> None:
+    """Run a command in a directory of its own, and show what it printed if it fails."""
+    done = subprocess.run(command, check=False, cwd=directory, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@PLANS
+def test_trl_runs_the_config_and_saves_the_model(bundle: Path, tmp_path: Path) -> None:
+    trl = Path(sys.executable).with_name("trl")
+    run([str(trl), "sft", "--config", str(bundle / "config.yaml"), "--max_steps", "1"], tmp_path)
+    assert list(tmp_path.glob("*-sft/*.safetensors"))
+
+
+@pytest.mark.slow
+@PLANS
+def test_the_script_runs_where_it_was_moved_and_takes_overrides(bundle: Path, tmp_path: Path) -> None:
+    moved = bundle.rename(tmp_path / "moved")
+    run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)
+    assert list((tmp_path / "elsewhere").glob("*.safetensors"))

@@ -1,0 +1,79 @@
+"""Rows cut for the bundle are what the trainer itself would have made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, load_dataset
+
+from autotune.core.plan import TrainingPlan
+from autotune.emit.rows import cut_length, training_rows, write_cut_rows
+from autotune.errors import InputError
+from tests.report.examples import a_workload
+
+ROWS = {
+    "input_ids": [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11], [12, 13, 14]],
+    "labels": [[1, 2, 3, 4, 5], [-100, 7], [-100, -100, -100, 11], [-100, 13, -100]],
+    "messages": ["a", "b", "c", "d"],
+}
+
+
+@pytest.fixture
+def tokenized_directory(tmp_path: Path) -> Path:
+    """Four tokenised rows on disk in two files, as a run keeps them."""
+    Dataset.from_dict(ROWS).save_to_disk(tmp_path / "tokenized", num_shards=2)
+    return tmp_path / "tokenized"
+
+
+def test_rows_are_cut_and_those_without_a_counted_label_dropped(tokenized_directory: Path, tmp_path: Path) -> None:
+    rows = write_cut_rows(tokenized_directory, 3, tmp_path / "rows.parquet")
+    assert rows == 3
+    assert pq.read_table(tmp_path / "rows.parquet").to_pydict() == {
+        "input_ids": [[1, 2, 3], [6, 7], [12, 13, 14]],
+        "labels": [[1, 2, 3], [-100, 7], [-100, 13, -100]],
+    }
+
+
+def test_the_rows_of_a_selection_are_cut_in_its_order(tmp_path: Path) -> None:
+    Dataset.from_dict(ROWS).select([3, 0]).save_to_disk(tmp_path / "selected")
+    write_cut_rows(tmp_path / "selected", 2, tmp_path / "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["input_ids"].to_pylist() == [[12, 13], [1, 2]]
+
+
+def test_datasets_loads_the_file_by_its_entry(tokenized_directory: Path, tmp_path: Path) -> None:
+    write_cut_rows(tokenized_directory, 3, tmp_path / "rows.parquet")
+    rows = training_rows(a_workload(), TrainingPlan("sft", truncate_to=1024), tmp_path)
+    assert load_dataset(**rows.entry()).column_names == ["input_ids", "labels"]
+
+
+def test_the_users_dataset_is_named_where_no_row_is_longer(tmp_path: Path) -> None:
+    plan = TrainingPlan("sft", truncate_to=a_workload().dataset.lengths.longest)
+    assert cut_length(a_workload(), plan) is None
+    assert training_rows(a_workload(), plan, tmp_path).data_files == "/data/chats.jsonl"
+
+
+def test_rows_are_cut_where_one_token_is_too_many() -> None:
+    longest = a_workload().dataset.lengths.longest
+    assert cut_length(a_workload(), TrainingPlan("sft", truncate_to=longest - 1)) == longest - 1
+
+
+def test_a_full_disk_is_named(tokenized_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / ".rows.parquet.part").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"rows\.parquet cannot be written"):
+        write_cut_rows(tokenized_directory, 3, tmp_path / "rows.parquet")
+
+
+def test_a_moved_bundle_keeps_its_script_right(tmp_path: Path) -> None:
+    from autotune.emit.script import script_text
+    from tests.report.examples import a_result
+
+    result = a_result()
+    assert result.recommended is not None
+    plan = TrainingPlan("sft", {"padding_free": True, "max_length": None}, truncate_to=1024)
+    chosen = replace(result.recommended, plan=plan)
+    text = script_text(result, chosen, training_rows(result.workload, plan, tmp_path))
+    assert "str(BUNDLE / 'rows.parquet')" in text
+    assert repr(str(tmp_path / "rows.parquet")) not in text

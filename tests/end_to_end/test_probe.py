@@ -1,0 +1,202 @@
+"""``autotune probe`` from the command line to ``trl sft``, on small models, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.runs import Ended, autotune, descendants, start
+from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("--device", "cpu", "--effort", "quick")
+# Enough knobs for a search, few enough for a test.
+SPACE = """
+techniques:
+  max_length: [coverage]
+  packing: [none, bfd]
+  padding_free: ["off", "on"]
+  gradient_checkpointing: ["on", "off"]
+  precision: [float32+bf16, float32]
+  per_device_train_batch_size: [1, 2, 8]
+"""
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("space") / "space.yaml"
+    file.write_text(SPACE, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory, small_model_directory: Path, small_dataset_file: Path, space: Path
+) -> tuple[Ended, Path]:
+    """One run that finds something, and where its bundle is."""
+    folder = tmp_path_factory.mktemp("found")
+    words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--trials", "10", "--json")
+    return autotune(*words, "--output", "bundle", folder=folder), folder / "bundle"
+
+
+def test_a_confirmed_recommendation_is_found(found: tuple[Ended, Path]) -> None:
+    ended, _ = found
+    assert ended.code == 0, ended.err
+    document = ended.document
+    assert document["status"] == "found"
+    assert document["confirmed"] is True
+    assert document["recommended"]["tokens_per_second"] >= document["baseline"]["tokens_per_second"]
+
+
+def test_standard_output_is_exactly_the_document(found: tuple[Ended, Path]) -> None:
+    ended, bundle = found
+    assert ended.document == json.loads((bundle / "result.json").read_text())
+
+
+def test_the_global_batch_and_the_coverage_are_what_was_asked_for(found: tuple[Ended, Path]) -> None:
+    document = found[0].document
+    chosen = document["recommended"]
+    assert chosen["per_device_train_batch_size"] * chosen["gradient_accumulation_steps"] == 8
+    assert chosen["token_coverage"] >= 0.99
+
+
+def test_every_probe_left_its_request_reply_and_log(found: tuple[Ended, Path]) -> None:
+    ended, bundle = found
+    probed = [trial["number"] for trial in ended.document["trials"] if trial["status"] != "vetoed"]
+    for number in probed:
+        names = {file.name for file in (bundle / "probes" / str(number)).iterdir()}
+        assert {"request.json", "reply.json", "log.txt"} <= names
+
+
+def test_no_plan_was_probed_twice(found: tuple[Ended, Path]) -> None:
+    ended, bundle = found
+    numbers = [trial["number"] for trial in ended.document["trials"] if trial["status"] != "vetoed"]
+    plans = [json.loads((bundle / "probes" / str(n) / "request.json").read_text())["body"]["plan"] for n in numbers]
+    assert len(plans) == len({json.dumps(plan, sort_keys=True) for plan in plans})
+
+
+def test_trl_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_path: Path) -> None:
+    trl = Path(sys.executable).with_name("trl")
+    done = subprocess.run(
+        [str(trl), "sft", "--config", str(found[1] / "config.yaml"), "--max_steps", "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(found[1] / "train.py"), "--max_steps", "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_second_run_needs_to_say_that_it_resumes(
+    found: tuple[Ended, Path], small_model_directory: Path, small_dataset_file: Path, space: Path
+) -> None:
+    words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--output", found[1])
+    again = autotune(*words, folder=found[1].parent)
+    assert again.code == 2
+    assert "--resume" in again.err
+    assert "Traceback" not in again.err
+
+
+def test_another_workload_s_study_is_not_resumed(
+    found: tuple[Ended, Path], small_model_directory: Path, tmp_path: Path, space: Path
+) -> None:
+    other = write_rows(tmp_path / "other.jsonl", text_rows(long_tailed_texts(60, seed=8)))
+    words = ("probe", small_model_directory, other, *QUICK, "--space", space, "--output", found[1], "--resume")
+    ended = autotune(*words, folder=tmp_path)
+    assert ended.code == 2
+    assert "dataset" in ended.err
+
+
+def test_a_killed_run_goes_on_with_nothing_lost_or_repeated_and_leaves_nothing_running(
+    small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+) -> None:
+    limits = ("--space", space, "--trials", "6", "--output", "killed", "--json")
+    words = ("probe", small_model_directory, small_dataset_file, *QUICK, *limits)
+    running = start(*words, folder=tmp_path)
+    third = tmp_path / "killed" / "probes" / "2" / "request.json"
+    _wait(third.exists, running)
+    family = [*descendants(running.pid), psutil.Process(running.pid)]
+    running.kill()
+    running.communicate()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+    replies = {file: file.stat().st_mtime_ns for file in (tmp_path / "killed" / "probes").glob("[01]/reply.json")}
+    assert len(replies) == 2
+
+    resumed = autotune(*words, "--resume", folder=tmp_path)
+    assert resumed.code == 0, resumed.err
+    probed = [trial for trial in resumed.document["trials"] if trial["status"] not in ("vetoed", "crashed")]
+    assert len(probed) == 6
+    assert {file: file.stat().st_mtime_ns for file in replies} == replies
+
+
+def test_ctrl_c_keeps_what_was_found_and_says_how_to_go_on(
+    small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+) -> None:
+    words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--output", "stopped")
+    running = start(*words, folder=tmp_path)
+    _wait((tmp_path / "stopped" / "probes" / "1" / "request.json").exists, running)
+    family = descendants(running.pid)
+    os.kill(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert json.loads((tmp_path / "stopped" / "result.json").read_text())["status"] == "interrupted"
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+def test_a_budget_that_nothing_fits_in_ends_with_1_and_says_what_might_help(
+    small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+) -> None:
+    words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--trials", "4")
+    ended = autotune(*words, "--memory-budget", "2MiB", "--json", folder=tmp_path)
+    assert ended.code == 1, ended.err
+    assert ended.document["status"] == "nothing_fits"
+    assert {trial["status"] for trial in ended.document["trials"]} <= {"out_of_memory", "vetoed"}
+    assert "--allow" in ended.err
+    assert "--max-length" in ended.err
+
+
+@pytest.mark.parametrize(("model_type", "packs"), [("opt", False), ("llama", True), ("qwen2", True)])
+def test_rows_are_packed_only_where_packed_documents_stay_apart(
+    model_type: str, packs: bool, small_dataset_file: Path, space: Path, tmp_path: Path
+) -> None:
+    model = write_small_model(tmp_path / model_type, model_type)
+    words = ("probe", model, small_dataset_file, *QUICK, "--space", space, "--trials", "6", "--json")
+    ended = autotune(*words, folder=tmp_path)
+    assert ended.code == 0, ended.err
+    sharing = [
+        trial
+        for trial in ended.document["trials"]
+        if trial["candidate"]["packing"] != "none" or trial["candidate"]["padding_free"] == "on"
+    ]
+    probed = [trial for trial in sharing if trial["status"] != "vetoed"]
+    assert bool(probed) == packs
+    chosen = ended.document["recommended"]["candidate"]
+    assert packs or (chosen["packing"], chosen["padding_free"]) == ("none", "off")
+    assert ("do not stay apart" in ended.err) != packs
+
+
+def _wait(condition: object, running: subprocess.Popen[str], seconds: float = 120) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)

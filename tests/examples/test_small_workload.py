@@ -1,0 +1,97 @@
+"""The small workload is made from nothing but Python, is the same each time, and is like real data in its lengths."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small_workload
+
+from autotune.inspection.dataset import dataset_source
+from autotune.inspection.model import model_source
+
+SCRIPT = Path(small_workload.__file__)
+CPU_SECONDS_AT_MOST = 20
+
+
+def build(directory: Path, hash_seed: int) -> float:
+    """Build in a process of its own, and return the CPU time it took, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, str(SCRIPT), str(directory)],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def digests(directory: Path) -> dict[str, str]:
+    files = (file for file in sorted(directory.rglob("*")) if file.is_file())
+    return {str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("small")
+    assert build(directory, hash_seed=1) < CPU_SECONDS_AT_MOST
+    return directory
+
+
+def texts(small: Path) -> list[str]:
+    rows = [json.loads(line) for line in (small / "data.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all(list(row) == ["text"] for row in rows)
+    return [row["text"] for row in rows]
+
+
+def test_another_run_builds_the_same_files(small: Path, tmp_path: Path) -> None:
+    build(tmp_path, hash_seed=2)
+    assert digests(tmp_path) == digests(small)
+
+
+def test_autotune_takes_it_with_pretrained_weights_too(small: Path) -> None:
+    assert model_source(str(small / "model"), "pretrained").name == str(small / "model")
+    assert dataset_source(str(small / "data.jsonl")).path == "json"
+
+
+def test_lengths_have_a_long_tail(small: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small / "model")
+    lengths = sorted(len(tokenizer(text)["input_ids"]) for text in texts(small))
+    assert len(lengths) == small_workload.ROWS
+    assert 10 <= lengths[0] <= 30
+    assert 40 <= lengths[len(lengths) // 2] <= 120
+    assert 1500 <= lengths[-1] <= 4096
+    assert sum(length > 512 for length in lengths) in range(10, 50)
+
+
+def test_no_row_is_there_twice(small: Path) -> None:
+    rows = texts(small)
+    assert len(set(rows)) == len(rows)
+
+
+def test_the_tokenizer_gives_back_every_row_and_knows_end_padding_and_turns(small: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small / "model")
+    for text in texts(small):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
+    expected = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThat.<|im_end|>\n"
+    assert tokenizer.apply_chat_template(turns, tokenize=False) == expected
+
+
+def test_the_model_has_saved_weights_for_every_token(small: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, report = AutoModelForCausalLM.from_pretrained(small / "model", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert model.get_input_embeddings().num_embeddings >= len(AutoTokenizer.from_pretrained(small / "model"))

@@ -1,0 +1,109 @@
+"""How control groups, version 1 and 2, limit the CPU and memory that are found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.inspection.cpu import Limits, control_group_limits, cpu
+from autotune.units import GIB, MIB
+
+
+def tree(root: Path, files: Mapping[str, object]) -> Path:
+    for name, content in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+    return root
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert control_group_limits(tmp_path) == Limits()
+
+
+def test_version_2_limits_are_read(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/slice/job"
+    files = {
+        "proc/self/cgroup": "0::/slice/job",
+        f"{group}/memory.max": 8 * GIB,
+        f"{group}/memory.current": 3 * GIB,
+        f"{group}/memory.stat": f"anon {2 * GIB}\ninactive_file {GIB}",
+        f"{group}/cpu.max": "150000 100000",
+    }
+    assert control_group_limits(tree(tmp_path, files)) == Limits(8 * GIB, 6 * GIB, 1.5)
+
+
+def test_the_tightest_ancestor_decides(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/slice/job",
+        "sys/fs/cgroup/slice/memory.max": 2 * GIB,
+        "sys/fs/cgroup/slice/memory.current": GIB,
+        "sys/fs/cgroup/slice/job/memory.max": "max",
+        "sys/fs/cgroup/slice/job/memory.current": GIB,
+        "sys/fs/cgroup/slice/job/cpu.max": "max 100000",
+        "sys/fs/cgroup/slice/cpu.max": "200000 100000",
+    }
+    assert control_group_limits(tree(tmp_path, files)) == Limits(2 * GIB, GIB, 2.0)
+
+
+def test_version_1_limits_are_read(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "5:cpu,cpuacct:/job\n4:memory:/job\n1:name=systemd:/",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": 4 * GIB,
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": GIB,
+        "sys/fs/cgroup/memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {512 * MIB}",
+        "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": 300000,
+        "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": 100000,
+    }
+    assert control_group_limits(tree(tmp_path, files)) == Limits(4 * GIB, 3 * GIB + 512 * MIB, 3.0)
+
+
+def test_version_1_says_minus_one_where_there_is_no_quota(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "1:cpu:/",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1,
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000,
+    }
+    assert control_group_limits(tree(tmp_path, files)).cores is None
+
+
+def test_in_a_container_the_mounts_root_is_the_own_group(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/docker/0123456789",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": GIB,
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": 0,
+    }
+    assert control_group_limits(tree(tmp_path, files)).memory_bytes == GIB
+
+
+def test_a_limit_makes_the_cpu_smaller_and_what_it_leaves_is_what_is_available(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/",
+        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Test CPU\n",
+        "sys/fs/cgroup/memory.max": 64 * MIB,
+        "sys/fs/cgroup/memory.current": 16 * MIB,
+        "sys/fs/cgroup/cpu.max": "50000 100000",
+    }
+    found = cpu(tree(tmp_path, files))
+    assert (found.name, found.cores) == ("Test CPU", 1)
+    assert (found.memory_bytes, found.available_bytes) == (64 * MIB, 48 * MIB)
+
+
+def test_a_limit_above_the_machines_memory_changes_nothing(tmp_path: Path) -> None:
+    # What version 1 says for "no limit".
+    files = {
+        "proc/self/cgroup": "1:memory:/",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": 0x7FFFFFFFFFFFF000,
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": 0,
+    }
+    memory = psutil.virtual_memory()
+    found = cpu(tree(tmp_path, files))
+    assert found.memory_bytes == memory.total
+    assert found.available_bytes == pytest.approx(memory.available, rel=0.1)
+
+
+def test_a_cpu_without_a_model_name_is_called_by_its_architecture(tmp_path: Path) -> None:
+    assert cpu(tmp_path).name

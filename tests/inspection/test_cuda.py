@@ -1,0 +1,146 @@
+"""Which GPU is chosen among those that the driver knows, and how the driver's figures are read."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from autotune.core.machine import Hardware
+from autotune.inspection.cuda import NoGpuError, first_gpu
+from autotune.units import GIB
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device of the driver below; a MIG instance names its parent."""
+
+    name: str
+    uuid: str
+    parent: Card | None = None
+
+
+CARDS = [Card("Small GPU", "GPU-11aa"), Card("Large GPU", "GPU-22bb")]
+SLICE = Card("Large GPU MIG 1g.10gb", "MIG-33cc", CARDS[1])
+
+
+class Driver(SimpleNamespace):
+    """NVML as far as it is used, with two cards and one MIG instance; keeps whether it was shut down."""
+
+    NVMLError = pynvml.NVMLError
+    nvmlMemory_v2 = pynvml.nvmlMemory_v2
+
+    def __init__(self, cards: list[Card]) -> None:
+        super().__init__()
+        self.cards = cards
+        self.running = False
+
+    def nvmlInit(self) -> None:
+        self.running = True
+
+    def nvmlShutdown(self) -> None:
+        self.running = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
+        return self.cards[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Card:
+        if uuid != SLICE.uuid:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return SLICE
+
+    def nvmlDeviceGetUUID(self, card: Card) -> str:
+        return card.uuid
+
+    def nvmlDeviceGetName(self, card: Card) -> str:
+        return card.name
+
+    def nvmlDeviceIsMigDeviceHandle(self, card: Card) -> bool:
+        return card.parent is not None
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, card: Card) -> Card:
+        assert card.parent is not None
+        return card.parent
+
+    def nvmlDeviceGetMemoryInfo(self, card: Card, version: int) -> SimpleNamespace:
+        assert version == pynvml.nvmlMemory_v2
+        return SimpleNamespace(total=24 * GIB, reserved=GIB, used=2 * GIB, free=21 * GIB)
+
+    def nvmlDeviceGetCudaComputeCapability(self, card: Card) -> list[int]:
+        if card.parent is not None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [9, 0]
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "600.10"
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    made = Driver(CARDS)
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
+
+
+def test_the_memory_that_the_driver_keeps_for_itself_does_not_count(driver: Driver) -> None:
+    assert first_gpu() == Hardware(
+        kind="cuda",
+        name="Small GPU",
+        memory_bytes=23 * GIB,
+        used_by_others_bytes=2 * GIB,
+        compute_capability=(9, 0),
+        driver="600.10",
+    )
+    assert not driver.running
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [
+        ("0", "Small GPU"),
+        ("1,0", "Large GPU"),
+        (" 1 ", "Large GPU"),
+        ("GPU-22bb", "Large GPU"),
+        ("GPU-2,GPU-1", "Large GPU"),
+        ("MIG-33cc", "Large GPU MIG 1g.10gb"),
+    ],
+)
+@pytest.mark.usefixtures("driver")
+def test_the_first_visible_device_is_taken(monkeypatch: pytest.MonkeyPatch, visible: str, name: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert first_gpu().name == name
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "2", "GPU-99", "nonsense", "-1,0"])
+def test_no_device_may_be_visible(monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(NoGpuError, match=f"CUDA_VISIBLE_DEVICES='{visible}' leaves no device visible"):
+        first_gpu()
+    assert not driver.running
+
+
+@pytest.mark.usefixtures("driver")
+def test_what_the_driver_refuses_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-unknown")
+    with pytest.raises(NoGpuError, match="failed to describe the device"):
+        first_gpu()
+
+
+def test_a_driver_may_know_no_device(driver: Driver) -> None:
+    driver.cards = []
+    with pytest.raises(NoGpuError, match="knows no device"):
+        first_gpu()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_machine_without_a_driver_is_told_as_such() -> None:
+    with pytest.raises(NoGpuError, match="driver"):
+        first_gpu()

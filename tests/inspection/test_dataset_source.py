@@ -1,0 +1,189 @@
+"""What a user may write for a dataset, and which of its faults are told before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.workload import DatasetSource
+from autotune.errors import InputError
+from autotune.inspection import rows
+from autotune.inspection.dataset import dataset_source
+
+GOOD = b'{"text": "one"}\n{"text": "two"}\n'
+
+
+def write(file: Path, content: bytes) -> str:
+    file.write_bytes(content)
+    return str(file)
+
+
+def load(source: DatasetSource) -> Any:
+    """Load a source as TRL does (trl/scripts/utils.py, get_dataset)."""
+    import datasets
+
+    return datasets.load_dataset(path=source.path, data_files=source.data_files, split=source.split)
+
+
+@pytest.mark.parametrize("text", ["imdb", "trl-lib/tldr"])
+def test_a_name_that_is_not_on_this_disk_is_a_hub_id(text: str) -> None:
+    assert dataset_source(text, "test") == DatasetSource(name=text, path=text, data_files=None, split="test")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("data.jsonl", GOOD),
+        ("blank-lines.jsonl", b'\n{"text": "one"}\n\n{"text": "two"}\n \n'),
+        ("byte-order-mark.jsonl", b"\xef\xbb\xbf" + GOOD),
+        ("no-last-newline.jsonl", GOOD.rstrip()),
+        ("array.jsonl", b'[\n{"text": "one"},\n{"text": "two"}\n]'),
+        ("DATA.JSONL", GOOD),
+        ("lines.json", GOOD),
+        ("array.json", b'[{"text": "one"}, {"text": "two"}]'),
+        ("texts.json", b'["one", "two"]'),
+        ("data.csv", b"text\none\ntwo\n"),
+    ],
+)
+def test_a_file_that_passes_loads_as_two_rows_with_datasets(tmp_path: Path, name: str, content: bytes) -> None:
+    source = dataset_source(write(tmp_path / name, content))
+    assert list(load(source)["text"]) == ["one", "two"]
+
+
+def test_a_parquet_file_passes_and_loads(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": ["one", "two"]}), tmp_path / "data.parquet")
+    source = dataset_source(str(tmp_path / "data.parquet"))
+    assert (source.path, load(source).num_rows) == ("parquet", 2)
+
+
+def test_a_directory_is_loaded_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    write(tmp_path / "deep" / "first.jsonl", b'{"text": "one"}\n')
+    write(tmp_path / "second.jsonl", b'{"text": "two"}\n')
+    write(tmp_path / ".hidden.jsonl", b"not looked at")
+    source = dataset_source(str(tmp_path))
+    assert source == DatasetSource(name=str(tmp_path), path=str(tmp_path))
+    assert sorted(load(source)["text"]) == ["one", "two"]
+
+
+def test_the_name_stays_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "data.jsonl", GOOD)
+    monkeypatch.chdir(tmp_path)
+    assert dataset_source("data.jsonl") == DatasetSource("data.jsonl", "json", str(tmp_path / "data.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"text": "one"}\n{"text": "two"\n', r"Line 2 of .* is not JSON: .* at column 15"),
+        (b'\n\n{"text": "one"}\n\nnonsense\n', r"Line 5 of .* is not JSON"),
+        (b'{"text": "one"}\n["two"]\n', r"Line 2 of .* is an array, not an object"),
+        (b'{"text": "one"}\n"two"\n', r"Line 2 of .* is a text, not an object"),
+        (b'{"text": "one"}\nnull\n', r"Line 2 of .* is null, not an object"),
+        (b'{"text": "one"}\n{"text": "\xe4"}\n', r"Line 2 of .* is not UTF-8: .* at byte 11"),
+        (b"version https://git-lfs.github.com/spec/v1\n", r"Line 1 of .* is not JSON"),
+        (b"\n\n", r"has no rows"),
+        (b"[]", r"has no rows"),
+        (b'{"text": "one"}\n', r"has a single row"),
+        (b'[{"text": "one"}]', r"has a single row"),
+        (b'[{"text": "one"},\n{"text": }]', r"is not JSON: .* at line 2, column 10"),
+        (b"", r"is empty"),
+    ],
+)
+def test_the_first_fault_of_a_jsonl_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        dataset_source(write(tmp_path / "data.jsonl", content))
+
+
+def test_a_broken_line_is_quoted_but_not_at_length(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        dataset_source(write(tmp_path / "data.jsonl", GOOD + b"x" * 10_000))
+    assert caught.value.hint == f"It reads: {'x' * 60}…"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"3", "holds a number, not rows"),
+        (b'{\n"text": ["one", "two"]\n}', "holds an object, not rows"),
+        (b'{"text": ', "is not JSON"),
+        (b'["\xff"]', "is not UTF-8"),
+        (b'[{"text": "one"}]', "has a single row"),
+    ],
+)
+def test_a_json_file_that_holds_no_rows_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        dataset_source(write(tmp_path / "data.json", content))
+
+
+def test_no_more_than_the_limit_is_read_of_a_large_file(tmp_path: Path) -> None:
+    lines = tmp_path / "data.jsonl"
+    write(lines, GOOD * 10 + b"broken\n")
+    with pytest.raises(InputError, match="Line 21"):
+        rows.check_json(lines)
+    assert rows.check_json(lines, limit_bytes=100) is None
+
+
+@pytest.mark.parametrize("name", ["data.txt", "data", "data.jsonl.gz"])
+def test_another_suffix_is_refused_and_the_right_ones_are_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="no format that autotune reads") as caught:
+        dataset_source(write(tmp_path / name, GOOD))
+    assert caught.value.hint == "It reads .jsonl, .json, .csv, .parquet."
+
+
+@pytest.mark.parametrize("content", [b"PAR1", b"PAR1 and then cut off", b"no", b"version https://git-lfs"])
+def test_a_parquet_file_that_is_not_whole_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(InputError, match="not a Parquet file, or not a whole one"):
+        dataset_source(write(tmp_path / "data.parquet", content))
+
+
+@pytest.mark.parametrize("text", ["./nowhere.jsonl", "nowhere.jsonl", "org/nowhere.parquet", "/nowhere"])
+def test_a_missing_file_is_told_apart_from_a_hub_id(text: str) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        dataset_source(text)
+
+
+def test_a_single_file_has_one_split(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no split 'test'"):
+        dataset_source(write(tmp_path / "data.jsonl", GOOD), "test")
+
+
+def test_a_name_that_datasets_would_take_for_a_pattern_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="in its name"):
+        dataset_source(write(tmp_path / "data[1].jsonl", GOOD))
+
+
+def test_a_directory_without_data_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "notes.txt", b"text")
+    with pytest.raises(InputError, match="holds no dataset"):
+        dataset_source(str(tmp_path))
+
+
+def test_a_broken_line_in_a_directory_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", GOOD)
+    broken = write(tmp_path / "b.jsonl", GOOD + b"{")
+    with pytest.raises(InputError) as caught:
+        dataset_source(str(tmp_path))
+    assert caught.value.message.startswith(f"Line 3 of {broken} is not JSON")
+
+
+def test_a_directory_with_a_single_row_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json.dumps({"text": "one"}).encode())
+    with pytest.raises(InputError, match="has a single row"):
+        dataset_source(str(tmp_path))
+
+
+def test_a_directory_that_datasets_saved_for_itself_is_refused_as_datasets_does(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match="save_to_disk"):
+        load(DatasetSource(name="saved", path=str(tmp_path / "saved")))
+    with pytest.raises(InputError, match="save_to_disk"):
+        dataset_source(str(tmp_path / "saved"))

@@ -1,0 +1,105 @@
+"""What this machine is found to be, and what is said about a device or software that is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+import psutil
+import pytest
+import torch
+
+from autotune.core.machine import Hardware, Machine
+from autotune.errors import InputError
+from autotune.inspection import machine as module
+from autotune.inspection.cuda import NoGpuError
+from autotune.inspection.machine import environment, machine
+from autotune.inspection.software import installed_packages
+
+GPU = Hardware(kind="cuda", name="Test GPU", memory_bytes=100, compute_capability=(9, 0), driver="600.1")
+
+
+def no_gpu() -> Hardware:
+    raise NoGpuError("no driver")
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "first_gpu", lambda: GPU)
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "first_gpu", no_gpu)
+
+
+def test_the_cpu_is_described_by_what_this_process_may_use() -> None:
+    hardware = machine("cpu").hardware
+    assert hardware.kind == "cpu"
+    assert hardware.name
+    assert 1 <= hardware.cores <= len(os.sched_getaffinity(0))
+    assert 0 < hardware.memory_bytes <= psutil.virtual_memory().total
+    assert 0 < hardware.available_bytes <= hardware.memory_bytes
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_without_a_gpu_auto_takes_the_cpu_and_keeps_the_reason() -> None:
+    found = machine("auto")
+    assert (found.hardware.kind, found.device_reason) == ("cpu", "no driver")
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_a_gpu_that_is_not_there_cannot_be_asked_for() -> None:
+    with pytest.raises(InputError, match="'cuda' cannot be used: no driver") as caught:
+        machine("cuda")
+    assert "--device cpu" in caught.value.hint
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_gpu_is_taken_when_torch_is_built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
+    found = machine("auto")
+    assert found.hardware.name == "Test GPU"
+    assert found.hardware.cores == machine("cpu").hardware.cores
+    assert found.device_reason == ""
+    assert environment(found)["driver"] == "600.1"
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_gpu_is_of_no_use_to_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "torch_cuda_version", lambda: None)
+    found = machine("auto")
+    assert found.hardware.kind == "cpu"
+    assert "torch" in found.device_reason
+    assert "not built for CUDA" in found.device_reason
+    with pytest.raises(InputError, match="not built for CUDA"):
+        machine("cuda")
+
+
+def test_the_environment_tells_the_versions_that_figures_depend_on() -> None:
+    versions = environment(machine("cpu"))
+    assert versions["python"] == platform.python_version()
+    for name in ("torch", "transformers", "trl", "peft", "accelerate", "optuna"):
+        assert versions[name] == metadata.version(name)
+    assert "driver" not in versions
+
+
+def test_software_that_is_too_old_ends_the_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed_packages", lambda: {**installed_packages(), "trl": "0.24.0"})
+    with pytest.raises(InputError, match=r"trl 0\.24\.0 is installed; autotune needs trl>=1\.15,<2"):
+        machine("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_driver_and_torch_agree_on_the_gpu() -> None:
+    found: Machine = machine("cuda")
+    hardware = found.hardware
+    properties = torch.cuda.get_device_properties(0)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(0)
+    assert hardware.name == properties.name
+    assert hardware.compute_capability == (properties.major, properties.minor)
+    assert hardware.memory_bytes == pytest.approx(total_bytes, rel=0.01)
+    assert hardware.used_by_others_bytes == pytest.approx(total_bytes - free_bytes, abs=0.01 * total_bytes)
+    assert hardware.driver

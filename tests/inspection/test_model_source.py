@@ -1,0 +1,127 @@
+"""What a user may write for a model, and what is said when there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.core.workload import ModelSource
+from autotune.errors import InputError
+from autotune.inspection.model import model_source
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("text", ["gpt2", "Qwen/Qwen2.5-0.5B", "org/name_with-all.kinds"])
+def test_a_name_that_is_not_on_this_disk_is_a_hub_id(text: str) -> None:
+    assert model_source(text, "random") == ModelSource(name=text, init="random")
+
+
+def test_a_directory_is_named_by_its_absolute_path(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory.parent)
+    assert model_source("model", "random") == ModelSource(name=str(directory), init="random")
+
+
+def test_a_config_file_stands_for_its_directory(directory: Path) -> None:
+    assert model_source(str(directory / "config.json"), "random").name == str(directory)
+
+
+def test_a_home_relative_path_is_expanded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(directory.parent))
+    assert model_source("~/model", "random").name == str(directory)
+
+
+@pytest.mark.parametrize("tokenizer", ["tokenizer.json", "tokenizer.model", "vocab.json"])
+def test_any_kind_of_tokenizer_file_will_do(directory: Path, tokenizer: str) -> None:
+    (directory / "tokenizer.json").rename(directory / tokenizer)
+    assert model_source(str(directory), "random").name == str(directory)
+
+
+@pytest.mark.parametrize("text", ["./nowhere", "/nowhere/model", "~/nowhere", "a/b/c", "nowhere/config.json"])
+def test_a_path_to_nothing_is_told_apart_from_a_hub_id(text: str) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        model_source(text, "random")
+
+
+def test_a_missing_path_says_how_far_it_exists(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        model_source(str(tmp_path / "no" / "model"), "random")
+    assert caught.value.hint == f"The path exists up to {tmp_path}."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("./" + "x" * 300, "cannot be looked at: File name too long"), ("~no-one/model", "nobody's home")],
+)
+def test_a_path_that_cannot_be_looked_at_says_why(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        model_source(text, "random")
+
+
+@pytest.mark.parametrize("text", ["", "  ", "two words", "org/na:me", "a--b", "name.git"])
+def test_what_can_be_neither_path_nor_hub_id_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        model_source(text, "random")
+
+
+def test_a_directory_without_a_config_is_refused(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        model_source(str(directory), "random")
+
+
+def test_an_adapter_is_not_taken_for_a_model(directory: Path) -> None:
+    (directory / "config.json").rename(directory / "adapter_config.json")
+    with pytest.raises(InputError, match="PEFT adapter"):
+        model_source(str(directory), "random")
+
+
+def test_a_directory_without_a_tokenizer_is_refused(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="has no tokenizer"):
+        model_source(str(directory), "random")
+
+
+def test_a_file_that_is_no_config_is_refused(directory: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer\.json is a file, but no config\.json"):
+        model_source(str(directory / "tokenizer.json"), "random")
+
+
+def test_a_pipe_is_neither_a_model_directory_nor_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="neither a directory nor a file"):
+        model_source(str(tmp_path / "pipe"), "random")
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
+def test_a_config_that_is_no_json_is_refused(directory: Path, content: bytes) -> None:
+    (directory / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match="is not JSON"):
+        model_source(str(directory), "random")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"model_type": null}'])
+def test_a_config_that_names_no_architecture_is_refused(directory: Path, content: str) -> None:
+    (directory / "config.json").write_text(content)
+    with pytest.raises(InputError, match="names no model_type"):
+        model_source(str(directory), "random")
+
+
+def test_pretrained_weights_that_are_not_there_are_missed_at_once(directory: Path) -> None:
+    with pytest.raises(InputError, match="has no weights to load") as caught:
+        model_source(str(directory), "pretrained")
+    assert "--init random" in caught.value.hint
+
+
+def test_a_model_that_transformers_saved_is_taken_with_its_weights(small_model_directory: Path) -> None:
+    assert model_source(str(small_model_directory), "pretrained").init == "pretrained"

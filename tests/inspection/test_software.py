@@ -1,0 +1,78 @@
+"""Which software autotune requires, and how its versions and builds are found without importing it."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from autotune.errors import InputError
+from autotune.inspection.software import REQUIRED, check_required, installed_packages, torch_cuda_version
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+GOOD = {name: metadata.version(name) for name in REQUIRED}
+
+
+def test_the_required_versions_are_those_that_pip_installs() -> None:
+    declared = map(Requirement, tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"])
+    ranges = {requirement.name: requirement.specifier for requirement in declared}
+    assert {name: ranges[name] for name in REQUIRED} == {name: SpecifierSet(text) for name, text in REQUIRED.items()}
+
+
+def test_installed_packages_have_their_version_and_others_are_absent() -> None:
+    found = installed_packages()
+    assert {name: found[name] for name in REQUIRED} == GOOD
+    assert "lomo-optim" not in found
+
+
+def test_what_is_installed_here_will_do() -> None:
+    check_required(installed_packages())
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} is not installed") as caught:
+        check_required({package: version for package, version in GOOD.items() if package != name})
+    assert caught.value.hint == f"Run: pip install '{name}{REQUIRED[name]}'"
+
+
+@pytest.mark.parametrize(("name", "version"), [("trl", "1.14.2"), ("trl", "2.0.0"), ("optuna", "4.5.0")])
+def test_a_version_outside_the_range_is_refused(name: str, version: str) -> None:
+    with pytest.raises(InputError, match=f"{name} {version} is installed"):
+        check_required({**GOOD, name: version})
+
+
+@pytest.mark.parametrize("version", ["1.16.0.dev0", "1.99.0"])
+def test_a_development_version_within_the_range_will_do(version: str) -> None:
+    check_required({**GOOD, "trl": version})
+
+
+def test_the_cuda_build_is_read_as_torch_itself_tells_it() -> None:
+    assert torch_cuda_version() == torch.version.cuda
+
+
+@pytest.mark.parametrize(
+    ("source", "version"),
+    [
+        ("from typing import Optional\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "13.0"),
+        ("cuda = '12.8'\n", "12.8"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\n", None),
+        ("", None),
+    ],
+)
+def test_builds_for_other_devices_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, version: str | None
+) -> None:
+    (tmp_path / "version.py").write_text(source)
+    (tmp_path / "__init__.py").touch()
+
+    class Spec:
+        origin = str(tmp_path / "__init__.py")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: Spec)
+    assert torch_cuda_version() == version

@@ -1,0 +1,111 @@
+"""Probes that misbehave in every way that a probe can; the plan's trainer says in which."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from autotune.core.measurement import Measurement, Schedule
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import REPLY_FILE, Job, ProbeReply, ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.core.workload import ModelSource
+from autotune.step.child import JobContext, JobType
+
+MODULE = "tests.probing.misbehaving"
+PIDS_FILE = "pids.json"
+
+
+def request(behaviour: str, limit_bytes: int | None = None) -> ProbeRequest:
+    """Return the request for a probe that behaves so."""
+    return ProbeRequest(TrainingPlan(behaviour), ModelSource("none"), "cpu", "none", Schedule(), limit_bytes)
+
+
+def misbehave(request: ProbeRequest, context: JobContext) -> ProbeReply:
+    """Do what the plan's trainer says."""
+    globals()[f"_{request.plan.trainer}"](context.folder)
+    return ProbeReply(Measurement(ProbeStatus.OK))
+
+
+JOBS = {Job.PROBE: JobType(ProbeRequest, misbehave)}
+
+
+def _behave(folder: Path) -> None:
+    pass
+
+
+def _print_noise(folder: Path) -> None:
+    os.write(1, b'{"event": "exited", "code": 0, "signal": null}\n')
+    sys.stdout.write('{"event": "ready"}\n' * 10_000)
+
+
+def _hang(folder: Path) -> None:
+    """Start a process that starts a process, say who they are, and sleep; none heeds a polite request to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    script = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    pids = folder / PIDS_FILE
+    pids.with_suffix(".new").write_text(json.dumps([os.getpid(), child.pid, grandchild]))
+    pids.with_suffix(".new").replace(pids)
+    time.sleep(600)
+
+
+def _leave_a_process_behind(folder: Path) -> None:
+    (folder / PIDS_FILE).write_text(json.dumps([subprocess.Popen(["sleep", "600"]).pid]))
+
+
+def _kill_itself(folder: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_the_server(folder: Path) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def _exit_with_3(folder: Path) -> None:
+    sys.stderr.write("the last words\n")
+    sys.exit(3)
+
+
+def _exit_without_reply(folder: Path) -> None:
+    os._exit(0)
+
+
+def _print_garbage(folder: Path) -> None:
+    (folder / REPLY_FILE).write_bytes(b"\x00\xff garbage")
+    os._exit(0)
+
+
+def _reply_in_another_version(folder: Path) -> None:
+    (folder / REPLY_FILE).write_text('{"version": 0, "kind": "reply", "body": {}}')
+    os._exit(0)
+
+
+def _reply_in_another_shape(folder: Path) -> None:
+    (folder / REPLY_FILE).write_text('{"version": 1, "kind": "reply", "body": {"measurement": {"status": "splendid"}}}')
+    os._exit(0)
+
+
+def _raise(folder: Path) -> None:
+    raise ArithmeticError("two and two are five")
+
+
+def _fail_to_allocate_in_cpp(folder: Path) -> None:
+    """Run out of memory under a limit, in C++ code where nobody catches it."""
+    resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
+    allocate = ctypes.CDLL("libstdc++.so.6")["_Znwm"]  # operator new
+    allocate(ctypes.c_size_t(2**40))
+
+
+def _abort(folder: Path) -> None:
+    os.abort()

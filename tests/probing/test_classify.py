@@ -1,0 +1,61 @@
+"""A kill by signal 9 is out of memory only where the kernel's own counters say so."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from autotune.core.status import ProbeStatus
+from autotune.probing.cgroup import out_of_memory_kills
+from autotune.probing.classify import classify
+from autotune.probing.server import Ending
+
+KILLED = Ending(wall_seconds=3.0, signal=signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("ending", "kills", "status"),
+    [
+        (KILLED, 1, ProbeStatus.HOST_OUT_OF_MEMORY),
+        (KILLED, 0, ProbeStatus.CRASHED),
+        (Ending(wall_seconds=3.0, server_died=True), 1, ProbeStatus.HOST_OUT_OF_MEMORY),
+        (Ending(wall_seconds=3.0, server_died=True), 0, ProbeStatus.CRASHED),
+        (Ending(wall_seconds=3.0, signal=signal.SIGSEGV), 1, ProbeStatus.CRASHED),
+        (Ending(wall_seconds=3.0, signal=signal.SIGKILL, timed_out=True), 1, ProbeStatus.TIMEOUT),
+    ],
+)
+def test_host_out_of_memory_needs_a_rise_of_the_kernels_count(ending: Ending, kills: int, status: ProbeStatus) -> None:
+    assert classify(ending, "reply.json is absent", [], limit_bytes=None, kills=kills).status is status
+
+
+def test_a_library_that_exits_when_cuda_refuses_memory_is_out_of_memory() -> None:
+    log = ["Error out of memory at line 85 in file /src/csrc/pythonInterface.cpp", "some more"]
+    ended = classify(Ending(wall_seconds=3.0, code=1), "reply.json is absent", log, limit_bytes=None, kills=0)
+    assert ended.status is ProbeStatus.OUT_OF_MEMORY
+    assert log[0] in ended.reason
+
+
+def test_kills_are_counted_in_this_group_and_those_above_it_under_cgroup_v2(tmp_path: Path) -> None:
+    membership, root = tmp_path / "cgroup", tmp_path / "fs"
+    membership.write_text("0::/user/job\n")
+    _counter(root / "memory.events", "low 0\noom 5\noom_kill 1\noom_group_kill 7\n")
+    _counter(root / "user" / "job" / "memory.events", "oom_kill 2\n")
+    assert out_of_memory_kills(membership, root) == 3
+
+
+def test_kills_are_counted_under_cgroup_v1(tmp_path: Path) -> None:
+    membership, root = tmp_path / "cgroup", tmp_path / "fs"
+    membership.write_text("5:freezer:/\n4:memory,hugetlb:/job\n0::/\n")
+    _counter(root / "memory" / "job" / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    assert out_of_memory_kills(membership, root) == 4
+
+
+def test_where_no_group_can_be_read_there_is_no_evidence(tmp_path: Path) -> None:
+    assert out_of_memory_kills(tmp_path / "absent", tmp_path) == 0
+
+
+def _counter(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)

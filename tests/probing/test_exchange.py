@@ -1,0 +1,58 @@
+"""Requests and replies arrive whole or not at all, and in the version that was agreed on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.core.codec import decode
+from autotune.core.exchange import (
+    ExchangeError,
+    read_reply,
+    read_request,
+    write_document,
+    write_reply,
+    write_request,
+)
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.protocol import Failure, InputProblem, Job, ProbeReply, ProbeRequest
+from autotune.core.status import Phase, ProbeStatus
+from tests.probing.misbehaving import request
+
+
+def test_a_request_arrives_as_it_was_sent(tmp_path: Path) -> None:
+    before = time.monotonic()
+    sent_seconds = write_request(tmp_path / "new" / "folder", Job.PROBE, request("behave", limit_bytes=7))
+    envelope = read_request(tmp_path / "new" / "folder")
+    assert envelope.job == Job.PROBE
+    assert before <= envelope.sent_seconds == sent_seconds <= time.monotonic()
+    assert decode(ProbeRequest, envelope.body) == request("behave", limit_bytes=7)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ProbeReply(Measurement(ProbeStatus.OUT_OF_MEMORY, "x", out_of_memory=OutOfMemory(Phase.FORWARD, 1, None, 2))),
+        InputProblem("the file is empty", "fill it"),
+        Failure("KeyError", "'x'", "Traceback …"),
+    ],
+)
+def test_a_reply_of_each_kind_arrives_as_it_was_sent(tmp_path: Path, reply: object) -> None:
+    write_reply(tmp_path, reply)
+    assert read_reply(tmp_path, ProbeReply) == reply
+
+
+def test_a_document_that_cannot_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path: Path) -> None:
+    write_document(tmp_path / "a.json", {"old": 1})
+    with pytest.raises(TypeError):
+        write_document(tmp_path / "a.json", {"new": object()})
+    assert (tmp_path / "a.json").read_text() == '{"old": 1}'
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_request_in_another_version_is_not_read(tmp_path: Path) -> None:
+    write_document(tmp_path / "request.json", {"version": 2, "job": "probe", "sent_seconds": 0.0, "body": {}})
+    with pytest.raises(ExchangeError, match="not of version 1"):
+        read_request(tmp_path)

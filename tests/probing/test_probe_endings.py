@@ -1,0 +1,88 @@
+"""Whatever a probe does to itself, what comes back is a measurement that says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.core.status import ProbeStatus
+from autotune.probing import JobServer, probe
+from tests.probing.misbehaving import PIDS_FILE, request
+from tests.probing.processes import running, wait_until
+
+
+def test_a_probe_that_hangs_is_killed_with_every_process_it_started(
+    misbehaving_server: JobServer, tmp_path: Path
+) -> None:
+    measurement = probe(misbehaving_server, request("hang"), tmp_path, timeout_seconds=2.0)
+    assert measurement.status is ProbeStatus.TIMEOUT
+    assert "killed after 2." in measurement.reason
+    assert measurement.wall_seconds >= 2.0
+    pids = json.loads((tmp_path / PIDS_FILE).read_text())
+    assert len(pids) == 3
+    assert wait_until(lambda: not running(pids), seconds=5)
+
+
+def test_a_process_that_a_probe_leaves_behind_is_killed(misbehaving_server: JobServer, tmp_path: Path) -> None:
+    assert probe(misbehaving_server, request("leave_a_process_behind"), tmp_path).ok
+    assert wait_until(lambda: not running(json.loads((tmp_path / PIDS_FILE).read_text())), seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("kill_itself", "killed by signal 9 (SIGKILL); nothing shows that memory was the cause"),
+        ("exit_with_3", "ended with exit status 1; its log ends with 'SystemExit: 3'"),
+        ("exit_without_reply", "its reply.json is absent"),
+        ("print_garbage", "its reply.json is not JSON"),
+        ("reply_in_another_version", "its reply.json is not of version 1"),
+        ("reply_in_another_shape", "its reply.json has another shape than it should"),
+        ("raise", "ArithmeticError: two and two are five"),
+        ("abort", "killed by signal 6 (SIGABRT)"),
+    ],
+)
+def test_a_probe_that_ends_badly_is_crashed_and_says_how(
+    misbehaving_server: JobServer, tmp_path: Path, behaviour: str, reason: str
+) -> None:
+    measurement = probe(misbehaving_server, request(behaviour), tmp_path, timeout_seconds=30.0)
+    assert measurement.status is ProbeStatus.CRASHED
+    assert measurement.reason.startswith(reason)
+    assert measurement.wall_seconds > 0
+
+
+def test_an_allocation_that_fails_in_cpp_under_a_limit_is_out_of_memory(
+    misbehaving_server: JobServer, tmp_path: Path
+) -> None:
+    measurement = probe(misbehaving_server, request("fail_to_allocate_in_cpp", limit_bytes=2**30), tmp_path)
+    assert measurement.status is ProbeStatus.OUT_OF_MEMORY
+    assert "std::bad_alloc" in measurement.reason
+    assert "limit of 1.00 GiB" in measurement.reason
+
+
+def test_without_a_limit_the_same_failure_is_no_evidence_for_the_budget(
+    misbehaving_server: JobServer, tmp_path: Path
+) -> None:
+    measurement = probe(misbehaving_server, request("fail_to_allocate_in_cpp"), tmp_path)
+    assert measurement.status is ProbeStatus.CRASHED
+
+
+def test_what_a_probe_prints_goes_to_its_log_and_confuses_nobody(misbehaving_server: JobServer, tmp_path: Path) -> None:
+    assert probe(misbehaving_server, request("print_noise"), tmp_path / "noisy").ok
+    assert (tmp_path / "noisy" / "log.txt").read_text().count('{"event": "ready"}') == 10_000
+    assert probe(misbehaving_server, request("behave"), tmp_path / "next").ok
+
+
+def test_the_reply_of_an_earlier_try_in_the_same_folder_is_not_taken_for_this_ones(
+    misbehaving_server: JobServer, tmp_path: Path
+) -> None:
+    assert probe(misbehaving_server, request("behave"), tmp_path).ok
+    assert probe(misbehaving_server, request("exit_without_reply"), tmp_path).status is ProbeStatus.CRASHED
+
+
+def test_nothing_lies_in_a_probe_folder_but_request_reply_and_log(
+    misbehaving_server: JobServer, tmp_path: Path
+) -> None:
+    probe(misbehaving_server, request("behave"), tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.txt", "reply.json", "request.json"]

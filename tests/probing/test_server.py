@@ -1,0 +1,122 @@
+"""The job server outlives its jobs, never its parent, and is replaced when it dies."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.core import exchange
+from autotune.core.status import ProbeStatus
+from autotune.errors import InputError, ProbeServerError
+from autotune.probing import JobServer, probe
+from tests.probing.misbehaving import MODULE, PIDS_FILE, request
+from tests.probing.processes import running, wait_until
+
+
+def test_a_server_starts_in_the_background() -> None:
+    began = time.monotonic()
+    with JobServer("cpu") as server:
+        assert time.monotonic() - began < 0.5
+        assert server.pid is not None
+        pid = server.pid
+    assert not running([pid])
+
+
+def test_a_server_that_died_is_replaced_at_the_next_job_but_not_twice_in_a_row(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        died = probe(server, request("kill_the_server"), tmp_path / "1")
+        assert died.status is ProbeStatus.CRASHED
+        assert "the process that starts probes died" in died.reason
+        assert probe(server, request("behave"), tmp_path / "2").ok
+        assert probe(server, request("kill_the_server"), tmp_path / "3").status is ProbeStatus.CRASHED
+        with pytest.raises(ProbeServerError, match="died twice"):
+            probe(server, request("kill_the_server"), tmp_path / "4")
+
+
+def test_a_server_that_died_between_jobs_is_not_noticed(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        assert probe(server, request("behave"), tmp_path / "1").ok
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert probe(server, request("behave"), tmp_path / "2").ok
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with (
+        JobServer("cpu", jobs_module="no.such.module") as server,
+        pytest.raises(ProbeServerError, match=r"(?s)could not be started.*No module named 'no'"),
+    ):
+        probe(server, request("behave"), tmp_path)
+
+
+def test_a_spawned_job_leads_a_group_that_ends_with_it(tmp_path: Path) -> None:
+    with JobServer("cpu", spawn=True, jobs_module=MODULE) as server:
+        assert probe(server, request("leave_a_process_behind"), tmp_path).ok
+        assert wait_until(lambda: not running(json.loads((tmp_path / PIDS_FILE).read_text())), seconds=5)
+
+
+def test_ctrl_c_ends_the_running_probe_and_the_server_goes_on(misbehaving_server: JobServer, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        wait_until((tmp_path / "1" / PIDS_FILE).exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        probe(misbehaving_server, request("hang"), tmp_path / "1", timeout_seconds=60.0)
+    assert wait_until(lambda: not running(json.loads((tmp_path / "1" / PIDS_FILE).read_text())), seconds=5)
+    assert probe(misbehaving_server, request("behave"), tmp_path / "2").ok
+
+
+def test_nothing_is_left_running_when_the_parent_is_killed(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from autotune.probing import JobServer, probe
+from tests.probing.misbehaving import MODULE, request
+server = JobServer("cpu", jobs_module=MODULE)
+print(server.pid, flush=True)
+probe(server, request("hang"), Path({str(tmp_path)!r}))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    server = int(parent.stdout.readline())
+    assert wait_until((tmp_path / PIDS_FILE).exists, seconds=60)
+    pids = [server, *json.loads((tmp_path / PIDS_FILE).read_text())]
+    assert running(pids) == pids
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert wait_until(lambda: not running(pids), seconds=10)
+
+
+def test_a_full_disk_is_told_as_such(
+    misbehaving_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(exchange, "write_document", full)
+    with pytest.raises(InputError, match="is on a full disk"):
+        probe(misbehaving_server, request("behave"), tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_told_as_such(misbehaving_server: JobServer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        probe(misbehaving_server, request("behave"), tmp_path / "file" / "folder")
+
+
+def test_modules_of_the_working_directory_do_not_stand_in_for_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "datasets.py").write_text("raise SystemExit('taken for the library')")
+    monkeypatch.chdir(tmp_path)
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        assert probe(server, request("behave"), tmp_path / "probe").ok

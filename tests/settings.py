@@ -1,0 +1,84 @@
+"""Settings made by hand, for tests of rules that need no process: a workload, a machine, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.lengths import LengthDistribution
+from autotune.core.machine import Hardware, Machine
+from autotune.core.setting import Setting
+from autotune.core.workload import (
+    DatasetProfile,
+    DatasetSource,
+    ModelProfile,
+    ModelSource,
+    PackingCheck,
+    Workload,
+)
+from autotune.units import GIB
+
+PACKAGES = {
+    "torch": "2.13.0+cpu",
+    "transformers": "5.23.0",
+    "trl": "1.16.0",
+    "accelerate": "1.15.0",
+    "peft": "0.21.2",
+    "datasets": "5.2.0",
+    "optuna": "5.0.0",
+    "bitsandbytes": "0.50.2",
+}
+CPU = Machine(Hardware("cpu", "a CPU made by hand", 16 * GIB, cores=2), PACKAGES)
+GPU = Machine(
+    Hardware("cuda", "a GPU made by hand", 80 * GIB, compute_capability=(9, 0), cores=8, driver="580.1"),
+    {**PACKAGES, "torch": "2.13.0", "liger-kernel": "0.8.5", "flash-attn": "2.9.0"},
+)
+LENGTHS = {20: 50, 100: 40, 500: 9, 2000: 1}
+"""100 rows, 11,500 tokens; 1024 tokens keep 91.5 % of them, and 99 % need 1885."""
+
+
+def separates(attention: str) -> PackingCheck:
+    """Return a self-test that was passed."""
+    return PackingCheck(attention, supported=True, separates=True, max_difference=1e-6, tolerance=1e-4)
+
+
+def contaminates(attention: str) -> PackingCheck:
+    """Return a self-test that was failed, as OPT's is."""
+    reason = "logits differ by 6.1 (tolerance 0.0001)"
+    return PackingCheck(attention, True, False, 6.1, 1e-4, reason)
+
+
+def workload(
+    *,
+    lengths: Mapping[int, int] = LENGTHS,
+    checks: tuple[PackingCheck, ...] = (separates("sdpa"), separates("eager")),
+    layers: int = 4,
+    linear_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    model_type: str = "llama",
+) -> Workload:
+    """Return a workload that was never read from disk."""
+    distribution = LengthDistribution(dict(lengths))
+    return Workload(
+        trainer="sft",
+        model_source=ModelSource("/models/small"),
+        dataset_source=DatasetSource("rows.jsonl", "json", "/data/rows.jsonl"),
+        model=ModelProfile(
+            "/models/small", model_type, "LlamaForCausalLM", 1_000_000, layers, 512, 2048, None, linear_modules, True,
+            "model-fingerprint",
+        ),
+        dataset=DatasetProfile(
+            "rows.jsonl", "text", ("text",), distribution, distribution.tokens, "/tokenized", "dataset-fingerprint"
+        ),
+        packing_checks={check.attention: check for check in checks},
+    )  # fmt: skip
+
+
+def setting(
+    *,
+    machine: Machine = CPU,
+    global_batch_size: int = 8,
+    token_coverage: float = 0.99,
+    allowed: frozenset[str] = frozenset(),
+    of: Workload | None = None,
+) -> Setting:
+    """Return a setting on a machine made by hand."""
+    return Setting(of or workload(), machine, global_batch_size, token_coverage, allowed)

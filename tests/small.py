@@ -1,0 +1,148 @@
+"""Small models, tokenizers and datasets, made on the spot; torch and transformers are imported only on use."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+END = "<|end|>"
+PADDING = "<|pad|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+WORDS = (
+    "memory", "speed", "batch", "length", "token", "packed", "padding", "model", "layer", "gradient", "optimizer",
+    "state", "step", "warm", "device", "kernel", "the", "a", "of", "and", "in", "is", "that", "it", "for", "on", "with",
+    "as", "was", "at", "by", "be", "this", "from", "or", "which", "one", "had", "not", "but", "what", "all", "were",
+    "when", "there", "can",
+)  # fmt: skip
+
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 128}
+_MODELS: dict[str, dict[str, Any]] = {
+    "llama": _HEADS,
+    "qwen2": _HEADS,
+    "mistral": {**_HEADS, "sliding_window": 8},
+    "gemma2": {**_HEADS, "head_dim": 16, "sliding_window": 8},
+    "qwen3_moe": {**_HEADS, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt_oss": {**_HEADS, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "opt": {"hidden_size": 64, "ffn_dim": 128, "num_attention_heads": 4, "word_embed_proj_dim": 64},
+    "gpt2": {"n_embd": 64, "n_head": 4},
+}
+
+
+def sentence(random_source: random.Random, words: int) -> str:
+    """Return so many random words."""
+    return " ".join(random_source.choices(WORDS, k=words))
+
+
+def long_tailed_texts(rows: int, *, seed: int = 7, median_words: int = 20, longest_words: int = 300) -> list[str]:
+    """Return texts whose lengths are log-normal: most are short, a few are many times longer."""
+    source = random.Random(seed)
+    lengths = [min(longest_words, max(1, round(source.lognormvariate(0, 0.9) * median_words))) for _ in range(rows)]
+    return [sentence(source, length) for length in lengths]
+
+
+@cache
+def _backend() -> str:
+    """Return the JSON of a byte-level BPE tokenizer trained on the words of these datasets."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PADDING, END, "<|user|>", "<|assistant|>", "<|system|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    return tokenizer.to_str()
+
+
+def small_tokenizer(*, chat_template: bool = True) -> Any:
+    """Return a byte-level BPE tokenizer of at most :data:`VOCABULARY` tokens that can encode any text."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_backend()), eos_token=END, pad_token=PADDING, model_max_length=100_000
+    )
+    if chat_template:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def small_config(model_type: str = "llama", **changes: Any) -> Any:
+    """Return a configuration of a small model: 2 layers, 64 wide, :data:`VOCABULARY` tokens; ``changes`` win."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        model_type,
+        **{
+            "vocab_size": VOCABULARY,
+            "num_hidden_layers": 2,
+            "max_position_embeddings": 2048,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 1,
+            "tie_word_embeddings": True,
+            **_MODELS[model_type],
+            **changes,
+        },
+    )
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    return config
+
+
+def write_small_model(
+    directory: Path,
+    model_type: str = "llama",
+    *,
+    weights: bool = True,
+    tokenizer: bool = True,
+    chat_template: bool = True,
+    **changes: Any,
+) -> Path:
+    """Write a small model (its configuration, and if wanted its weights and a tokenizer) and return its directory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = small_config(model_type, **changes)
+    config.save_pretrained(directory)
+    if weights:
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    if tokenizer:
+        small_tokenizer(chat_template=chat_template).save_pretrained(directory)
+    return directory
+
+
+def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write rows as JSON lines and return the file."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def text_rows(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the texts in TRL's ``text`` format."""
+    return [{"text": text} for text in texts]
+
+
+def messages_rows(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the texts in TRL's ``messages`` format, as answers to short questions."""
+    return [
+        {"messages": [{"role": "user", "content": f"{i} ?"}, {"role": "assistant", "content": text}]}
+        for i, text in enumerate(texts)
+    ]
+
+
+def prompt_completion_rows(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the texts in TRL's standard ``prompt+completion`` format: a short prompt, the text as completion."""
+    return [{"prompt": f"row {i} :", "completion": f" {text}"} for i, text in enumerate(texts)]

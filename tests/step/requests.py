@@ -1,0 +1,45 @@
+"""Requests for probes of the small workload, and what most of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.measurement import Schedule
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import PrepareReply, ProbeRequest
+from autotune.core.workload import Init, ModelSource
+
+BRIEF = Schedule(worst_steps=2, warmup_steps=0, min_steps=2, max_steps=2, max_seconds=60.0, target_error=0.01)
+"""As short as a probe can be."""
+
+
+def plan(
+    args: Mapping[str, object] | None = None,
+    model: Mapping[str, object] | None = None,
+    *,
+    truncate_to: int | None = None,
+    rows: int = 2,
+    micro_batches: int = 1,
+) -> TrainingPlan:
+    """Return a plan for a CPU: batches of 2 rows of at most 64 tokens, unless told otherwise."""
+    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": micro_batches}
+    return TrainingPlan("sft", {"use_cpu": True, "max_length": 64, **sizes, **(args or {})}, model or {}, truncate_to)
+
+
+def probe_request(
+    workload: PrepareReply,
+    training_plan: TrainingPlan,
+    *,
+    schedule: Schedule = BRIEF,
+    limit_bytes: int | None = None,
+    init: Init = "random",
+) -> ProbeRequest:
+    """Return the request for a probe of a workload on the CPU."""
+    return ProbeRequest(
+        plan=training_plan,
+        model=ModelSource(workload.model.name, init),
+        device="cpu",
+        tokenized_directory=workload.dataset.tokenized_directory,
+        schedule=schedule,
+        limit_bytes=limit_bytes,
+    )

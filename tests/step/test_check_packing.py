@@ -1,0 +1,75 @@
+"""The self-test tells architectures that keep packed documents apart from those that silently mix them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from autotune.core.protocol import CheckPackingRequest
+from autotune.core.workload import ModelSource, PackingCheck
+from autotune.errors import InputError
+from autotune.probing import JobServer, check_packing
+from autotune.step.shrink import shrunken_model
+from tests.small import write_small_model
+
+
+def check(server: JobServer, folder: Path, model_type: str, *attentions: str) -> tuple[PackingCheck, ...]:
+    model = write_small_model(folder / model_type, model_type, weights=False, tokenizer=False)
+    request = CheckPackingRequest(ModelSource(str(model)), "cpu", attentions)
+    checks = check_packing(server, request, folder / "check").checks
+    assert tuple(found.attention for found in checks) == attentions
+    return checks
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral", "gpt2", "qwen3_moe"])
+def test_these_keep_packed_documents_apart(job_server: JobServer, tmp_path: Path, model_type: str) -> None:
+    for found in check(job_server, tmp_path, model_type, "sdpa", "eager"):
+        assert found.supported, found
+        assert found.separates, found
+        assert found.max_difference is not None
+        assert found.max_difference < found.tolerance
+        assert found.reason == ""
+
+
+@pytest.mark.parametrize("model_type", ["opt", "gpt_oss"])
+def test_these_mix_packed_documents(job_server: JobServer, tmp_path: Path, model_type: str) -> None:
+    (found,) = check(job_server, tmp_path, model_type, "eager")
+    assert found.supported
+    assert not found.separates
+    assert found.max_difference is not None
+    assert found.max_difference > 100 * found.tolerance
+    assert "see one another" in found.reason
+
+
+def test_an_attention_that_the_architecture_or_the_machine_lacks_is_not_supported(
+    job_server: JobServer, tmp_path: Path
+) -> None:
+    sdpa, eager, flash = check(job_server, tmp_path, "gemma2", "sdpa", "eager", "flash_attention_2")
+    assert not sdpa.supported
+    assert not sdpa.separates
+    assert "does not support an attention implementation" in sdpa.reason
+    assert sdpa.max_difference is None
+    assert eager.supported
+    assert eager.separates
+    assert not flash.supported
+
+
+def test_a_model_that_cannot_be_read_is_told(job_server: JobServer, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    request = CheckPackingRequest(ModelSource(str(tmp_path / "empty")), "cpu", ("sdpa",))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        check_packing(job_server, request, tmp_path / "check")
+
+
+# Full-size configurations of transformers' defaults: 7B and 8x7B parameters, 16 experts with chunked attention, ….
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma3_text", "mixtral", "deepseek_v3", "llama4_text"])
+def test_a_shrunken_copy_is_small_and_has_every_kind_of_layer(model_type: str) -> None:
+    config = AutoConfig.for_model(model_type)
+    architecture = AutoModelForCausalLM._model_mapping[type(config)]
+    model = shrunken_model(architecture, config, layers=2)
+    assert type(model) is architecture
+    assert sum(parameter.numel() for parameter in model.parameters()) < 10_000_000
+    assert set(getattr(model.config, "layer_types", None) or []) == set(getattr(config, "layer_types", None) or [])
+    assert config.num_hidden_layers > 2, "the configuration that was given is left as it was"

@@ -1,0 +1,83 @@
+"""Probes on a real GPU: the allocator's figures, the driver's, and a limit that is enforced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.core.measurement import Measurement
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import CheckPackingRequest, PrepareReply
+from autotune.core.status import Phase, ProbeStatus
+from autotune.core.workload import ModelSource
+from autotune.probing import JobServer, check_packing, probe
+from autotune.units import GIB, MIB
+from tests.step.requests import plan, probe_request
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none"),
+]
+
+
+@pytest.fixture(scope="module")
+def cuda_server() -> Iterator[JobServer]:
+    with JobServer("cuda") as server:
+        yield server
+
+
+def run(
+    server: JobServer, workload: PrepareReply, folder: Path, training_plan: TrainingPlan, limit_bytes: int | None = None
+) -> Measurement:
+    request = probe_request(workload, training_plan, limit_bytes=limit_bytes)
+    return probe(server, replace(request, device="cuda"), folder, timeout_seconds=120.0)
+
+
+def on_gpu(args: dict[str, object] | None = None, rows: int = 2) -> TrainingPlan:
+    return plan({"use_cpu": False, "model_init_kwargs": {"device_map": None}, **(args or {})}, rows=rows)
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16", "lora_target_modules": "all-linear"}]
+)
+def test_the_allocators_and_the_drivers_figures_are_there(
+    cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path, model: dict[str, object]
+) -> None:
+    measurement = run(cuda_server, small_workload, tmp_path, replace(on_gpu(), model=model))
+    assert measurement.ok, measurement.reason
+    assert measurement.peak_bytes is not None
+    assert measurement.reserved_bytes is not None
+    assert 0 < measurement.peak_bytes <= measurement.reserved_bytes
+    assert measurement.allocation_retries == 0
+    assert measurement.host_peak_bytes is not None
+    assert measurement.device_bytes is None or measurement.device_bytes > measurement.reserved_bytes
+
+
+def test_a_forked_job_starts_at_once(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:
+    run(cuda_server, small_workload, tmp_path / "first", on_gpu())
+    measurement = run(cuda_server, small_workload, tmp_path / "second", on_gpu())
+    assert measurement.start_seconds is not None
+    assert measurement.start_seconds < 4.0, "the server had to start a new interpreter"
+
+
+def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:
+    large = on_gpu({"max_length": None, "gradient_checkpointing": False}, rows=64)
+    needed = run(cuda_server, small_workload, tmp_path / "free", large)
+    assert needed.ok, needed.reason
+    assert needed.peak_bytes is not None
+    assert run(cuda_server, small_workload, tmp_path / "fits", large, limit_bytes=needed.peak_bytes + 2 * GIB).ok
+    nothing = run(cuda_server, small_workload, tmp_path / "context", large, limit_bytes=16 * MIB)
+    assert nothing.status is ProbeStatus.OUT_OF_MEMORY
+    assert nothing.out_of_memory is not None
+    assert nothing.out_of_memory.phase is Phase.CONSTRUCTION
+    assert "the CUDA context alone holds" in nothing.reason
+
+
+def test_the_self_test_runs_on_the_gpu(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:
+    request = CheckPackingRequest(ModelSource(small_workload.model.name), "cuda", ("sdpa", "eager"))
+    for check in check_packing(cuda_server, request, tmp_path).checks:
+        assert check.separates, check

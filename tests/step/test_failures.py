@@ -1,0 +1,84 @@
+"""What an exception says of a candidate: real ones where this machine can raise them."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+import pytest
+import torch
+
+from autotune.step.failures import FailureKind, judge
+from autotune.units import GIB, MIB
+
+
+def kind(
+    error: Exception, *, began: bool = False, limit_bytes: int | None = None, headroom_bytes: int | None = None
+) -> FailureKind:
+    return judge(error, began_training=began, limit_bytes=limit_bytes, headroom_bytes=headroom_bytes).kind
+
+
+def test_a_tensor_that_does_not_fit_is_out_of_memory_with_its_size() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**52, dtype=torch.uint8)
+    verdict = judge(raised.value, began_training=True)
+    assert verdict.kind is FailureKind.OUT_OF_MEMORY
+    assert verdict.requested_bytes == 2**52
+
+
+def test_python_objects_that_do_not_fit_are_out_of_memory() -> None:
+    with pytest.raises(MemoryError) as raised:
+        bytearray(2**62)
+    assert kind(raised.value) is FailureKind.OUT_OF_MEMORY
+
+
+def test_cudas_message_tells_the_size() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of …")
+    verdict = judge(error, began_training=False)
+    assert (verdict.kind, verdict.requested_bytes) == (FailureKind.OUT_OF_MEMORY, int(1.5 * GIB))
+
+
+def test_a_failed_system_call_for_memory_is_out_of_memory() -> None:
+    assert kind(OSError(errno.ENOMEM, "Cannot allocate memory")) is FailureKind.OUT_OF_MEMORY
+
+
+def test_memory_that_ran_out_behind_another_exception_is_found() -> None:
+    def load() -> None:
+        try:
+            raise MemoryError
+        except MemoryError as cause:
+            raise ValueError("the dataset could not be made") from cause
+
+    with pytest.raises(ValueError, match="could not be made") as raised:
+        load()
+    assert kind(raised.value) is FailureKind.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("message", ["could not create a primitive", "can't start new thread"])
+def test_an_ambiguous_error_is_out_of_memory_only_at_an_enforced_limit(message: str) -> None:
+    error = RuntimeError(message)
+    assert kind(error, limit_bytes=GIB, headroom_bytes=MIB) is FailureKind.OUT_OF_MEMORY
+    assert kind(error, limit_bytes=GIB, headroom_bytes=100 * MIB) is FailureKind.OUT_OF_MEMORY
+    assert kind(error, limit_bytes=GIB, headroom_bytes=500 * MIB) is FailureKind.CRASHED
+    assert kind(error) is FailureKind.CRASHED
+
+
+def test_a_refusal_comes_before_the_first_step_is_done() -> None:
+    refusals: list[Exception] = [ValueError("no"), NotImplementedError("not yet"), ImportError("absent")]
+    for error in refusals:
+        assert kind(error) is FailureKind.UNSUPPORTED
+        assert kind(error, began=True) is FailureKind.CRASHED
+    assert kind(RuntimeError("broken")) is FailureKind.CRASHED
+
+
+def test_a_reason_is_the_first_lines_and_not_a_page() -> None:
+    verdict = judge(
+        ValueError("\n".join(f"line {i} " + "x" * 200 for i in range(50))), began_training=True, headroom_bytes=None
+    )
+    assert verdict.reason.startswith("ValueError: line 0 ")
+    assert len(verdict.reason) <= 400
+    assert judge(KeyError(), began_training=True).reason == "KeyError"
+
+
+def test_these_tests_ran_without_a_limit() -> None:
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY

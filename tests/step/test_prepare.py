@@ -1,0 +1,223 @@
+"""Preparing a workload: TRL's own tokens and labels, honest profiles, a message for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, load_from_disk
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+from autotune.core.lengths import LengthDistribution
+from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.core.workload import DatasetSource, Init, ModelSource
+from autotune.errors import InputError
+from autotune.probing import JobServer, prepare
+from tests.small import (
+    long_tailed_texts,
+    messages_rows,
+    prompt_completion_rows,
+    small_config,
+    small_tokenizer,
+    text_rows,
+    write_rows,
+    write_small_model,
+)
+
+Rows = list[dict[str, Any]]
+TEXTS = long_tailed_texts(12)
+
+
+def conversations_rows(texts: list[str]) -> Rows:
+    return [{"conversations": [{"from": "human", "value": "go on"}, {"from": "gpt", "value": text}]} for text in texts]
+
+
+def conversational_prompt_rows(texts: list[str]) -> Rows:
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"say {i}"}],
+            "completion": [{"role": "assistant", "content": text}],
+        }
+        for i, text in enumerate(texts)
+    ]
+
+
+FORMATS: dict[str, tuple[str, Rows]] = {
+    "text": ("text", text_rows(TEXTS)),
+    "messages": ("messages", messages_rows(TEXTS)),
+    "prompt and completion": ("prompt+completion", prompt_completion_rows(TEXTS)),
+    "conversational prompt and completion": ("prompt+completion", conversational_prompt_rows(TEXTS)),
+    "conversations": ("conversations", conversations_rows(TEXTS)),
+    "input_ids": ("input_ids", [{"input_ids": list(range(3, 3 + i))} for i in range(1, 9)]),
+    "input_ids with labels": (
+        "input_ids",
+        [{"input_ids": list(range(3, 5 + i)), "labels": [-100, *range(4, 5 + i)]} for i in range(1, 9)],
+    ),
+}
+
+
+@pytest.fixture
+def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path) -> Callable[..., PrepareReply]:
+    def run(rows: Rows | None, *, model: Path | None = None, init: Init = "random", **source: str) -> PrepareReply:
+        file = tmp_path / "rows.jsonl"
+        if rows is not None:
+            write_rows(file, rows)
+        request = PrepareRequest(
+            model=ModelSource(str(model or small_model_directory), init),
+            dataset=DatasetSource(**{"name": "rows.jsonl", "path": "json", "data_files": str(file), **source}),
+            trainer="sft",
+            tokenized_directory=str(tmp_path / "tokenized"),
+        )
+        return prepare(job_server, request, tmp_path / "prepare")
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "rows"), FORMATS.values(), ids=FORMATS.keys())
+def test_tokens_and_labels_are_those_that_trl_makes(
+    prepared: Callable[..., PrepareReply], tmp_path: Path, name: str, rows: Rows
+) -> None:
+    profile = prepared(rows).dataset
+    saved = load_from_disk(profile.tokenized_directory)
+    trainer = SFTTrainer(
+        model=AutoModelForCausalLM.from_config(small_config()),
+        args=SFTConfig(str(tmp_path / "reference"), max_length=None, use_cpu=True, bf16=False, report_to="none"),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=small_tokenizer(),
+    )
+    assert saved["input_ids"][:] == trainer.train_dataset["input_ids"][:]
+    assert saved["labels"][:] == trainer.train_dataset["labels"][:]
+    assert profile.format == name
+    assert profile.columns == tuple(rows[0])
+    assert profile.lengths.tokens == sum(len(row) for row in saved["input_ids"])
+    assert profile.trainable_tokens == sum(label != -100 for row in saved["labels"] for label in row)
+
+
+def test_lengths_are_counted(prepared: Callable[..., PrepareReply]) -> None:
+    lengths = [5, 9, 5, 2, 9, 9]
+    profile = prepared([{"input_ids": [3] * length} for length in lengths]).dataset
+    assert profile.lengths == LengthDistribution({2: 1, 5: 2, 9: 3})
+
+
+def test_only_the_rows_themselves_make_the_datasets_fingerprint(prepared: Callable[..., PrepareReply]) -> None:
+    first = prepared(text_rows(TEXTS)).dataset.fingerprint
+    assert (
+        prepared([{"text": row["text"], "source": "elsewhere"} for row in text_rows(TEXTS)]).dataset.fingerprint
+        == first
+    )
+    assert prepared(text_rows(TEXTS[:-1])).dataset.fingerprint != first
+
+
+def test_the_models_profile_is_that_of_the_model_that_is_built(
+    prepared: Callable[..., PrepareReply], small_model_directory: Path
+) -> None:
+    profile = prepared(text_rows(TEXTS)).model
+    model = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    assert profile.parameters == model.num_parameters()
+    assert (profile.model_type, profile.architecture) == ("llama", "LlamaForCausalLM")
+    assert (profile.layers, profile.vocabulary, profile.max_positions) == (2, 512, 2048)
+    assert profile.linear_modules == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert profile.experts is None
+    assert profile.has_weights is True
+
+
+def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+    experts = write_small_model(tmp_path / "moe", "qwen3_moe", weights=False)
+    assert prepared(text_rows(TEXTS), model=experts).model.experts == 4
+    gpt2 = write_small_model(tmp_path / "gpt2", "gpt2", weights=False)
+    profile = prepared(text_rows(TEXTS), model=gpt2).model
+    assert profile.linear_modules == ("c_attn", "c_proj", "c_fc")
+    assert profile.has_weights is False
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"question": "a", "answer": "b"}] * 3,
+            r"no column that SFT can use: it has question, answer\..*It needs text",
+        ),
+        ([{"prompt": "a"}] * 3, r"no column that SFT can use: it has prompt\."),
+        ([{"text": "alone"}], r"has a single row\..*at least two rows"),
+        ([{"text": "a"}, {"text": None}], r"Row 2 of rows.jsonl has no text\."),
+        ([{"text": 1}, {"text": 2}], r"Row 1 of rows.jsonl holds neither text nor messages in text\."),
+        ([{"messages": "a"}, {"messages": "b"}], r"Row 1 of rows.jsonl holds neither text nor messages in messages\."),
+    ],
+)
+def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., PrepareReply], rows: Rows, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepared(rows)
+
+
+def test_a_broken_line_is_told_by_its_number(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+    good = [json.dumps(row) for row in text_rows(TEXTS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*good[:6], '{"text": "cut of', *good[6:]]))
+    with pytest.raises(InputError, match=r"Line 7 of .*rows.jsonl is not JSON"):
+        prepared(None)
+
+
+def test_a_missing_dataset_is_told(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="dataset no/such was not found"):
+        prepared(text_rows(TEXTS), name="no/such", path="no/such")
+    with pytest.raises(InputError, match=r"dataset rows.jsonl was not found"):
+        prepared(None, data_files=str(tmp_path / "absent.jsonl"))
+
+
+def test_an_unknown_split_is_told(prepared: Callable[..., PrepareReply]) -> None:
+    with pytest.raises(InputError, match=r'Unknown split "test"'):
+        prepared(text_rows(TEXTS), split="test")
+
+
+def test_a_tokenizer_without_chat_template_takes_no_conversations(
+    prepared: Callable[..., PrepareReply], tmp_path: Path
+) -> None:
+    model = write_small_model(tmp_path / "plain", weights=False, chat_template=False)
+    assert prepared(text_rows(TEXTS), model=model).dataset.format == "text"
+    with pytest.raises(InputError, match="has no chat template"):
+        prepared(messages_rows(TEXTS), model=model)
+
+
+def test_a_row_that_the_chat_template_refuses_is_told(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "strict", weights=False, chat_template=False)
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('only users may speak') }}"
+    tokenizer.save_pretrained(model)
+    with pytest.raises(InputError, match=r"refuses a row of rows.jsonl: only users may speak"):
+        prepared(messages_rows(TEXTS), model=model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "nothing_known"}, "configuration of .* cannot be loaded"),
+        ({"architectures": None}, "names no architecture"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "LlamaForSequenceClassification, .*no causal language model",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_told(
+    prepared: Callable[..., PrepareReply], tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    model = write_small_model(tmp_path / "odd", weights=False)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(InputError, match=message):
+        prepared(text_rows(TEXTS), model=model)
+
+
+def test_a_model_without_configuration_tokenizer_or_weights_is_told(
+    prepared: Callable[..., PrepareReply], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"configuration of .*empty cannot be loaded"):
+        prepared(text_rows(TEXTS), model=tmp_path / "empty")
+    with pytest.raises(InputError, match="has no tokenizer"):
+        prepared(text_rows(TEXTS), model=write_small_model(tmp_path / "mute", weights=False, tokenizer=False))
+    with pytest.raises(InputError, match="has no weights to load"):
+        prepared(text_rows(TEXTS), model=write_small_model(tmp_path / "bare", weights=False), init="pretrained")

@@ -1,0 +1,126 @@
+"""A probe trains on the rows that it says, and changes nothing of the plan but what a probe needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_from_disk
+from trl import SFTConfig, SFTTrainer
+
+from autotune.core.measurement import Schedule
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import PrepareReply
+from autotune.core.status import Phase
+from autotune.step.meters import CpuMeter
+from autotune.step.objects import (
+    TRAINERS,
+    TrainerClasses,
+    config,
+    model_init_kwargs,
+    peft_config,
+    quantization_config,
+)
+from autotune.step.progress import Progress
+from autotune.step.training import train, training_rows
+from tests.step.requests import plan, probe_request
+
+SCHEDULE = Schedule(worst_steps=1, warmup_steps=1, min_steps=2, max_steps=2)
+
+
+@pytest.mark.parametrize(
+    "training_plan",
+    [
+        plan(rows=2, micro_batches=2),
+        plan({"packing": True}),
+        plan({"packing": True, "packing_strategy": "wrapped"}),
+        plan({"padding_free": True, "max_length": None}, truncate_to=40),
+    ],
+    ids=["padded", "bfd", "wrapped", "padding-free"],
+)
+def test_trl_counts_the_tokens_that_the_probe_counts(
+    small_workload: PrepareReply, tmp_path: Path, training_plan: TrainingPlan
+) -> None:
+    progress = Progress(SCHEDULE, CpuMeter())
+    trainer = train(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path, progress)
+    assert progress.batches is not None
+    assert progress.steps_done == 4
+    assert trainer._total_train_tokens == progress.batches.tokens.sum()
+    assert progress.timed_tokens == progress.batches.tokens[2:].tolist()
+    assert progress.phase is Phase.FORWARD
+
+
+def test_batches_come_in_the_order_that_was_drawn(
+    small_workload: PrepareReply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+
+    class Recording(SFTTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(inputs["attention_mask"].sum(dim=1).tolist())
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    monkeypatch.setitem(TRAINERS, "sft", TrainerClasses(SFTConfig, Recording))
+    progress = Progress(SCHEDULE, CpuMeter())
+    trainer = train(probe_request(small_workload, plan(rows=2, micro_batches=2), schedule=SCHEDULE), tmp_path, progress)
+    assert progress.batches is not None
+    lengths = [len(row) for row in trainer.train_dataset["input_ids"][:]]
+    assert seen == [lengths[start : start + 2] for start in range(0, 16, 2)]
+    assert seen[0] == seen[1] == [64, 64]
+    assert [sum(map(sum, seen[step : step + 2])) for step in range(0, 8, 2)] == progress.batches.tokens.tolist()
+
+
+def test_nothing_but_what_a_probe_needs_is_changed(small_workload: PrepareReply, tmp_path: Path) -> None:
+    training_plan = plan({"learning_rate": 0.125, "weight_decay": 0.5, "optim": "sgd"}, rows=1)
+    trainer = train(
+        probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path, Progress(SCHEDULE, CpuMeter())
+    )
+    planned, run = config(training_plan, output_dir="planned").to_dict(), trainer.args.to_dict()
+    # transformers mirrors a deprecated field, and a model that is there already takes no arguments.
+    expected = {
+        "output_dir", "max_steps", "train_sampling_strategy", "save_strategy", "eval_strategy", "logging_strategy",
+        "report_to", "disable_tqdm", "model_init_kwargs",
+    }  # fmt: skip
+    assert {name for name, value in run.items() if planned[name] != value} <= expected
+
+
+def test_rows_cut_beforehand_lose_their_tail_and_go_when_no_label_is_left(
+    small_workload: PrepareReply, tmp_path: Path
+) -> None:
+    saved = load_from_disk(small_workload.dataset.tokenized_directory)
+    labels = [[-100] * 10 + row[10:] for row in saved["labels"][:]]
+    masked = saved.remove_columns("labels").add_column("labels", labels)
+    masked.save_to_disk(str(tmp_path / "masked"))
+    request = probe_request(small_workload, plan({"max_length": None}, truncate_to=12))
+    request = type(request)(**{**vars(request), "tokenized_directory": str(tmp_path / "masked")})
+    rows = training_rows(request)
+    kept = [row for row in saved["input_ids"][:] if len(row) > 10]
+    assert rows["input_ids"][:] == [row[:12] for row in kept]
+    assert 0 < len(rows) < len(saved)
+
+
+def test_objects_are_those_of_trls_own_script() -> None:
+    training_plan = TrainingPlan(
+        "sft",
+        {"max_length": 99, "model_init_kwargs": {"use_kernels": True}},
+        {"dtype": "bfloat16", "attn_implementation": "eager", "use_peft": True, "lora_r": 3, "load_in_4bit": True},
+    )
+    assert model_init_kwargs(training_plan) == {
+        "revision": "main",
+        "trust_remote_code": False,
+        "attn_implementation": "eager",
+        "dtype": "bfloat16",
+        "use_kernels": True,
+    }
+    arguments = config(training_plan, output_dir="x", use_cpu=True, max_length=7)
+    assert arguments.max_length == 7
+    assert arguments.model_init_kwargs == model_init_kwargs(training_plan)
+    lora, quantization = peft_config(training_plan), quantization_config(training_plan)
+    assert lora is not None
+    assert lora.r == 3
+    assert quantization is not None
+    assert quantization.load_in_4bit
+    plain = TrainingPlan("sft")
+    assert peft_config(plain) is None
+    assert quantization_config(plain) is None

@@ -1,0 +1,57 @@
+"""Running a search over the replayed table, with everything but what a test is about filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from autotune.core.effort import EFFORTS, Effort
+from autotune.core.events import Event
+from autotune.study import Probe, Purpose, Record, SearchOutcome, StudyStorage, search
+from tests.study.replayed import LIMIT_BYTES, TableProblem
+
+FINGERPRINT = {"model": "a", "dataset": "b"}
+PATIENT = replace(EFFORTS["normal"], trials=9, patience=9)
+
+
+@dataclass
+class Run:
+    """A search in a study.
+
+    Attributes:
+        url: of the study's storage.
+        events: what the listener heard.
+    """
+
+    url: str
+    problem: TableProblem = field(default_factory=TableProblem)
+    events: list[Event] = field(default_factory=list)
+
+    def __call__(
+        self,
+        probe: Probe,
+        *,
+        trials: int | None = None,
+        effort: Effort = PATIENT,
+        seed: int = 0,
+        resume: bool = False,
+        timeout_seconds: float | None = None,
+        fingerprint: Mapping[str, str] = FINGERPRINT,
+    ) -> SearchOutcome:
+        """Search."""
+        return search(
+            self.problem,
+            probe,
+            effort=effort,
+            memory_limit_bytes=LIMIT_BYTES,
+            seed=seed,
+            trials=trials,
+            timeout_seconds=timeout_seconds,
+            storage=StudyStorage(self.url, "s", resume, fingerprint),
+            listener=self.events.append,
+        )
+
+
+def probed(outcome: SearchOutcome, purpose: Purpose | None = None) -> list[Record]:
+    """The records that a probe was run for."""
+    return [record for record in outcome.records if record.probed and purpose in (None, record.purpose)]

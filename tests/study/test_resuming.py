@@ -1,0 +1,165 @@
+"""A study is continued where it ended: nothing finished is lost or repeated."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.core.candidate import Candidate
+from autotune.core.events import Noted, ProbeFinished
+from autotune.core.measurement import Measurement, Schedule
+from autotune.errors import InputError, ProbeServerError, StudyMismatchError
+from autotune.study import SearchOutcome
+from tests.study.replayed import ReplayedTable, measurement
+from tests.study.running import FINGERPRINT, PATIENT, Run, probed
+
+
+class Raising(ReplayedTable):
+    """Answers from the table until a given call, and raises there."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        super().__init__()
+        self.at = at
+        self.error = error
+
+    def __call__(
+        self, number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None
+    ) -> Measurement:
+        """Answer a probe, or raise."""
+        shown = super().__call__(number, candidate, schedule, seconds_left)
+        if len(self.calls) == self.at:
+            raise self.error
+        return shown
+
+
+def kill_in_the_middle(url: str, log: Path, call: int) -> list[str]:
+    """Run a search in a process, kill it while the given probe runs, and return a line for each probe it began."""
+    command = [sys.executable, "-m", "tests.study.crashing_search", url, str(log), str(call)]
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + 60
+        while not (log.exists() and log.read_text().count("\n") == call):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    return log.read_text().splitlines()
+
+
+def assert_nothing_is_probed_twice(run: Run, outcome: SearchOutcome) -> None:
+    plans = [run.problem.identity(record.candidate) for record in probed(outcome)]
+    assert len(plans) == len(set(plans)) == PATIENT.trials
+
+
+def test_a_kill_costs_the_running_probe_and_nothing_else(durable: Run, tmp_path: Path) -> None:
+    begun = kill_in_the_middle(durable.url, tmp_path / "log", 5)
+    killed = int(begun[-1].split()[0])
+    table = ReplayedTable()
+    outcome = durable(table, resume=True)
+    kept = {int(line.split()[0]) for line in begun[:-1]}
+    assert kept <= {record.number for record in probed(outcome)}
+    assert kept.isdisjoint(number for number, _, schedule in table.calls if schedule == PATIENT.probe)
+    assert killed not in {record.number for record in outcome.records}
+    assert len(probed(outcome)) == PATIENT.trials
+    assert_nothing_is_probed_twice(durable, outcome)
+
+
+def test_a_kill_during_the_confirmation_repeats_just_that(run: Run, durable: Run, tmp_path: Path) -> None:
+    undisturbed = ReplayedTable()
+    run(undisturbed)
+    schedules = [schedule for _, _, schedule in undisturbed.calls]
+    call = 1 + schedules.index(PATIENT.confirmation)
+    begun = kill_in_the_middle(durable.url, tmp_path / "log", call)
+    assert begun[-1].endswith("confirmation")
+    table = ReplayedTable()
+    outcome = durable(table, resume=True)
+    assert [number for number, _, _ in table.calls] == [number for number, _, _ in undisturbed.calls[call - 1 :]]
+    assert outcome.confirmed
+
+
+def test_the_probe_that_was_killed_is_repeated_first(durable: Run) -> None:
+    interrupted = Raising(4, KeyboardInterrupt())
+    durable(interrupted)
+    table = ReplayedTable()
+    durable(table, resume=True)
+    assert table.calls[0][1] == interrupted.calls[-1][1]
+    assert table.calls[0][0] > interrupted.calls[-1][0]
+
+
+def test_what_a_resumed_run_was_killed_before_repeating_is_still_repeated(durable: Run) -> None:
+    interrupted = Raising(4, KeyboardInterrupt())
+    durable(interrupted)
+    durable(Raising(1, KeyboardInterrupt()), resume=True)
+    table = ReplayedTable()
+    durable(table, resume=True)
+    assert table.calls[0][1] == interrupted.calls[-1][1]
+
+
+def test_control_c_returns_what_was_found_so_far(durable: Run) -> None:
+    outcome = durable(Raising(5, KeyboardInterrupt()))
+    assert outcome.interrupted
+    assert not outcome.confirmed
+    assert len(probed(outcome)) == 4
+    assert outcome.winner is not None
+    assert outcome.baseline is not None
+    finished = [event.number for event in durable.events if isinstance(event, ProbeFinished)]
+    assert finished == [record.number for record in probed(outcome)]
+
+
+def test_control_c_during_the_first_probe_returns_an_empty_outcome(run: Run) -> None:
+    outcome = run(Raising(1, KeyboardInterrupt()))
+    assert (outcome.interrupted, outcome.records, outcome.baseline, outcome.winner) == (True, (), None, None)
+
+
+def test_a_failure_of_the_probes_own_server_is_passed_on_and_loses_nothing(durable: Run) -> None:
+    with pytest.raises(ProbeServerError, match="gone"):
+        durable(Raising(5, ProbeServerError("gone")))
+    outcome = durable(ReplayedTable(), resume=True)
+    assert len(probed(outcome)) == PATIENT.trials
+    assert_nothing_is_probed_twice(durable, outcome)
+
+
+def test_a_finished_study_is_returned_without_a_probe(durable: Run) -> None:
+    first = durable(ReplayedTable())
+    table = ReplayedTable()
+    again = durable(table, resume=True)
+    assert table.calls == []
+    assert again == first
+
+
+def test_a_finished_study_goes_on_with_more_trials(durable: Run) -> None:
+    first = durable(ReplayedTable(), trials=5)
+    again = durable(ReplayedTable(), resume=True, trials=7)
+    kept = again.records[: len(first.records)]
+    assert [record.candidate for record in kept] == [record.candidate for record in first.records]
+    assert len(probed(again)) == 7
+
+
+def test_a_study_of_something_else_is_not_resumed(durable: Run) -> None:
+    durable(ReplayedTable(), trials=1)
+    changed = {**FINGERPRINT, "dataset": "other", "hardware": "new"}
+    with pytest.raises(StudyMismatchError, match="something else: dataset, hardware differ"):
+        durable(ReplayedTable(), resume=True, fingerprint=changed)
+
+
+def test_an_existing_study_is_not_continued_unasked(durable: Run) -> None:
+    durable(ReplayedTable(), trials=1)
+    with pytest.raises(InputError, match=r"already exists.*--resume"):
+        durable(ReplayedTable(), trials=1)
+
+
+def test_resuming_without_a_study_begins_one_and_says_so(durable: Run) -> None:
+    outcome = durable(ReplayedTable(), resume=True, trials=2)
+    assert len(probed(outcome)) == 2
+    assert any(isinstance(event, Noted) and "a new one begins" in event.text for event in durable.events)
+
+
+def test_what_was_measured_is_read_back_as_it_was(durable: Run) -> None:
+    first = durable(ReplayedTable())
+    assert durable(ReplayedTable(), resume=True).records == first.records
+    assert all(item.measurement == measurement(item.candidate) for item in probed(first))

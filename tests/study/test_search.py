@@ -1,0 +1,162 @@
+"""What a search probes, vetoes, and how it ends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from autotune.core.candidate import Candidate
+from autotune.core.events import CandidateVetoed, ProbeFinished, ProbeStarted
+from autotune.core.measurement import Measurement, Schedule
+from autotune.core.status import ProbeStatus
+from autotune.study import Purpose
+from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement
+from tests.study.running import PATIENT, Run, probed
+
+
+def test_the_baseline_comes_first_and_the_recipes_next(run: Run) -> None:
+    recipe, illegal = BASELINE.but(attention="flash", packing="bfd"), BASELINE.but(packing="bfd")
+    run.problem.recipes = (illegal, recipe)
+    outcome = run(ReplayedTable(), trials=4)
+    assert [record.candidate for record in outcome.records[:3]] == [BASELINE, illegal, recipe]
+    assert [record.measurement.status for record in outcome.records[:3]] == ["ok", "vetoed", "ok"]
+    assert outcome.records[1].measurement.reason == "packing needs flash attention"
+
+
+def test_no_plan_is_probed_twice_except_to_confirm_it(run: Run) -> None:
+    table = ReplayedTable()
+    run(table)
+    searched = [run.problem.identity(item) for _, item, schedule in table.calls if schedule == PATIENT.probe]
+    assert len(searched) == len(set(searched)) == 9
+
+
+def test_no_illegal_candidate_is_probed(run: Run) -> None:
+    table = ReplayedTable()
+    run(table)
+    assert [item for _, item, _ in table.calls if run.problem.illegal(item)] == []
+
+
+def test_trials_limit_the_probes_with_contributions_and_without_confirmations(run: Run) -> None:
+    table = ReplayedTable()
+    outcome = run(table, trials=7)
+    assert len(probed(outcome)) == 7
+    assert len(table.calls) > 7
+    assert probed(outcome, Purpose.CONTRIBUTION) or not outcome.contributions
+    assert outcome.confirmed
+
+
+def test_a_search_ends_after_as_many_probes_in_vain_as_its_patience(run: Run) -> None:
+    unbeatable = Measurement(ProbeStatus.OK, peak_bytes=1, tokens_per_second=1e9)
+    outcome = run(ReplayedTable(shown={BASELINE: unbeatable}), effort=replace(PATIENT, patience=3))
+    assert [record.purpose for record in probed(outcome)] == [Purpose.BASELINE, *[Purpose.SEARCH] * 3]
+
+
+def test_patience_does_not_end_a_search_that_found_nothing_yet(run: Run) -> None:
+    run.problem = TableProblem(ordered=frozenset())
+    outcome = run(ReplayedTable(limit_bytes=0), effort=replace(PATIENT, patience=3))
+    assert len(probed(outcome)) == 9
+
+
+def test_an_exhausted_space_ends_the_search(run: Run) -> None:
+    kept = {"attention": "flash", "packing": "none", "liger": "off"}
+    run.problem.forbidden = {"batch": 16}
+    run.problem.fixed = kept
+    run.problem.baseline = BASELINE.but(**kept)
+    outcome = run(ReplayedTable(limit_bytes=100_000))
+    assert len(probed(outcome)) == 4 * 2
+    assert outcome.winner is not None
+    assert outcome.winner.candidate == run.problem.baseline.but(checkpointing="off")
+
+
+def test_running_out_of_memory_vetoes_the_same_with_a_larger_batch(run: Run) -> None:
+    small, large = BASELINE.but(attention="eager", batch=8), BASELINE.but(attention="eager", batch=16)
+    run.problem.recipes = (small, large)
+    outcome = run(ReplayedTable(), trials=3)
+    assert outcome.records[1].measurement.status == ProbeStatus.OUT_OF_MEMORY
+    vetoed = outcome.records[2]
+    assert (vetoed.candidate, vetoed.measurement.status) == (large, ProbeStatus.VETOED)
+    assert "trial 1 ran out of memory" in vetoed.measurement.reason
+    assert "batch 8 → 16" in vetoed.measurement.reason
+
+
+def test_a_smaller_batch_or_another_knob_is_not_vetoed_by_running_out_of_memory(run: Run) -> None:
+    failing = BASELINE.but(attention="eager", batch=8)
+    others = [failing.but(batch=4), failing.but(batch=16, attention="flash")]
+    run.problem.recipes = (failing, *others)
+    table = ReplayedTable()
+    run(table, trials=4)
+    assert [item for _, item, _ in table.calls[2:4]] == others
+
+
+def test_words_and_numbers_of_an_ordered_knob_do_not_compare(run: Run) -> None:
+    run.problem.ordered = frozenset({"batch", "checkpointing"})
+    run.problem.recipes = (BASELINE.but(attention="eager"), BASELINE.but(attention="eager", checkpointing="off"))
+    table = ReplayedTable()
+    run(table, trials=3)
+    assert table.calls[2][1] == run.problem.recipes[1]
+
+
+def test_nothing_is_recommended_when_nothing_fits(run: Run) -> None:
+    outcome = run(ReplayedTable(limit_bytes=0))
+    assert outcome.winner is None
+    assert outcome.baseline is not None
+    assert outcome.baseline.measurement.status == ProbeStatus.OUT_OF_MEMORY
+    assert (outcome.confirmed, outcome.contributions) == (False, ())
+
+
+def test_an_illegal_baseline_is_probed_and_shown_but_not_recommended(run: Run) -> None:
+    run.problem.forbidden = {"checkpointing": "on"}
+    table = ReplayedTable(shown={BASELINE: Measurement(ProbeStatus.OK, peak_bytes=1, tokens_per_second=1e9)})
+    outcome = run(table)
+    assert outcome.baseline is not None
+    assert outcome.baseline.measurement.ok
+    assert outcome.winner is not None
+    assert outcome.winner.candidate["checkpointing"] == "off"
+    changed_back = next(item for item in outcome.contributions if item.knob == "checkpointing")
+    assert (changed_back.status, changed_back.reason) == (ProbeStatus.VETOED, "checkpointing on is forbidden")
+
+
+def test_a_baseline_with_a_choice_outside_of_the_space_is_probed(run: Run) -> None:
+    outside = BASELINE.but(precision="fp32")
+    run.problem.baseline = outside
+    outcome = run(ReplayedTable())
+    assert outcome.baseline is not None
+    assert outcome.baseline.candidate == outside
+    assert outcome.winner is not None
+    assert outcome.winner.candidate["precision"] == "bf16"
+
+
+def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(durable: Run) -> None:
+    limits: list[float | None] = []
+
+    def hanging(number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None) -> Measurement:
+        limits.append(seconds_left)
+        if number < 2:
+            return measurement(candidate)
+        time.sleep(seconds_left or 0)
+        return Measurement(ProbeStatus.TIMEOUT, "took too long")
+
+    outcome = durable(hanging, timeout_seconds=1.5)
+    assert all(left is not None and 0 < left <= 1.5 for left in limits)
+    assert outcome.records[-1].measurement.status == ProbeStatus.TIMEOUT
+    table = ReplayedTable()
+    resumed = durable(table, resume=True, trials=4)
+    assert table.calls[0][:2] == (outcome.records[-1].number + 1, outcome.records[-1].candidate)
+    assert [record.number for record in resumed.records][:3] == [0, 1, 3]
+
+
+def test_every_probe_and_veto_is_told_as_it_happens(run: Run) -> None:
+    outcome = run(ReplayedTable())
+    started = [event.number for event in run.events if isinstance(event, ProbeStarted)]
+    finished = [event.number for event in run.events if isinstance(event, ProbeFinished)]
+    vetoed = [event.number for event in run.events if isinstance(event, CandidateVetoed)]
+    assert started == finished
+    assert sorted({*finished, *vetoed}) == [record.number for record in outcome.records]
+
+
+def test_the_best_so_far_is_told_with_the_probe_that_found_it(run: Run) -> None:
+    run(ReplayedTable())
+    searched = [event for event in run.events if isinstance(event, ProbeFinished) and event.purpose == Purpose.SEARCH]
+    best = [event.measurement.tokens_per_second or 0.0 for event in searched if event.best]
+    assert best
+    assert best == sorted(best)

@@ -1,0 +1,89 @@
+"""A storage that fails says what is wrong in one message."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy
+
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement, Schedule
+from autotune.core.status import ProbeStatus
+from autotune.errors import AutotuneError, InputError
+from tests.study.replayed import ReplayedTable
+from tests.study.running import Run, probed
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "'nonsense' is not a storage URL"),
+        ("nosuchdatabase://host/name", "is not a storage URL"),
+        ("sqlite:////no/such/directory/study.db", "unable to open database file"),
+        ("postgresql+pg8000://user:secret@host/name", "driver .* is not installed"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened_is_the_users_to_change(url: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        Run(url)(ReplayedTable())
+    assert "secret" not in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_text("not a database, and long enough to have a header " * 10)
+    with pytest.raises(InputError, match="file is not a database"):
+        Run(f"sqlite:///{tmp_path / 'study.db'}")(ReplayedTable())
+
+
+def test_a_read_only_storage_is_told(durable: Run, tmp_path: Path) -> None:
+    durable(ReplayedTable(), trials=1)
+    read_only = Run(f"sqlite:///file:{tmp_path / 'study.db'}?mode=ro&uri=true")
+    with pytest.raises(AutotuneError, match="attempt to write a readonly database"):
+        read_only(ReplayedTable(), trials=2, resume=True)
+
+
+def test_a_locked_storage_is_told(durable: Run, tmp_path: Path) -> None:
+    durable(ReplayedTable(), trials=1)
+    with closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(AutotuneError, match="database is locked"):
+            Run(f"{durable.url}?timeout=0.05")(ReplayedTable(), trials=2, resume=True)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Every SQLite database may grow to 60 pages: SQLite's own way to run into the end of a disk."""
+
+    def limit(connection: sqlite3.Connection, record: object) -> None:
+        connection.execute("PRAGMA max_page_count = 60")
+
+    sqlalchemy.event.listen(sqlalchemy.engine.Engine, "connect", limit)
+    yield
+    sqlalchemy.event.remove(sqlalchemy.engine.Engine, "connect", limit)
+
+
+def test_a_full_disk_is_told_and_nothing_stored_is_lost(durable: Run, request: pytest.FixtureRequest) -> None:
+    def verbose(number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None) -> Measurement:
+        reason = "x" * 500_000 if number == 1 else ""
+        return Measurement(ProbeStatus.OK, reason, peak_bytes=1, tokens_per_second=1.0)
+
+    request.getfixturevalue("small_disk")
+    with pytest.raises(AutotuneError, match=r"database or disk is full.*--resume"):
+        durable(verbose)
+
+
+def test_neither_logs_nor_warnings_of_optuna_are_shown(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    verbosity = optuna.logging.get_verbosity()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outcome = run(ReplayedTable())
+    assert len(probed(outcome)) > 1
+    assert capfd.readouterr() == ("", "")
+    assert optuna.logging.get_verbosity() == verbosity

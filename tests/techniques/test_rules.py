@@ -1,0 +1,191 @@
+"""The rules of single techniques: what is legal, what comes to the same, and what reaches the plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.trainers import TRAINERS
+from tests.settings import CPU, GPU, contaminates, separates, setting, workload
+
+SFT = TRAINERS["sft"]
+COVERING = 1888
+"""The shortest length that keeps 99 % of the tokens of ``settings.LENGTHS``, rounded up to a multiple of 8."""
+
+
+def candidate(here: Setting, **choices: Choice) -> Candidate:
+    start = Candidate({item.name: item.default(here) for item in SFT.techniques}).but(max_length=COVERING)
+    return SFT.normal(start.but(**choices), here)
+
+
+def test_trl_s_default_with_a_covering_length_is_legal() -> None:
+    here = setting()
+    assert SFT.illegal(candidate(here), here) is None
+
+
+def test_symbolic_lengths_become_tokens() -> None:
+    here = setting()
+    technique = next(item for item in SFT.techniques if item.name == "max_length")
+    assert technique.parse("coverage", here) == COVERING
+    assert technique.parse("coverage*2", here) == 3776
+    assert technique.parse("longest", here) == 2000
+
+
+def test_a_length_that_drops_too_much_is_illegal() -> None:
+    here = setting()
+    assert "91.5 %" in str(SFT.illegal(candidate(here, max_length=1024), here))
+
+
+def test_wrapped_rows_drop_nothing_at_any_length() -> None:
+    here = setting(allowed=frozenset({"packing"}))
+    assert SFT.illegal(candidate(here, packing="wrapped", max_length=512), here) is None
+
+
+@pytest.mark.parametrize("choice", ["bfd_split", "wrapped"])
+def test_packing_that_changes_training_has_to_be_allowed(choice: str) -> None:
+    here = setting()
+    assert "--allow packing" in str(SFT.illegal(candidate(here, packing=choice), here))
+    allowed = setting(allowed=frozenset({"packing"}))
+    assert SFT.illegal(candidate(allowed, packing=choice), allowed) is None
+
+
+def test_bfd_split_is_bfd_where_no_document_overflows() -> None:
+    here = setting()
+    assert candidate(here, packing="bfd_split", max_length=2000)["packing"] == "bfd"
+    assert candidate(here, packing="bfd_split", max_length=1999)["packing"] == "bfd_split"
+
+
+def test_padding_free_is_part_of_bfd() -> None:
+    here = setting()
+    assert candidate(here, packing="bfd", padding_free="on") == candidate(here, packing="bfd", padding_free="off")
+
+
+def test_padding_free_rows_are_cut_beforehand_since_trl_refuses_a_length() -> None:
+    here = setting()
+    plan = SFT.plan(candidate(here, padding_free="on"), here)
+    assert plan.args["max_length"] is None
+    assert plan.truncate_to == COVERING
+
+
+def test_padding_free_rows_that_nothing_is_cut_from_stay_as_they_are() -> None:
+    here = setting()
+    plan = SFT.plan(candidate(here, padding_free="on", max_length=2000), here)
+    assert (plan.args["max_length"], plan.truncate_to) == (None, None)
+
+
+def test_a_length_beyond_the_longest_row_is_the_longest_row_unless_rows_are_packed() -> None:
+    here = setting()
+    assert candidate(here, max_length=4096)["max_length"] == 2000
+    assert candidate(here, max_length=4096, packing="bfd")["max_length"] == 4096
+
+
+def test_padding_free_needs_two_rows() -> None:
+    here = setting()
+    assert "no padding to remove" in str(
+        SFT.illegal(candidate(here, padding_free="on", per_device_train_batch_size=1), here)
+    )
+
+
+@pytest.mark.parametrize("choices", [{"packing": "bfd"}, {"packing": "bfd_split"}, {"padding_free": "on"}])
+def test_documents_share_rows_only_where_the_self_test_was_passed(choices: dict[str, str]) -> None:
+    here = setting(of=workload(checks=(separates("eager"), contaminates("sdpa"))), allowed=frozenset({"packing"}))
+    assert "do not stay apart" in str(SFT.illegal(candidate(here, attention="sdpa", **choices), here))
+    assert SFT.illegal(candidate(here, attention="eager", **choices), here) is None
+    assert "not checked" in str(SFT.illegal(candidate(setting(machine=GPU, of=here.workload, allowed=here.allowed),
+                                                      attention="flash_attention_2", **choices),
+                                            setting(machine=GPU, of=here.workload, allowed=here.allowed)))  # fmt: skip
+
+
+def test_micro_batches_have_to_add_up_to_the_global_batch() -> None:
+    here = setting(global_batch_size=12)
+    assert "do not add up" in str(SFT.illegal(candidate(here, per_device_train_batch_size=8), here))
+    plan = SFT.plan(candidate(here, per_device_train_batch_size=4), here)
+    assert plan.args["gradient_accumulation_steps"] == 3
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(8, 8), (64, 8), (12, 6), (7, 7), (11, 1), (1, 1)])
+def test_the_baseline_has_trl_s_batch_or_the_largest_below_that_adds_up(rows: int, expected: int) -> None:
+    assert candidate(setting(global_batch_size=rows))["per_device_train_batch_size"] == expected
+
+
+def test_quantised_weights_cannot_be_trained_without_adapters() -> None:
+    here = setting(allowed=frozenset({"quantization", "lora"}))
+    assert "without lora" in str(SFT.illegal(candidate(here, quantization="4bit-nf4"), here))
+    assert SFT.illegal(candidate(here, quantization="4bit-nf4", lora="r16"), here) is None
+
+
+def test_bf16_weights_are_exact_only_under_adapters() -> None:
+    full, adapters = setting(), setting(allowed=frozenset({"lora"}))
+    assert "--allow precision" in str(SFT.illegal(candidate(full, precision="bfloat16"), full))
+    assert SFT.illegal(candidate(adapters, precision="bfloat16", lora="r16"), adapters) is None
+
+
+def test_lora_spells_rank_targets_and_variants() -> None:
+    here = setting(allowed=frozenset({"lora"}))
+    plan = SFT.plan(candidate(here, lora="r32-attention-rslora-dora"), here)
+    assert plan.model["lora_r"] == 32
+    assert plan.model["lora_alpha"] == 64
+    assert plan.model["lora_target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert plan.model["use_rslora"] is plan.model["use_dora"] is True
+
+
+def test_lora_on_attention_needs_projections_that_are_known() -> None:
+    here = setting(of=workload(linear_modules=("mystery",)), allowed=frozenset({"lora"}))
+    assert "mystery" in str(SFT.illegal(candidate(here, lora="r16-attention"), here))
+
+
+def test_flash_attention_does_not_compute_in_fp32() -> None:
+    here = setting(machine=GPU)
+    assert "bf16 or fp16" in str(SFT.illegal(candidate(here, attention="flash_attention_2", precision="float32"), here))
+
+
+def test_activations_are_not_offloaded_twice() -> None:
+    here = setting(machine=GPU)
+    twice = candidate(here, gradient_checkpointing="offload", activation_offloading="on")
+    assert "already" in str(SFT.illegal(twice, here))
+
+
+def test_checkpointing_every_n_layers_needs_n_layers() -> None:
+    here = setting(of=workload(layers=2))
+    assert SFT.illegal(candidate(here, gradient_checkpointing="every_2"), here) is None
+    assert "no layer" in str(SFT.illegal(candidate(here, gradient_checkpointing="every_3"), here))
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ({"gradient_checkpointing": "offload"}, "no accelerator"),
+        ({"activation_offloading": "on"}, "no accelerator"),
+        ({"liger": "on"}, "CUDA GPU"),
+        ({"hub_kernels": "on"}, "CUDA GPU"),
+        ({"attention": "flex_attention"}, "no backward pass"),
+        ({"attention": "flash_attention_2"}, "CUDA GPU"),
+        ({"optimizer": "paged_adamw_8bit"}, "no GPU"),
+    ],
+)
+def test_what_a_cpu_cannot_do_is_illegal_there(choices: dict[str, str], why: str) -> None:
+    here = setting(machine=CPU, allowed=frozenset({"optimizer"}))
+    assert why in str(SFT.illegal(candidate(here, **choices), here))
+
+
+def test_an_attention_that_the_architecture_lacks_is_illegal_and_the_default_falls_back() -> None:
+    refused = separates("sdpa").__class__("sdpa", False, False, None, 1e-4, "it has no sdpa")
+    here = setting(of=workload(checks=(refused, separates("eager"))))
+    assert candidate(here)["attention"] == "eager"
+    assert "it has no sdpa" in str(SFT.illegal(candidate(here, attention="sdpa"), here))
+
+
+def test_plans_differ_exactly_where_training_differs() -> None:
+    here = setting()
+    same = [candidate(here, max_length=length) for length in (2000, 4096)]
+    assert len({SFT.plan(item, here).fingerprint for item in same}) == 1
+    assert SFT.plan(same[0], here).fingerprint != SFT.plan(candidate(here), here).fingerprint
+
+
+def test_a_cpu_is_named_in_the_plan_and_a_gpu_is_not_shared_with_the_cpu() -> None:
+    assert SFT.plan(candidate(setting()), setting()).args["use_cpu"] is True
+    on_gpu = setting(machine=GPU)
+    assert SFT.plan(candidate(on_gpu), on_gpu).args["model_init_kwargs"] == {"device_map": None}
+    kernels = candidate(on_gpu, hub_kernels="on")
+    assert SFT.plan(kernels, on_gpu).args["model_init_kwargs"] == {"device_map": None, "use_kernels": True}

@@ -1,0 +1,98 @@
+"""What holds for every file of the package, and what importing it costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "autotune").rglob("*.py"))
+LINES_AT_MOST = 400
+HELP_SECONDS = 0.3
+# Homes (that of the made-up user "me" apart), mounted work folders and local package folders: they are on one machine.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(root|home/(?!me/)\w+|Users/\w+|work|opt/\w+|tmp/\w)/")
+
+PARENT_MODULES = [
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for file in FILES
+    if "step" not in file.relative_to(ROOT).parts and file.name != "__main__.py"
+]
+
+
+def loaded_by(code: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter has loaded after running ``code``."""
+    report = f"{code}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    run = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, cwd=ROOT, check=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_says_its_reason_in_its_first_line_and_is_short(file: Path) -> None:
+    source = file.read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source))
+    assert docstring
+    assert docstring.splitlines()[0].endswith((".", "?"))
+    assert source.startswith('"""')
+    assert source.count("\n") <= LINES_AT_MOST
+
+
+def test_importing_autotune_loads_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "trl", "datasets", "optuna", "rich", "numpy", "yaml"}
+    assert heavy & loaded_by("import autotune") == set()
+
+
+def test_no_part_of_the_parent_loads_a_training_library_when_imported() -> None:
+    heavy = {"torch", "transformers", "trl", "accelerate", "peft", "datasets", "deepspeed"}
+    assert heavy & loaded_by("\n".join(f"import {name}" for name in PARENT_MODULES)) == set()
+
+
+def test_help_is_quick() -> None:
+    # Other processes can only make it slower, so the fastest of several says what it takes.
+    fastest = float("inf")
+    for attempt in range(25):
+        started = time.perf_counter()
+        run = subprocess.run(
+            [sys.executable, "-m", "autotune", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        fastest = min(fastest, time.perf_counter() - started)
+        assert "probe" in run.stdout
+        if attempt >= 4 and fastest < HELP_SECONDS:
+            break
+    assert fastest < HELP_SECONDS
+
+
+def test_no_file_names_a_place_on_one_machine() -> None:
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    if listing.returncode != 0:
+        pytest.skip("needs a git checkout: the files of the project are those that git lists")
+    found = []
+    for name in listing.stdout.splitlines():
+        text = (ROOT / name).read_text(encoding="utf-8", errors="replace") if (ROOT / name).is_file() else ""
+        found += [f"{name}:{number}" for number, line in enumerate(text.splitlines(), 1) if MACHINE_PATH.search(line)]
+    assert found == []
+
+
+def test_tests_run_with_pinned_versions_of_everything_that_is_required() -> None:
+    from packaging.requirements import Requirement
+
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    pinned = {pin.name.lower().replace("_", "-"): next(iter(pin.specifier)).version for pin in pins}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["dev"]])
+    for requirement in required:
+        name = requirement.name.lower().replace("_", "-")
+        assert requirement.specifier.contains(pinned[name]), requirement
+        assert "+" not in pinned[name]

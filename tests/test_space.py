@@ -1,0 +1,128 @@
+"""The search space: what a file, a machine and a user's wishes leave of the catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.space import Space, Wishes, default_file, load, resolve
+from autotune.trainers import TRAINERS
+from autotune.trainers.problem import TrainerProblem, require_legal
+from tests.settings import CPU, GPU, contaminates, setting, workload
+
+SFT = TRAINERS["sft"]
+
+
+def space(here: Setting, file: Path | None = None, **wishes: object) -> Space:
+    loaded = load(file or default_file("sft"), "sft")
+    return resolve(loaded, SFT.techniques, here, Wishes(**{"fixed": {}, **wishes}))  # type: ignore[arg-type]
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "space.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_the_file_that_ships_has_only_choices_that_techniques_document_or_parse() -> None:
+    assert load(default_file("sft"), "sft").choices.keys() <= {item.name for item in SFT.techniques}
+
+
+def test_nothing_that_changes_training_is_searched_unless_it_is_allowed() -> None:
+    found = space(setting(machine=GPU))
+    assert found.choices["lora"] == ("none",)
+    assert found.choices["packing"] == ("none", "bfd")
+    assert "bfloat16" not in found.choices["precision"]
+    assert {item.knob for item in found.unlockable} == {"lora", "packing", "precision", "optimizer", "quantization"}
+
+
+def test_what_is_allowed_is_searched_with_what_it_makes_exact() -> None:
+    found = space(setting(machine=GPU, allowed=frozenset({"lora"})))
+    assert "r16" in found.choices["lora"]
+    assert "bfloat16" in found.choices["precision"]
+
+
+def test_what_the_machine_cannot_do_is_left_out_with_a_reason() -> None:
+    found = space(setting(machine=CPU))
+    assert found.choices["liger"] == ("off",)
+    assert any(item.knob == "liger" and "GPU" in item.reason for item in found.left_out)
+
+
+def test_an_architecture_that_mixes_packed_documents_has_no_packing_and_the_reason_is_kept() -> None:
+    opt = workload(checks=(contaminates("sdpa"), contaminates("eager")), model_type="opt")
+    found = space(setting(of=opt))
+    assert found.choices["packing"] == ("none",)
+    assert found.choices["padding_free"] == ("off",)
+    assert any(item.choice == "bfd" and "do not stay apart on opt" in item.reason for item in found.left_out)
+
+
+def test_a_fixed_choice_is_the_only_one_and_part_of_the_baseline() -> None:
+    here = setting(allowed=frozenset({"lora"}))
+    found = space(here, fixed={"lora": "r8"})
+    assert found.choices["lora"] == ("r8",)
+    problem = TrainerProblem(SFT, found, here, Wishes({"lora": "r8"}))
+    assert problem.baseline["lora"] == "r8"
+
+
+def test_an_excluded_knob_stays_at_trl_s_default() -> None:
+    assert space(setting(), excluded=frozenset({"gradient_checkpointing"})).choices["gradient_checkpointing"] == ("on",)
+
+
+def test_a_fixed_choice_that_the_machine_cannot_do_is_refused() -> None:
+    with pytest.raises(InputError, match="liger=on is not possible here"):
+        space(setting(), fixed={"liger": "on"})
+
+
+def test_fixed_choices_that_rule_each_other_out_are_refused_with_the_rule() -> None:
+    fixed = {"quantization": "4bit-nf4", "lora": "none"}
+    here = setting(allowed=frozenset(fixed))
+    with pytest.raises(InputError, match="nothing to train without lora"):
+        require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
+
+
+def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowed() -> None:
+    fixed = {"quantization": "4bit-nf4"}
+    here = setting(allowed=frozenset({"quantization", "lora"}))
+    require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
+
+
+def test_recipes_that_the_machine_cannot_do_are_dropped() -> None:
+    found = space(setting())
+    assert found.recipes
+    assert all(recipe["liger"] == "off" for recipe in found.recipes)
+
+
+def test_a_file_of_the_user_may_use_yaml_s_own_words(tmp_path: Path) -> None:
+    text = "techniques:\n  padding_free: [off, on]\n  packing: none\n  pad_to_multiple_of: [null, 16]\n"
+    choices = load(written(tmp_path, text), "sft").choices
+    assert choices["padding_free"] == ("off", "on")
+    assert choices["packing"] == ("none",)
+    assert choices["pad_to_multiple_of"] == ("none", 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("techniques:\n  packing: bfd\n  packin: bfd\n", r"line 3: There is no knob 'packin'.*mean 'packing'"),
+        ("techniques:\n  packing:\n    - bfd\n    - bfdd\n", r"line 4: 'bfdd' is no choice of packing.*mean 'bfd'"),
+        ("techniques:\n  packing: {a: b}\n", r"line 2: a choice of packing is a word or a number"),
+        ("techniques: [packing]\n", r"line 1: not a mapping"),
+        ("technique: {}\n", r"line 1: 'technique' is none of"),
+        ("trainer: dpo\ntechniques: {}\n", r"line 1: it is for the trainer 'dpo'"),
+        ("trainer: sft\n", r"no key 'techniques'"),
+        ("a: [\n", r"is not YAML"),
+        ("", r"needs a mapping"),
+        ("techniques: {}\nrecipes: [packing]\n", r"line 2: not a recipe"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(written(tmp_path, text), "sft")
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.yaml cannot be read"):
+        load(tmp_path / "nowhere.yaml", "sft")

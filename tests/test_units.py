@@ -1,0 +1,53 @@
+"""Sizes, durations and shares: read as people write them, shown as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.errors import InputError
+from autotune.units import format_bytes, format_duration, format_share, parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("24GiB", 24 * 2**30), ("80 GB", 80 * 10**9), ("1.5gib", 3 * 2**29), ("800MiB", 800 * 2**20), ("7b", 7)],
+)
+def test_sizes_are_read_in_both_systems(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "24", "GiB", "-1GiB", "0GiB", "24 GiBs", "1e3GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("10m", 600), ("90s", 90), ("1h30m", 5400), ("0.5h", 1800)])
+def test_durations_are_read(text: str, expected: float) -> None:
+    assert parse_duration(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "10 minutes", "-5m", "0s", "5mm"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(("share", "text"), [(1.0, "100 %"), (0.9999999, "99.99 %"), (0.915, "91.5 %"), (0.0, "0.0 %")])
+def test_a_share_never_reads_as_all_when_it_is_not(share: float, text: str) -> None:
+    assert format_share(share) == text
+
+
+def test_figures_read_in_the_unit_that_suits_them() -> None:
+    assert [format_bytes(count) for count in (512, 2048, 3 * 2**29, 200 * 2**30)] == [
+        "512 B",
+        "2.00 KiB",
+        "1.50 GiB",
+        "200 GiB",
+    ]
+    assert [format_duration(seconds) for seconds in (0.5, 42, 185, 25920)] == [
+        "0.5 s",
+        "42 s",
+        "3 min 05 s",
+        "7 h 12 min",
+    ]
