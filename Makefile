@@ -10,7 +10,7 @@ READY := .venv/ready
 
 # The run that the README shows.
 SMALL := examples/build/small
-PROBE_BUDGET := 600MiB
+PROBE_BUDGET := 1GiB
 PROBE_EFFORT := quick
 PROBE_OUTPUT := autotune-small
 

@@ -36,7 +36,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
     setting = problem.setting
     recommended = _choosable(outcome.winner, problem) if outcome.winner else None
     baseline = _choosable(outcome.baseline, problem) if outcome.baseline else None
-    peaks = [record.measurement.peak_bytes for record in outcome.records if record.measurement.ok]
+    needs = [_need_bytes(record.measurement) for record in outcome.records]
     return Result(
         schema=SCHEMA,
         status=_status(outcome),
@@ -50,14 +50,14 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         token_coverage=setting.token_coverage,
         recommended=recommended,
         baseline=baseline,
-        speedup=_speedup(recommended, baseline),
+        speedup=_speedup(outcome.winner, outcome.baseline),
         contributions=outcome.contributions,
         confirmed=outcome.confirmed,
         trials=tuple(_trial(record) for record in outcome.records),
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
         notes=facts.notes,
-        smallest_peak_bytes=min((peak for peak in peaks if peak is not None), default=None),
+        smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
         wall_seconds=facts.wall_seconds,
         settings=facts.settings,
         output_directory=facts.output_directory,
@@ -67,15 +67,30 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
 def _status(outcome: SearchOutcome) -> RunStatus:
     if outcome.interrupted:
         return RunStatus.INTERRUPTED
-    return RunStatus.FOUND if outcome.winner else RunStatus.NOTHING_FITS
+    if outcome.winner:
+        return RunStatus.FOUND
+    # A time limit that ends a search before anything is decided does not show that nothing fits.
+    decided = any(record.probed and record.measurement.status is not ProbeStatus.TIMEOUT for record in outcome.records)
+    return RunStatus.NOTHING_FITS if decided else RunStatus.INTERRUPTED
 
 
-def _speedup(recommended: Choosable | None, baseline: Choosable | None) -> float | None:
-    if recommended is None or baseline is None or baseline.status is not ProbeStatus.OK:
+def _speedup(winner: Record | None, baseline: Record | None) -> float | None:
+    """Return the ratio of token rates out of runs of the same length, both confirmations or both probes."""
+    if winner is None or baseline is None:
         return None
-    if not recommended.tokens_per_second or not baseline.tokens_per_second:
-        return None
-    return recommended.tokens_per_second / baseline.tokens_per_second
+    pairs = ((winner.confirmation, baseline.confirmation), (winner.measurement, baseline.measurement))
+    for ours, theirs in pairs:
+        if ours is not None and theirs is not None and ours.tokens_per_second and theirs.tokens_per_second:
+            return ours.tokens_per_second / theirs.tokens_per_second
+    return None
+
+
+def _need_bytes(shown: Measurement) -> int | None:
+    """Return the peak of a probe that ran, or what one that ran out of memory had held and then asked for."""
+    lacked = shown.out_of_memory
+    if lacked is None or lacked.held_bytes is None:
+        return shown.peak_bytes
+    return lacked.held_bytes + (lacked.requested_bytes or 0)
 
 
 def _trial(record: Record) -> Trial:

@@ -133,7 +133,8 @@ class Result:
         baseline: TRL's default at the same global batch; None when it was never measured.
         speedup: the recommendation's token rate over the baseline's; None when the baseline did not run.
         confirmed: whether the recommendation passed the longer run.
-        smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in.
+        smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a probe that ran
+            out of memory, what it had held and then asked for.
         settings: what was asked for, as the command line would say it.
         output_directory: where the bundle is.
     """

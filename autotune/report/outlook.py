@@ -71,9 +71,14 @@ def said_all(trial: Trial) -> str:
 
 def said_nothing_fits(result: Result) -> str:
     """Return that nothing fits, and how far it was from fitting."""
+    ran_out = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
+    other = next((trial for trial in result.trials if trial.status not in (*ran_out, ProbeStatus.VETOED)), None)
+    if other is not None and not any(trial.status in ran_out for trial in result.trials):
+        reason = other.reason or "it may not be recommended"
+        return f"No candidate can be recommended; trial {other.number} ended {said_status(other.status)}: {reason}."
     smallest = result.smallest_peak_bytes
     seen = f"the smallest peak seen was {format_bytes(smallest)}" if smallest is not None else "no peak was seen"
-    return f"Nothing fits in {format_bytes(result.budget_bytes)}: {seen}."
+    return f"Nothing fits in {format_bytes(result.budget_bytes)} less the margin: {seen}."
 
 
 def said_ways_out(result: Result) -> tuple[str, ...]:

@@ -36,10 +36,7 @@ class PerDeviceTrainBatchSize(Technique):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """The global batch is the user's."""
         if setting.rows_per_process % int(choice):
-            return (
-                f"micro-batches of {choice} rows do not add up to the {setting.rows_per_process} rows "
-                "that each process has in a global batch"
-            )
+            return f"it does not divide the {setting.rows_per_process} rows that each process has in a global batch"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

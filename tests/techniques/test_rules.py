@@ -99,7 +99,7 @@ def test_documents_share_rows_only_where_the_self_test_was_passed(choices: dict[
 
 def test_micro_batches_have_to_add_up_to_the_global_batch() -> None:
     here = setting(global_batch_size=12)
-    assert "do not add up" in str(SFT.illegal(candidate(here, per_device_train_batch_size=8), here))
+    assert "does not divide the 12 rows" in str(SFT.illegal(candidate(here, per_device_train_batch_size=8), here))
     plan = SFT.plan(candidate(here, per_device_train_batch_size=4), here)
     assert plan.args["gradient_accumulation_steps"] == 3
 

@@ -1,0 +1,87 @@
+"""From what a study found to the document: promises cover both runs, and ratios compare like with like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.api.outcome import RunFacts, result_of
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.result import Result
+from autotune.core.status import Phase, ProbeStatus, RunStatus
+from autotune.space import Wishes, default_file, load, resolve
+from autotune.study.problem import Purpose, Record, SearchOutcome
+from autotune.trainers import TRAINERS
+from autotune.trainers.problem import TrainerProblem
+from tests.settings import setting
+
+SFT, WISHES, HERE = TRAINERS["sft"], Wishes({}), setting()
+PROBLEM = TrainerProblem(SFT, resolve(load(default_file("sft"), "sft"), SFT.techniques, HERE, WISHES), HERE, WISHES)
+FACTS = RunFacts(1000, 0.05, (), 1.0, {}, "/out")
+RAN_OUT = Measurement(
+    ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(Phase.BACKWARD, 300, 700, 950)
+)
+
+
+def ran(tokens_per_second: float, peak_bytes: int = 500) -> Measurement:
+    return Measurement(ProbeStatus.OK, tokens_per_second=tokens_per_second, peak_bytes=peak_bytes, rows=100)
+
+
+def record(number: int, shown: Measurement, confirmation: Measurement | None = None, **choices: str | int) -> Record:
+    candidate = Candidate({**PROBLEM.baseline, **choices})
+    return Record(number, candidate, Purpose.SEARCH, shown, confirmation)
+
+
+def result(*records: Record, winner: Record | None = None, interrupted: bool = False) -> Result:
+    found = SearchOutcome(
+        records=records,
+        baseline=records[0] if records else None,
+        winner=winner,
+        failed_confirmations=(),
+        contributions=(),
+        confirmed=winner is not None and winner.confirmed,
+        interrupted=interrupted,
+    )
+    return result_of(found, PROBLEM, FACTS)
+
+
+def test_the_speed_up_is_of_the_longer_runs_where_both_have_one() -> None:
+    baseline, winner = record(0, ran(100), ran(80)), record(1, ran(300), ran(240), max_length=2000)
+    assert result(baseline, winner, winner=winner).speedup == 3.0
+
+
+def test_the_speed_up_never_compares_a_probe_with_a_longer_run() -> None:
+    baseline, winner = record(0, ran(100)), record(1, ran(300), ran(200), max_length=2000)
+    assert result(baseline, winner, winner=winner).speedup == 3.0
+
+
+def test_there_is_no_speed_up_over_a_baseline_that_did_not_run() -> None:
+    winner = record(1, ran(300), ran(200), max_length=2000)
+    assert result(record(0, RAN_OUT), winner, winner=winner).speedup is None
+
+
+def test_the_peak_that_is_promised_is_the_highest_of_both_runs() -> None:
+    winner = record(0, ran(300, peak_bytes=500), ran(200, peak_bytes=450), max_length=2000)
+    chosen = result(winner, winner=winner).recommended
+    assert chosen is not None
+    assert chosen.peak_bytes == 500
+    assert chosen.tokens_per_second == 200
+
+
+def test_an_epoch_is_as_long_as_the_kept_tokens_take() -> None:
+    winner = record(0, ran(115), ran(115), max_length=2000)
+    chosen = result(winner, winner=winner).recommended
+    assert chosen is not None
+    assert chosen.seconds_per_epoch == HERE.workload.dataset.lengths.tokens / 115
+    assert chosen.steps_per_epoch == 13
+
+
+def test_what_was_held_and_asked_for_is_the_smallest_need_when_all_ran_out() -> None:
+    found = result(record(0, RAN_OUT))
+    assert found.status is RunStatus.NOTHING_FITS
+    assert found.smallest_peak_bytes == 1000
+
+
+def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits() -> None:
+    cut_off = record(0, replace(RAN_OUT, status=ProbeStatus.TIMEOUT, out_of_memory=None))
+    assert result(cut_off).status is RunStatus.INTERRUPTED
