@@ -12,15 +12,18 @@ READY := .venv/ready
 SMALL := examples/build/small
 PROBE_BUDGET := 1GiB
 PROBE_EFFORT := quick
+PROBE_TIMEOUT := 200s
 PROBE_OUTPUT := autotune-small
 
 .PHONY: probe test lint gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
-	$(BIN)/autotune probe $(SMALL)/model $(SMALL)/data.jsonl --memory-budget $(PROBE_BUDGET) --effort $(PROBE_EFFORT) --output $(PROBE_OUTPUT)
+	rm -rf $(PROBE_OUTPUT)
+	$(BIN)/autotune probe $(SMALL)/model $(SMALL)/data.jsonl --memory-budget $(PROBE_BUDGET) --effort $(PROBE_EFFORT) --timeout $(PROBE_TIMEOUT) --output $(PROBE_OUTPUT)
 
+# Two workers: a test that waits for a process leaves its core to the other.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check

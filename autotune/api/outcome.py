@@ -11,6 +11,10 @@ from autotune.inspection.machine import environment
 from autotune.study.problem import Record, SearchOutcome
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_rate
+
+# Probes know a rate to about 5 % (core.effort); two runs that are this far apart were not on the same machine.
+_STEADY_RATIO = 1.25
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         trials=tuple(_trial(record) for record in outcome.records),
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
-        notes=facts.notes,
+        notes=(*_unsteady(outcome), *facts.notes),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
         wall_seconds=facts.wall_seconds,
         settings=facts.settings,
@@ -75,14 +79,31 @@ def _status(outcome: SearchOutcome) -> RunStatus:
 
 
 def _speedup(winner: Record | None, baseline: Record | None) -> float | None:
-    """Return the ratio of token rates out of runs of the same length, both confirmations or both probes."""
+    """Return the ratio of token rates out of runs of the same length: of two, the one that promises less."""
     if winner is None or baseline is None:
         return None
-    pairs = ((winner.confirmation, baseline.confirmation), (winner.measurement, baseline.measurement))
-    for ours, theirs in pairs:
-        if ours is not None and theirs is not None and ours.tokens_per_second and theirs.tokens_per_second:
-            return ours.tokens_per_second / theirs.tokens_per_second
-    return None
+    pairs = ((winner.measurement, baseline.measurement), (winner.confirmation, baseline.confirmation))
+    ratios = [
+        ours.tokens_per_second / theirs.tokens_per_second
+        for ours, theirs in pairs
+        if ours is not None and theirs is not None and ours.tokens_per_second and theirs.tokens_per_second
+    ]
+    return min(ratios, default=None)
+
+
+def _unsteady(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note when a candidate's two runs disagree by more than their errors explain."""
+    notes = []
+    for name, record in (("the recommendation", outcome.winner), ("TRL's default", outcome.baseline)):
+        if record is None or record.confirmation is None:
+            continue
+        first, second = record.measurement.tokens_per_second, record.confirmation.tokens_per_second
+        if first and second and max(first, second) > _STEADY_RATIO * min(first, second):
+            notes.append(
+                f"The speed of this machine is not steady: {name} trained at {format_rate(first)} in its first run and "
+                f"at {format_rate(second)} in its second. Something else may be using it; figures of speed are rough."
+            )
+    return tuple(notes[:1])
 
 
 def _need_bytes(shown: Measurement) -> int | None:

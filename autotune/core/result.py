@@ -131,7 +131,8 @@ class Result:
         margin: share of the budget that was kept free while probing.
         recommended: None unless ``status`` is ``found``.
         baseline: TRL's default at the same global batch; None when it was never measured.
-        speedup: the recommendation's token rate over the baseline's; None when the baseline did not run.
+        speedup: the recommendation's token rate over the baseline's, in the probes or in the longer runs, whichever is
+            less; None when the baseline did not run.
         confirmed: whether the recommendation passed the longer run.
         smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a probe that ran
             out of memory, what it had held and then asked for.

@@ -45,9 +45,17 @@ def result(*records: Record, winner: Record | None = None, interrupted: bool = F
     return result_of(found, PROBLEM, FACTS)
 
 
-def test_the_speed_up_is_of_the_longer_runs_where_both_have_one() -> None:
-    baseline, winner = record(0, ran(100), ran(80)), record(1, ran(300), ran(240), max_length=2000)
-    assert result(baseline, winner, winner=winner).speedup == 3.0
+def test_of_two_speed_ups_the_one_that_promises_less_is_told() -> None:
+    baseline, winner = record(0, ran(100), ran(80)), record(1, ran(300), ran(200), max_length=2000)
+    assert result(baseline, winner, winner=winner).speedup == 2.5
+
+
+def test_a_machine_whose_speed_is_not_steady_is_told_of() -> None:
+    baseline, winner = record(0, ran(100), ran(10)), record(1, ran(300), ran(290), max_length=2000)
+    found = result(baseline, winner, winner=winner)
+    assert found.speedup == 3.0
+    assert "not steady: TRL's default trained at 100 tok/s" in found.notes[0]
+    assert result(winner, winner=winner).notes == ()
 
 
 def test_the_speed_up_never_compares_a_probe_with_a_longer_run() -> None:

@@ -49,7 +49,10 @@ def test_what_allow_would_add_is_named_with_what_it_changes() -> None:
 
 
 def test_nothing_fits_names_budget_and_smallest_peak() -> None:
-    assert said_nothing_fits(nothing_fits()) == "Nothing fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB."
+    assert (
+        said_nothing_fits(nothing_fits())
+        == "Nothing fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB."
+    )
 
 
 def test_nothing_fits_invents_no_peak() -> None:
