@@ -2,9 +2,10 @@
 
 python benchmarks/gpu.py [--minutes 8] [--results DIRECTORY]
 
-Needs no network and no weights: configurations and tokenizers are made on the spot, and rows are random tokens of long-tailed lengths. Writes ``results/<device>-<date>.json`` with every trial, good or bad. It runs from a
-checkout with whatever packages are there, so it can run where only torch and carried wheels exist; what is too old
-or missing is said in one line. Ends with 0 when tests pass and every search found something, 1 when not, 2 without a GPU.
+Needs no network and no weights: configurations and tokenizers are made on the spot, and rows are random tokens of
+long-tailed lengths. Writes ``results/<device>-<date>.json`` with every trial, good or bad. It runs from a checkout with
+whatever packages are there, so it can run where only torch and carried wheels exist; what is too old or missing is said
+in one line. Ends with 0 when the tests pass and every search found something, 1 when not, 2 without a GPU.
 """
 
 from __future__ import annotations
