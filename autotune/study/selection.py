@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from autotune.study.judge import Judge
 from autotune.study.problem import Purpose, Record
 
-TIE = 0.01
+TIE = 0.02
 """Token rates within this share of each other are equal: a probe knows its rate to a few percent at best."""
+
+LIGHTER = 0.1
+"""Of two that are equally fast, one that needs this share less memory is worth a confirmation of its own."""
 
 DISAPPOINTMENT = 0.03
 """A confirmed rate this share below an unconfirmed one calls for that one's confirmation too."""
@@ -27,8 +30,8 @@ def fastest(records: Iterable[Record]) -> Record | None:
 def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True) -> Record | None:
     """Return the record to recommend as things stand, confirmed or not.
 
-    A confirmed one leads unless an unconfirmed one was faster by more than :data:`DISAPPOINTMENT` and there may be
-    ``confirm_more``. One whose confirmation failed never leads.
+    A confirmed one leads unless an unconfirmed one was faster by more than :data:`DISAPPOINTMENT`, or equally fast and
+    :data:`LIGHTER`, and there may be ``confirm_more``. One whose confirmation failed never leads.
     """
     running = [
         record
@@ -40,7 +43,8 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
     if first is None or confirmed is None or first.confirmed:
         return first
     disappointed = first.tokens_per_second > confirmed.tokens_per_second * (1 + DISAPPOINTMENT)
-    return first if disappointed and confirm_more else confirmed
+    lighter = (first.measurement.peak_bytes or 0) < (confirmed.measurement.peak_bytes or 0) * (1 - LIGHTER)
+    return first if confirm_more and (disappointed or lighter) else confirmed
 
 
 def probes_without_improvement(records: Iterable[Record], judge: Judge) -> int:

@@ -166,7 +166,7 @@ def test_a_change_back_that_is_faster_becomes_the_winner(run: Run) -> None:
 
 def test_creeping_improvements_count_once_they_add_up() -> None:
     judge = Judge(TableProblem())
-    steps = [record(number, rate(value)) for number, value in enumerate([100, 100.6, 101.2, 101.3])]
+    steps = [record(number, rate(value)) for number, value in enumerate([100, 101.2, 102.4, 102.6])]
     assert probes_without_improvement(steps[:2], judge) == 1
     assert probes_without_improvement(steps[:3], judge) == 0
     assert probes_without_improvement(steps, judge) == 1
@@ -186,3 +186,12 @@ def test_candidates_that_come_to_one_plan_share_a_record() -> None:
     judge.learn(shown)
     assert judge.known(packed.but(packing="bfd_split")) == shown
     assert judge.known(packed.but(packing="none")) is None
+
+
+def test_one_that_is_as_fast_on_less_memory_is_worth_a_confirmation_of_its_own() -> None:
+    judge = Judge(TableProblem())
+    confirmed = replace(record(0, rate(100, peak=1000)), confirmation=rate(100, peak=1000))
+    lighter, hardly_lighter = record(1, rate(99, peak=500)), record(2, rate(99, peak=950))
+    assert leader([confirmed, lighter], judge) == lighter
+    assert leader([confirmed, hardly_lighter], judge) == confirmed
+    assert leader([confirmed, lighter], judge, confirm_more=False) == confirmed
