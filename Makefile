@@ -10,7 +10,7 @@ READY := .venv/ready
 
 # The run that the README shows.
 SMALL := examples/build/small
-PROBE_BUDGET := 1GiB
+PROBE_BUDGET := 900MiB
 PROBE_EFFORT := quick
 PROBE_TIMEOUT := 200s
 PROBE_OUTPUT := autotune-small

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROWS = 400
 VOCABULARY = 2048
 # In characters. Shorter is no documentation; longer than this is a tail that a search of a few minutes cannot afford.
-SHORTEST_PAGE, LONGEST_PAGE = 60, 3000
+SHORTEST_PAGE, LONGEST_PAGE = 60, 2000
 # No part of the library's documentation: tests, vendored tools and what pip installed.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
 
@@ -105,7 +105,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def save_model(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write the tokenizer and a model of 0.6 million random weights, small enough to train on two CPU cores."""
+    """Write the tokenizer and a model of 0.4 million random weights, small enough to train on two CPU cores."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -114,7 +114,7 @@ def save_model(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
         vocab_size=VOCABULARY,
         hidden_size=96,
         intermediate_size=256,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=4096,

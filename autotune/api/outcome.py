@@ -60,7 +60,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         trials=tuple(_trial(record) for record in outcome.records),
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
-        notes=(*_unsteady(outcome), *facts.notes),
+        notes=(*_failed_later(outcome), *_unsteady(outcome), *facts.notes),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
         wall_seconds=facts.wall_seconds,
         settings=facts.settings,
@@ -89,6 +89,18 @@ def _speedup(winner: Record | None, baseline: Record | None) -> float | None:
         if ours is not None and theirs is not None and ours.tokens_per_second and theirs.tokens_per_second
     ]
     return min(ratios, default=None)
+
+
+def _failed_later(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note for each candidate that its longer run showed not to fit, or not to run."""
+    notes = []
+    for record in outcome.failed_confirmations:
+        is_baseline = outcome.baseline is not None and record.number == outcome.baseline.number
+        name = "TRL's default" if is_baseline else f"Trial {record.number}"
+        shown = record.confirmation
+        if shown is not None:
+            notes.append(f"{name} ran in its probe and not in its longer run ({shown.status.value}, {shown.reason}).")
+    return tuple(notes)
 
 
 def _unsteady(outcome: SearchOutcome) -> tuple[str, ...]:

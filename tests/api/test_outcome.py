@@ -37,7 +37,7 @@ def result(*records: Record, winner: Record | None = None, interrupted: bool = F
         records=records,
         baseline=records[0] if records else None,
         winner=winner,
-        failed_confirmations=(),
+        failed_confirmations=tuple(item for item in records if item.confirmation and not item.confirmation.ok),
         contributions=(),
         confirmed=winner is not None and winner.confirmed,
         interrupted=interrupted,
@@ -48,6 +48,11 @@ def result(*records: Record, winner: Record | None = None, interrupted: bool = F
 def test_of_two_speed_ups_the_one_that_promises_less_is_told() -> None:
     baseline, winner = record(0, ran(100), ran(80)), record(1, ran(300), ran(200), max_length=2000)
     assert result(baseline, winner, winner=winner).speedup == 2.5
+
+
+def test_a_default_that_fails_in_its_longer_run_is_told_of() -> None:
+    found = result(record(0, ran(100), RAN_OUT))
+    assert "TRL's default ran in its probe and not in its longer run (out_of_memory, in backward)" in found.notes[0]
 
 
 def test_a_machine_whose_speed_is_not_steady_is_told_of() -> None:
