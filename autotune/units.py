@@ -64,6 +64,15 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_count(count: float) -> str:
+    """Return a number of things in thousands, millions or billions, such as ``494M`` or ``7.6B``."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= unit:
+            value = count / unit
+            return f"{value:.0f}{name}" if value >= 100 else f"{value:.1f}{name}"
+    return f"{count:.0f}"
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration in two units at the most, such as ``42 s``, ``3 min 05 s`` or ``7 h 12 min``."""
     if seconds < 10:

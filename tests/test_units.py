@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.errors import InputError
-from autotune.units import format_bytes, format_duration, format_share, parse_duration, parse_size
+from autotune.units import format_bytes, format_count, format_duration, format_share, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,15 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("share", "text"), [(1.0, "100 %"), (0.9999999, "99.99 %"), (0.915, "91.5 %"), (0.0, "0.0 %")])
 def test_a_share_never_reads_as_all_when_it_is_not(share: float, text: str) -> None:
     assert format_share(share) == text
+
+
+def test_counts_read_as_models_are_named() -> None:
+    assert [format_count(count) for count in (12, 399_840, 494_032_768, 7_615_616_512)] == [
+        "12",
+        "400K",
+        "494M",
+        "7.6B",
+    ]
 
 
 def test_figures_read_in_the_unit_that_suits_them() -> None:

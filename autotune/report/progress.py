@@ -8,7 +8,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import CandidateVetoed, Event, ProbeFinished, ProbeStarted, StageStarted, WorkloadReady
 from autotune.core.measurement import Measurement
 from autotune.report.words import BASELINE_NAME, said, said_bytes, said_rate
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_count
 
 _PURPOSES = {"confirmation": "confirming ", "contribution": "one choice changed back: "}
 
@@ -94,7 +94,7 @@ def said_workload(event: WorkloadReady) -> str:
     """Return what is to be trained, in one line."""
     model, dataset = event.workload.model, event.workload.dataset
     return (
-        f"{model.architecture} ({model.parameters / 1e6:,.0f}M parameters) on {dataset.lengths.rows:,} rows, "
+        f"{model.architecture} ({format_count(model.parameters)} parameters) on {dataset.lengths.rows:,} rows, "
         f"{dataset.lengths.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
         f"budget {format_bytes(event.budget_bytes)}, {event.candidates:,} candidates"
     )
