@@ -69,7 +69,7 @@ def test_lengths_have_a_long_tail(small: Path) -> None:
     assert 10 <= lengths[0] <= 30
     assert 40 <= lengths[len(lengths) // 2] <= 120
     assert 500 <= lengths[-1] <= 1000
-    assert sum(length > 512 for length in lengths) in range(10, 50)
+    assert sum(length > 256 for length in lengths) in range(20, 100)
 
 
 def test_no_row_is_there_twice(small: Path) -> None:
