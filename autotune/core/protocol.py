@@ -105,8 +105,8 @@ class TraceRequest:
 
     Attributes:
         target: what is stood in for: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
-        worst: tokens of the rows that make the largest micro-batch. Without packing: the longest rows of the dataset, as
-            many as a micro-batch has (fewer are repeated). With packing: rows enough to fill one.
+        worst: tokens of the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
+            as many as a micro-batch has (fewer are repeated). With packing: rows enough to fill one.
         typical: tokens of rows drawn as the trainer draws them, for the time of a step: those of one micro-batch or of
             several (fewer are repeated). Empty: a typical step is one on ``worst``.
         trainable: share of each row's tokens, its last, that the loss counts.
