@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoProcessor
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -115,6 +116,15 @@ def random_model(
         logging.set_verbosity(verbosity)
     model.config._name_or_path = source.name
     return model
+
+
+def virtual_model(config: Any, init_kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """Return a model whose weights have shapes, types and a device, but whose values nobody looks at."""
+    architecture: type[Any] = getattr(transformers, config.architectures[0])
+    name = init_kwargs["dtype"] or config.dtype or "float32"
+    dtype = getattr(torch, name) if isinstance(name, str) and name != "auto" else config.dtype or torch.float32
+    with device, no_init_weights():
+        return architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
 
 
 class _RandomTensor:

@@ -14,13 +14,13 @@ from autotune.virtual.accumulation import Accumulation
 from autotune.virtual.known import Knowledge, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
+from autotune.virtual.work import operator_work
 
 _aten = torch.ops.aten
 
-Flops = Callable[[Any, Any, Any, Any], int]
-"""Floating-point operations of an operator, from itself, its positional and named arguments, and its result."""
 Scratch = Callable[[Any, Any, Any, Any], tuple[int, ...]]
-"""Bytes of the blocks that an operator's kernel takes for itself and gives back, from the same."""
+"""Bytes of the blocks that an operator's kernel takes for itself and gives back, from the operator, its positional and
+named arguments, and its result."""
 
 # What these return has a shape that depends on values.
 _SHAPED_BY_VALUES = frozenset({
@@ -37,13 +37,12 @@ class UnknownShapeError(RuntimeError):
 class VirtualMode(TorchDispatchMode):
     """Runs operators under the fake tensor mode below it on the stack, and keeps the ledger."""
 
-    def __init__(self, ledger: Ledger, fake: FakeTensorMode, flops: Flops, scratch: Scratch) -> None:
+    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
         super().__init__()
         self.knowledge = Knowledge()
         self._accumulation = Accumulation()
         self._ledger = ledger
         self._fake = fake
-        self._flops = flops
         self._scratch = scratch
         self._in_backward = False
         self._recomputing_since: int | None = None
@@ -51,6 +50,8 @@ class VirtualMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
         if func is _aten._local_scalar_dense.default:
             return self.knowledge.item(args[0])
         if func is _aten.equal.default:
@@ -156,10 +157,9 @@ class VirtualMode(TorchDispatchMode):
                 name=str(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                bytes_read=sum(tensor.numel() * tensor.itemsize for tensor in inputs),
-                bytes_written=sum(tensor.numel() * tensor.itemsize for tensor in outputs),
-                flops=self._flops(func, args, kwargs, result),
+                work=operator_work(func, args, kwargs, result, device_type=ledger.device_type),
                 place=place,
+                in_backward=self._in_backward,
             )
         )
 

@@ -25,6 +25,9 @@ class Ledger:
 
     A storage is freed when the last tensor over it is gone, as in every allocator of PyTorch, so the order of events
     is that of a real run.
+
+    Attributes:
+        device_type: type of the device that is traced; what lies on any other lies on the host.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -32,14 +35,14 @@ class Ledger:
         self.operators: list[OperatorRecord] = []
         self.categories: dict[int, Category] = {}
         self.phases: list[Phase] = []
-        self._device_type = device_type
+        self.device_type = device_type
         self._live: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
         self._next = 0
         self._device_bytes = 0
 
     def place(self, tensor: torch.Tensor) -> Place:
         """Return where a tensor's bytes lie."""
-        return Place.DEVICE if tensor.device.type == self._device_type else Place.HOST
+        return Place.DEVICE if tensor.device.type == self.device_type else Place.HOST
 
     def note(self, tensor: torch.Tensor) -> None:
         """Note the storage of a tensor, unless it is known already."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.virtual.costs import Work
+
 
 class Place(StrEnum):
     """Where bytes lie. On the target ``cpu`` there is no accelerator and everything lies on the device."""
@@ -54,19 +56,17 @@ class OperatorRecord:
         name: such as ``aten.mm.default``.
         shapes: sizes of its tensor inputs, then of its tensor outputs.
         dtypes: their types, such as ``torch.bfloat16``.
-        bytes_read: bytes of its tensor inputs.
-        bytes_written: bytes of its tensor outputs.
-        flops: floating-point operations, a multiply-add counted as two.
+        work: what it does on the device; nothing for an operator of the host, a view or an allocation.
         place: where its outputs lie.
+        in_backward: whether it ran inside the backward pass, recomputation included.
     """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    bytes_read: int
-    bytes_written: int
-    flops: int
+    work: Work
     place: Place = Place.DEVICE
+    in_backward: bool = False
 
 
 @dataclass(frozen=True)

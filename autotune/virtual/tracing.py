@@ -51,11 +51,9 @@ def trace(fn: Callable[[torch.device], object], *, target: Target = "cuda") -> T
             from autotune.virtual.cpu import scratch
 
             device = torch.device("cpu")
-        from autotune.virtual.flops import operator_flops
-
         ledger = Ledger(device.type)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        mode = VirtualMode(ledger, fake, operator_flops, scratch)
+        mode = VirtualMode(ledger, fake, scratch)
         stack.enter_context(unnoticed())
         stack.enter_context(movable_modules())
         stack.enter_context(_tagging(ledger))

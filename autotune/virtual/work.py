@@ -32,6 +32,8 @@ _SCATTERS = frozenset({
     _aten.index_put_, _aten._index_put_impl_, _aten.index_add_, _aten.index_copy_, _aten.scatter_, _aten.scatter_add_,
     _aten.masked_scatter_,
 })  # fmt: skip
+# The formulas take the matrices alone; overloads with a type for the result have it among their positional arguments.
+_MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: 3, _aten.baddbmm: 3}
 
 
 def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type: str) -> Work:
@@ -88,6 +90,9 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return None
+    matrices = _MATRICES.get(func.overloadpacket)
+    if matrices is not None:
+        return int(formula(*args[:matrices], out_val=result))
     flops = int(formula(*args, **kwargs, out_val=result))
     return flops // 2 if _argument(func, args, kwargs, "is_causal") else flops
 

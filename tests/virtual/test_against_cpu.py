@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.traced_training import TracedRows, step_name, traced_training
+from autotune.virtual import trace
 from autotune.virtual.reference import run_on_cpu
-from autotune.virtual.sft import sft_steps, step_name
-from autotune.virtual.tracing import trace
 from tests.small import small_tokenizer
 from tests.virtual.models import ARCHITECTURES, config_of
 
@@ -37,7 +37,8 @@ def test_traced_peaks_are_those_of_the_cpu(architecture: str, lora: bool, checkp
         "gradient_checkpointing": checkpointing,
     }
     plan = TrainingPlan("sft", args=args, model=words)
-    steps = sft_steps(plan, config_of(architecture, num_hidden_layers=2), small_tokenizer(), [36, 24, 12, LENGTH])
+    rows = TracedRows([36, 24, 12, LENGTH])
+    steps = traced_training(plan, config_of(architecture, num_hidden_layers=2), small_tokenizer(), rows)
 
     traced, real = trace(steps, target="cpu"), run_on_cpu(steps)
 

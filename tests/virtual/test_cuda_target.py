@@ -16,8 +16,8 @@ import json, sys
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 from autotune.core.plan import TrainingPlan
-from autotune.virtual.sft import sft_steps, step_name
-from autotune.virtual.tracing import trace
+from autotune.step.traced_training import TracedRows, step_name, traced_training
+from autotune.virtual import trace
 
 CASES = {
     "stored": {},
@@ -29,7 +29,8 @@ CASES = {
 found = {}
 for name, args in CASES.items():
     args = {"per_device_train_batch_size": 2, "max_length": 64, "gradient_checkpointing": False, "bf16": True, **args}
-    steps = sft_steps(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), [32 if name == "packed" else 64])
+    rows = TracedRows([32] * 4 if name == "packed" else [64])
+    steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), rows)
     traced = trace(steps, target="cuda")
     phase = traced.phase(step_name(1))
     operators = traced.operators[phase.first_operator : phase.end_operator]

@@ -71,9 +71,9 @@ def test_operators_come_with_their_shapes_bytes_and_work() -> None:
 
     assert operator.name == "aten.mm.default"
     assert operator.shapes == ((16, 32), (32, 8), (16, 8))
-    assert operator.flops == 2 * 16 * 32 * 8
-    assert operator.bytes_read == 4 * (16 * 32 + 32 * 8)
-    assert operator.bytes_written == 4 * 16 * 8
+    assert operator.work.flops == 2 * 16 * 32 * 8
+    assert operator.work.bytes_read == 4 * (16 * 32 + 32 * 8)
+    assert operator.work.bytes_written == 4 * 16 * 8
 
 
 def test_shapes_that_follow_from_integers_are_known() -> None:
