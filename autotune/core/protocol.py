@@ -16,6 +16,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import Factors, StepTime
+from autotune.core.timeline import Section
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck
 
 VERSION = 1
@@ -165,6 +166,7 @@ class TraceReply:
         tokens_per_step: dataset tokens of that optimizer step, padding excluded.
         assumptions: what was assumed where the step looked at values that only real data has, with how often.
         seconds: what the trace took.
+        sections: the course of memory through the second step on the worst micro-batch, part by part.
     """
 
     layers: int
@@ -179,6 +181,7 @@ class TraceReply:
     tokens_per_step: float
     assumptions: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    sections: tuple[Section, ...] = ()
 
 
 @dataclass(frozen=True)
