@@ -13,11 +13,12 @@ from autotune.core.step_time import StepTime
 from autotune.step.child import JobContext
 from autotune.step.layers import first_layers
 from autotune.step.model import load_config, load_processor, model_class
-from autotune.step.traced_training import MICRO_BATCH, Trained, TracedRows, step_name, traced_training
+from autotune.step.traced_training import MICRO_BATCH, WORST_STEPS, Trained, TracedRows, step_name, traced_training
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Work, step_seconds
 from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import OutOfMemoryError, Replay, replay, workspace_bytes
+from autotune.virtual.sections import Timing, sections
 
 
 def trace(request: TraceRequest, context: JobContext) -> TraceReply:
@@ -56,7 +57,15 @@ def trace(request: TraceRequest, context: JobContext) -> TraceReply:
         tokens_per_step=float(first + (trained.micro_batches - 1) * sum(others)),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
+        sections=sections(traced, traced.phase(step_name(WORST_STEPS - 1)), _timing(request)),
     )
+
+
+def _timing(request: TraceRequest) -> Timing | None:
+    gpu = request.gpu
+    if gpu is None or gpu.speeds is None or request.target == "cpu":
+        return None
+    return lambda works: step_seconds(works, gpu, request.factors)
 
 
 def _peak(peak: Peak) -> TracedPeak:
