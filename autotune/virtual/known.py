@@ -55,7 +55,7 @@ class Knowledge:
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator's real result where all its tensor inputs are known, else None."""
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if not leaves and func.overloadpacket not in _CREATORS:
+        if not leaves and (func.overloadpacket not in _CREATORS or _is_large(func, args, kwargs)):
             return None
         if func.overloadpacket in _RANDOM or any(known(leaf) is None for leaf in leaves):
             if func._schema.is_mutable:
@@ -104,3 +104,10 @@ class Knowledge:
             for leaf in tree_leaves(given):
                 if isinstance(leaf, torch.Tensor) and getattr(leaf, _KNOWN, None) is not None:
                     setattr(getattr(leaf, _KNOWN).untyped_storage(), _STALE, True)
+
+
+def _is_large(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether what an operator creates is more than is kept, so that it must not be computed: it can be a weight."""
+    with _disable_current_modes():
+        created = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})
+    return bool(created.numel() > 1 and (created.is_floating_point() or created.numel() > _LARGEST))
