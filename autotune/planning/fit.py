@@ -1,0 +1,188 @@
+"""Traces of one way to train, at few depths and shapes, and what follows from them for any depth and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import TypeVar
+
+from autotune.core.protocol import TraceReply
+from autotune.core.step_time import StepTime
+from autotune.core.timeline import Part, Section
+from autotune.planning.alignment import from_end, from_start
+from autotune.planning.shape import Basis, Shape, layer_weights, shape_weights
+
+T = TypeVar("T")
+Point = tuple[int, Shape]
+"""A depth in layers, and a shape."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What follows for one depth and shape.
+
+    Attributes:
+        peak_bytes: the most bytes of tensors.
+        categories: its parts.
+        overhead_bytes: what the caching allocator counts beyond that: rounding, and workspaces of libraries.
+        reserved_ratio: reserved over allocated bytes.
+        host_bytes: the most bytes beside the device.
+        times: of each part of a step; empty where speeds are not known.
+    """
+
+    peak_bytes: int
+    categories: Mapping[str, int]
+    overhead_bytes: int
+    reserved_ratio: float
+    host_bytes: int
+    times: Mapping[Part, StepTime]
+
+
+class Fit:
+    """Traces at every pair of some depths and some shapes.
+
+    Attributes:
+        aligned: whether the traces have the same moments, so that each moment's memory could be followed. Where they
+            have not, only the peaks are, and they may be those of different moments.
+    """
+
+    def __init__(self, basis: Basis, replies: Mapping[Point, TraceReply]) -> None:
+        self._basis = basis
+        self._replies = replies
+        self._points = sorted(replies)
+        self._depths = sorted({layers for layers, _ in replies})
+        self._shapes = sorted({shape for _, shape in replies})
+        parts = {part: self._aligned(part) for part in Part}
+        self.aligned = all(found is not None for found in parts.values())
+        self._parts = {part: found if found is not None else [self._peaks(part)] for part, found in parts.items()}
+
+    def forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
+        """Return what follows for a depth, a shape, and so many micro-batches in an optimizer step."""
+        weights = self._weights(layers, shape)
+        parts = [part for part in Part if part is not Part.FURTHER_MICRO_BATCH or micro_batches > 1]
+        levels: dict[str, int] = {}
+        for part in parts:
+            for series in self._parts[part]:
+                found = _highest(series, weights)
+                levels = max(levels, found, key=lambda item: sum(item.values()))
+        peak_bytes = sum(levels.values())
+        return Forecast(
+            peak_bytes=peak_bytes,
+            categories={name: size for name, size in levels.items() if size},
+            overhead_bytes=self._overhead_bytes(peak_bytes),
+            reserved_ratio=self._reserved_ratio,
+            host_bytes=max(
+                (max(0, round(_weighted(self._each(part, lambda section: section.host_bytes), weights))))
+                for part in parts
+            ),
+            times=self._times(parts, weights),
+        )
+
+    def _overhead_bytes(self, peak_bytes: int) -> int:
+        """Return what the allocator adds: a part that is always there, and a share of what tensors hold.
+
+        Which blocks are split and which are not differs from size to size without a rule, so that following single
+        figures to another size would multiply what is chance in them.
+        """
+        overheads = [reply.allocated_bytes - reply.device.bytes for reply in self._replies.values()]
+        always = max(0, min(overheads))
+        shares = [
+            (overhead - always) / max(1, reply.device.bytes)
+            for overhead, reply in zip(overheads, self._replies.values(), strict=True)
+        ]
+        return always + round(fmean(shares) * peak_bytes)
+
+    @property
+    def _reserved_ratio(self) -> float:
+        return fmean(
+            max(1.0, (reply.reserved_bytes or 0) / max(1, reply.allocated_bytes)) for reply in self._replies.values()
+        )
+
+    def _weights(self, layers: int, shape: Shape) -> tuple[float, ...]:
+        by_depth = dict(zip(self._depths, layer_weights(self._depths, layers), strict=True))
+        by_shape = dict(zip(self._shapes, shape_weights(self._basis, self._shapes, shape), strict=True))
+        return tuple(by_depth[point[0]] * by_shape[point[1]] for point in self._points)
+
+    def _times(self, parts: Sequence[Part], weights: Sequence[float]) -> dict[Part, StepTime]:
+        times = {}
+        for part in parts:
+            known = self._each(part, lambda section: section.time)
+            if part is not Part.BEFORE and all(time is not None for time in known):
+                times[part] = StepTime(
+                    **{
+                        field.name: type(getattr(known[0], field.name))(
+                            max(0.0, _weighted([getattr(time, field.name) for time in known], weights))
+                        )
+                        for field in fields(StepTime)
+                    }
+                )
+        return times
+
+    def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
+        return [figure(_section(self._replies[point], part)) for point in self._points]
+
+    def _peaks(self, part: Part) -> list[_Levels]:
+        return [_peak_alone(section) for section in self._each(part, lambda section: section)]
+
+    def _aligned(self, part: Part) -> list[list[_Levels]] | None:
+        """Return one or two series of levels by point, of equally many moments, or None where there are none."""
+        sections = dict(zip(self._points, self._each(part, lambda section: section), strict=True))
+        moments = {}
+        for depth in self._depths:
+            found = {sections[depth, shape].moments for shape in self._shapes}
+            if len(found) > 1:
+                return None
+            moments[depth] = found.pop()
+        short = moments[self._depths[0]]
+        found_series = []
+        for align in (from_start, from_end):
+            indices = {depth: align(short, moments[depth]) for depth in self._depths}
+            series = []
+            for depth, shape in self._points:
+                chosen = indices[depth]
+                if chosen is None:
+                    return None
+                levels = sections[depth, shape].levels
+                series.append({name: [values[index] for index in chosen] for name, values in levels.items()})
+            found_series.append(series)
+        return found_series
+
+
+_Levels = Mapping[str, Sequence[int]]
+
+
+def _section(reply: TraceReply, part: Part) -> Section:
+    """Return the section of a part; a step of a single micro-batch has no further one."""
+    return next((section for section in reply.sections if section.part is part), Section(part, (), {}))
+
+
+def _peak_alone(section: Section) -> _Levels:
+    totals = section.totals
+    if not totals:
+        return {}
+    highest = totals.index(max(totals))
+    return {name: [values[highest]] for name, values in section.levels.items()}
+
+
+def _highest(series: Sequence[_Levels], weights: Sequence[float]) -> dict[str, int]:
+    """Return the levels by category of the moment with the most bytes."""
+    names = sorted({name for levels in series for name in levels})
+    count = max((len(values) for levels in series for values in levels.values()), default=0)
+    if not count:
+        return {}
+    zeros = [0] * count
+    best, best_total = 0, -1.0
+    columns = {
+        name: [_weighted(values, weights) for values in zip(*(levels.get(name, zeros) for levels in series), strict=True)]
+        for name in names
+    }
+    for moment, values in enumerate(zip(*columns.values(), strict=True)):
+        total = sum(values)
+        if total > best_total:
+            best, best_total = moment, total
+    return {name: max(0, round(column[best])) for name, column in columns.items()}
+
+
+def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True))
