@@ -6,14 +6,24 @@ from typing import Any
 
 import torch
 
+from autotune.virtual.flash import backward_workspace
+
 _aten = torch.ops.aten
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
+_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+_STAND_IN_BACKWARD = "autotune_flash.backward.default"
+# Largest head, and blocks of queries and of keys, for GPUs with 99 KiB of shared memory or more per block.
+_EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
 
 def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns."""
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
+    if func is _EFFICIENT_BACKWARD:
+        return _efficient_backward(args[1], args[2])
+    if str(func) == _STAND_IN_BACKWARD:
+        return backward_workspace(args[1], args[2], args[-2], args[-1])
     return ()
 
 
@@ -29,3 +39,20 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
         return (softmax_d, dq_accum)
     expanded = batch * heads * key.size(2) * head * key.itemsize
     return (softmax_d, dq_accum, expanded, expanded)
+
+
+def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    # aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta in float32, and
+    # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the gradient of queries in float32, by
+    # blocks of queries and of elements with 16 bytes each, and that of keys and values by splits where a head's elements
+    # do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order. Sizes are [B, H, tokens, D].
+    batch, heads, tokens, head = query.shape
+    rows, columns = next(block for size, block in _EFFICIENT_BLOCKS if head <= size)
+    delta = 4 * batch * heads * tokens
+    elements = -(-tokens // rows) * -(-head // columns) * (4 + rows * columns)
+    in_registers = query.itemsize == 2 and head <= rows
+    if query.itemsize == 2 and not in_registers:
+        splits = max(1, min(-(-key.size(2) // columns), 200 // (batch * heads)))
+        elements += 2 * splits * columns * -(-head // rows) * rows
+    return (delta, 4 * batch * heads * elements)
+

@@ -15,6 +15,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from autotune.virtual.attention import attention_as_on_cuda
 from autotune.virtual.autocast import forgetting_casts, register_autocast
 from autotune.virtual.cuda import scratch
+from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.kernels import launching_nothing
 
 NAME = "virtual"
@@ -112,6 +113,7 @@ def standing_in_for_cuda() -> Iterator[tuple[torch.device, Any]]:
     device = _registered()
     with ExitStack() as stack:
         stack.enter_context(attention_as_on_cuda(NAME))
+        stack.enter_context(flash_attention_installed())
         stack.enter_context(launching_nothing(NAME))
         stack.enter_context(forgetting_casts())
         # A tensor without storage has no pages to pin.

@@ -98,7 +98,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
 
 
 def _kind(packet: Any) -> Kind:
-    return Kind.ATTENTION if "attention" in str(packet) else Kind.MATMUL
+    return Kind.ATTENTION if "attention" in str(packet) or "flash" in str(packet) else Kind.MATMUL
 
 
 def _dtype(tensors: list[torch.Tensor]) -> str:
