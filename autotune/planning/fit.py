@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import mul
 from statistics import fmean
 from typing import TypeVar
 
@@ -61,15 +62,13 @@ class Fit:
         """Return what follows for a depth, a shape, and so many micro-batches in an optimizer step."""
         weights = self._weights(layers, shape)
         parts = [part for part in Part if part is not Part.FURTHER_MICRO_BATCH or micro_batches > 1]
-        levels: dict[str, int] = {}
-        for part in parts:
-            for series in self._parts[part]:
-                found = _highest(series, weights)
-                levels = max(levels, found, key=lambda item: sum(item.values()))
-        peak_bytes = sum(levels.values())
+        found = [(*series.highest(weights), series) for part in parts for series in self._parts[part]]
+        _, moment, series = max(found, key=lambda item: item[0])
+        categories = series.categories(weights, moment) if moment >= 0 else {}
+        peak_bytes = sum(categories.values())
         return Forecast(
             peak_bytes=peak_bytes,
-            categories={name: size for name, size in levels.items() if size},
+            categories=categories,
             overhead_bytes=self._overhead_bytes(peak_bytes),
             reserved_ratio=self._reserved_ratio,
             host_bytes=max(
@@ -122,10 +121,10 @@ class Fit:
     def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
         return [figure(_section(self._replies[point], part)) for point in self._points]
 
-    def _peaks(self, part: Part) -> list[_Levels]:
-        return [_peak_alone(section) for section in self._each(part, lambda section: section)]
+    def _peaks(self, part: Part) -> _Series:
+        return _series([_peak_alone(section) for section in self._each(part, lambda section: section)], 1)
 
-    def _aligned(self, part: Part) -> list[list[_Levels]] | None:
+    def _aligned(self, part: Part) -> list[_Series] | None:
         """Return one or two series of levels by point, of equally many moments, or None where there are none."""
         sections = dict(zip(self._points, self._each(part, lambda section: section), strict=True))
         moments = {}
@@ -145,7 +144,7 @@ class Fit:
                     return None
                 levels = sections[depth, shape].levels
                 series.append({name: [values[index] for index in chosen] for name, values in levels.items()})
-            found_series.append(series)
+            found_series.append(_series(series, len(short)))
         return found_series
 
 
@@ -165,23 +164,32 @@ def _peak_alone(section: Section) -> _Levels:
     return {name: [values[highest]] for name, values in section.levels.items()}
 
 
-def _highest(series: Sequence[_Levels], weights: Sequence[float]) -> dict[str, int]:
-    """Return the levels by category of the moment with the most bytes."""
-    names = sorted({name for levels in series for name in levels})
-    count = max((len(values) for levels in series for values in levels.values()), default=0)
-    if not count:
-        return {}
-    zeros = [0] * count
-    best, best_total = 0, -1.0
-    columns = {
-        name: [_weighted(values, weights) for values in zip(*(levels.get(name, zeros) for levels in series), strict=True)]
-        for name in names
-    }
-    for moment, values in enumerate(zip(*columns.values(), strict=True)):
-        total = sum(values)
-        if total > best_total:
-            best, best_total = moment, total
-    return {name: max(0, round(column[best])) for name, column in columns.items()}
+@dataclass(frozen=True)
+class _Series:
+    """Levels of equally many moments at every point, and the totals of all categories."""
+
+    levels: tuple[_Levels, ...]
+    totals: tuple[tuple[int, ...], ...]
+
+    def highest(self, weights: Sequence[float]) -> tuple[float, int]:
+        """Return the most bytes that follow, and at which moment."""
+        totals = [sum(map(mul, weights, values)) for values in zip(*self.totals, strict=True)]
+        best = max(totals, default=0.0)
+        return best, totals.index(best) if totals else -1
+
+    def categories(self, weights: Sequence[float], moment: int) -> dict[str, int]:
+        """Return the bytes by category at a moment."""
+        found: dict[str, float] = {}
+        for weight, levels in zip(weights, self.levels, strict=True):
+            for name, values in levels.items():
+                found[name] = found.get(name, 0.0) + weight * values[moment]
+        return {name: round(size) for name, size in found.items() if round(size) > 0}
+
+
+def _series(levels: Sequence[_Levels], moments: int) -> _Series:
+    zeros = [0] * moments
+    totals = tuple(tuple(map(sum, zip(*point.values(), strict=True))) or tuple(zeros) for point in levels)
+    return _Series(tuple(levels), totals)
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:

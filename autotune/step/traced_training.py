@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from autotune.core.plan import TrainingPlan
 from autotune.step.batches import StepSize, drawn, worst_micro_batch
 from autotune.step.model import virtual_model
-from autotune.step.objects import TRAINERS, config, peft_config
+from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
 from autotune.step.rows import Counts, RowSizes, row_sizes
 from autotune.step.training import IGNORED_LABEL, run_arguments
 from autotune.virtual import adopt, for_real, phase
@@ -106,7 +106,7 @@ def _build(
     }
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-    model = virtual_model(model_config, kwargs, device)
+    model = virtual_model(model_config, kwargs, quantization_config(plan), device)
     return _traced(TRAINERS[plan.trainer].trainer)(
         model=model,
         args=arguments,

@@ -24,7 +24,8 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return _efficient_backward(args[1], args[2])
     if str(func) == _STAND_IN_BACKWARD:
         return backward_workspace(args[1], args[2], args[-2], args[-1])
-    return ()
+    rule = _BITSANDBYTES.get(str(func))
+    return rule(args, kwargs, result) if rule is not None else ()
 
 
 def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
@@ -56,3 +57,25 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
         elements += 2 * splits * columns * -(-head // rows) * rows
     return (delta, 4 * batch * heads * elements)
 
+
+
+def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is expanded, then multiplied; scales that are
+    # quantised themselves are expanded first. (A, B, shapeB, absmax, blocksize, quant_type).
+    weight = args[2][0] * args[2][1]
+    nested = 4 * -(-weight // args[4]) if kwargs.get("absmax_8bit") is not None else 0
+    return (nested, weight * args[0].itemsize)
+
+
+def _int8_product(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    # bitsandbytes/backends/default/ops.py, int8_scaled_mm: a product in int32, which becomes float16, and then the type of
+    # the input where that is another.
+    output = result[0] if isinstance(result, (tuple, list)) else result
+    return (4 * output.numel(), 0 if output.dtype == torch.float16 else 2 * output.numel())
+
+
+_BITSANDBYTES = {
+    "bitsandbytes.gemm_4bit.default": _gemm_4bit,
+    "bitsandbytes.int8_mixed_scaled_mm.default": _int8_product,
+    "bitsandbytes.int8_scaled_mm.default": _int8_product,
+}

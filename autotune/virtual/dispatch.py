@@ -14,6 +14,7 @@ from autotune.virtual.accumulation import Accumulation
 from autotune.virtual.known import Knowledge, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
+from autotune.virtual.stand_ins import STAND_INS
 from autotune.virtual.work import operator_work
 
 _aten = torch.ops.aten
@@ -65,8 +66,9 @@ class VirtualMode(TorchDispatchMode):
         elif self._accumulation.is_in_place(func, args, kwargs):
             func = _aten.add_.Tensor
             result = func(*args)
-        elif func is _aten._grouped_mm.default:
-            result = self._grouped_mm(*args, **kwargs)
+        elif (stand_in := STAND_INS.get(str(func))) is not None:
+            with self._fake:
+                result = stand_in(*args, **kwargs)
         else:
             result = func(*args, **kwargs)
         self._keep(func, args, result, values)
@@ -99,26 +101,6 @@ class VirtualMode(TorchDispatchMode):
             raise UnknownShapeError(f"The shape of what {func} returns depends on data that a trace does not have.")
         kept = [self._place(value, args[0].device) for value in tree_leaves(values)]
         return kept[0] if isinstance(values, torch.Tensor) else tuple(kept)
-
-    def _grouped_mm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offs: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        # PyTorch's meta kernel takes bfloat16 alone; the CPU's takes every type. Rows are padded to 16 bytes as in
-        # create_grouped_gemm_output_tensor of aten/src/ATen/native/GroupedMMUtils.h.
-        groups = offs.numel() if offs is not None else 0
-        batch = [groups] if a.dim() == b.dim() == 2 else [a.size(0)] if a.dim() == b.dim() == 3 else []
-        rows, columns = a.size(-2), b.size(-1)
-        dtype = out_dtype or a.dtype
-        step = 16 // dtype.itemsize
-        padded = -(-columns // step) * step
-        strides = [rows * padded, padded, 1] if batch else [padded, 1]
-        with self._fake:
-            return torch.empty_strided([*batch, rows, columns], strides, dtype=dtype, device=a.device)
 
     def _place(self, value: Any, device: torch.device | None = None) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):

@@ -45,7 +45,9 @@ class Ledger:
         return Place.DEVICE if tensor.device.type == self.device_type else Place.HOST
 
     def note(self, tensor: torch.Tensor) -> None:
-        """Note the storage of a tensor, unless it is known already."""
+        """Note the storage of a tensor, unless it is known already or the tensor only has a shape."""
+        if tensor.device.type == "meta":
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)

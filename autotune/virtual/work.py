@@ -34,6 +34,12 @@ _SCATTERS = frozenset({
 })  # fmt: skip
 # The formulas take the matrices alone; overloads with a type for the result have it among their positional arguments.
 _MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: 3, _aten.baddbmm: 3}
+# Products with quantised weights, with the position of their input.
+_WEIGHTS = {
+    "bitsandbytes.gemm_4bit.default": 0,
+    "bitsandbytes.int8_mixed_scaled_mm.default": 0,
+    "bitsandbytes.int8_scaled_mm.default": 0,
+}
 
 
 def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type: str) -> Work:
@@ -87,6 +93,11 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     The formulas of attention count the whole square of tokens. With ``is_causal``, kernels leave out the half above the
     diagonal, as does benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
     """
+    position = _WEIGHTS.get(str(func))
+    if position is not None:
+        # A product with a quantised weight: every output is a sum over the input's last dimension.
+        output = result[0] if isinstance(result, (tuple, list)) else result
+        return int(2 * output.numel() * args[position].shape[-1])
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return None
