@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -19,6 +20,9 @@ from autotune.virtual.costs import Work, step_seconds
 from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import OutOfMemoryError, Replay, replay, workspace_bytes
 from autotune.virtual.sections import Timing, sections
+
+# Where a GPU is only known by its size: most of those that are trained on have the kernels of Ampere.
+_USUAL_CAPABILITY = (8, 0)
 
 
 def trace(request: TraceRequest, context: JobContext) -> TraceReply:
@@ -41,7 +45,7 @@ def trace(request: TraceRequest, context: JobContext) -> TraceReply:
     trained = Trained()
     rows = TracedRows(request.worst, request.typical, request.trainable)
     steps = traced_training(request.plan, model_config, load_processor(request.model), rows, trained)
-    traced = run_virtually(steps, target=request.target)
+    traced = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
     allocated_bytes, reserved_bytes, fits = _allocator(traced, request)
     first, *others = (int(tokens) for tokens in trained.tokens[-1])
     return TraceReply(
@@ -68,6 +72,10 @@ def _timing(request: TraceRequest) -> Timing | None:
     return lambda works: step_seconds(works, gpu, request.factors)
 
 
+def _capability(request: TraceRequest) -> tuple[int, int] | None:
+    return request.gpu.compute_capability if request.gpu is not None else None
+
+
 def _peak(peak: Peak) -> TracedPeak:
     return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
 
@@ -77,12 +85,11 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
     if request.target == "cpu":
         peak = traced.device_peak.bytes
         return peak, None, request.limit_bytes is None or peak <= request.limit_bytes
-    capability = request.gpu.compute_capability if request.gpu is not None else None
 
     def run(limit_bytes: int | None) -> Replay:
         return replay(
             traced,
-            workspace=workspace_bytes(capability),
+            workspace=workspace_bytes(_capability(request)),
             limit_bytes=limit_bytes,
             expandable_segments=request.expandable_segments,
         )
@@ -97,7 +104,10 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
 def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:
     if request.gpu is None or request.gpu.speeds is None or request.target == "cpu":
         return None
-    return step_seconds(_step_works(traced, step_name(rows.steps - 1), trained), request.gpu, request.factors)
+    factors = request.factors
+    if request.plan.args.get("tf32"):
+        factors = replace(factors, allow_tf32=True)
+    return step_seconds(_step_works(traced, step_name(rows.steps - 1), trained), request.gpu, factors)
 
 
 def _step_works(traced: Trace, name: str, trained: Trained) -> Iterator[Work]:

@@ -21,7 +21,7 @@ from autotune.step.model import virtual_model
 from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
 from autotune.step.rows import Counts, RowSizes, row_sizes
 from autotune.step.training import IGNORED_LABEL, run_arguments
-from autotune.virtual import adopt, for_real, phase
+from autotune.virtual import adopt, assume, for_real, phase
 
 WORST_STEPS = 2
 """Optimizer steps on the largest micro-batch: the optimizer's state appears in the first, so the second is steady."""
@@ -29,6 +29,8 @@ MICRO_BATCH = "micro-batch"
 """Name of the phase that each micro-batch is."""
 # Gradients are there from the second micro-batch of an optimizer step on, so that a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
+# The device of a trace is handed to accelerate afterwards; TF32 changes no byte, and compiled code cannot be followed.
+_NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
 _SEED = 42
 _TOKEN = 5
 
@@ -83,7 +85,9 @@ def traced_training(
 
     def run(device: torch.device) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            planned = config(plan, output_dir=folder, use_cpu=True)
+            if plan.args.get("torch_compile"):
+                assume("a compiled step needs what the same step needs uncompiled")
+            planned = config(plan, output_dir=folder, **_NOT_TRACED)
             trainer = _build(plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
@@ -102,7 +106,7 @@ def _build(
         "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, _MICRO_BATCHES_AT_MOST),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
-        "use_cpu": True,
+        **_NOT_TRACED,
     }
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None

@@ -16,14 +16,21 @@ _aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
 # cuda/sdp_utils.cpp, check_head_dim_size_flash.
 _LARGEST_FLASH_HEAD = 256
+# The same file, check_sm_version of use_flash_attention: Ampere and later.
+_FLASH_CAPABILITY = (8, 0)
 # attention.cpp, pad_last_dim for flash, and mem-efficient attention's alignment of the mask.
 _FLASH_ALIGNMENT = 8
 _MASK_ALIGNMENT = 16
 
 
 @contextmanager
-def attention_as_on_cuda(device_type: str) -> Iterator[None]:
-    """Have ``scaled_dot_product_attention`` on a device run the operator that CUDA would run."""
+def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Iterator[None]:
+    """Have ``scaled_dot_product_attention`` on a device run the operator that CUDA would run.
+
+    cuDNN's attention, which PyTorch prefers on Hopper and Blackwell where it was built with cuDNN 9.15.1 or later, is not
+    among them: what it takes for itself is decided inside cuDNN. Flash attention stands for it.
+    """
+    flash = capability >= _FLASH_CAPABILITY
     original = functional.scaled_dot_product_attention
 
     def attention(
@@ -45,7 +52,7 @@ def attention_as_on_cuda(device_type: str) -> Iterator[None]:
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             zero, out = (torch.scalar_tensor(x, dtype=query.dtype, device=query.device) for x in (0.0, -torch.inf))
             attn_mask = torch.where(attn_mask, zero, out)
-        if attn_mask is None and query.dtype in _HALF and query.size(-1) <= _LARGEST_FLASH_HEAD:
+        if flash and attn_mask is None and query.dtype in _HALF and query.size(-1) <= _LARGEST_FLASH_HEAD:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if not enable_gqa or query.size(1) == key.size(1):
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)

@@ -58,7 +58,6 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
     return (delta, 4 * batch * heads * elements)
 
 
-
 def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is expanded, then multiplied; scales that are
     # quantised themselves are expanded first. (A, B, shapeB, absmax, blocksize, quant_type).

@@ -108,11 +108,15 @@ def _registered() -> torch.device:
 
 
 @contextmanager
-def standing_in_for_cuda() -> Iterator[tuple[torch.device, Any]]:
-    """Yield the device, and the rule of what CUDA's kernels take for themselves, with code taking it for a GPU."""
+def standing_in_for_cuda(capability: tuple[int, int]) -> Iterator[tuple[torch.device, Any]]:
+    """Yield the device, and the rule of what CUDA's kernels take for themselves, with code taking it for a GPU.
+
+    Args:
+        capability: CUDA's compute capability of that GPU.
+    """
     device = _registered()
     with ExitStack() as stack:
-        stack.enter_context(attention_as_on_cuda(NAME))
+        stack.enter_context(attention_as_on_cuda(NAME, capability))
         stack.enter_context(flash_attention_installed())
         stack.enter_context(launching_nothing(NAME))
         stack.enter_context(forgetting_casts())

@@ -65,9 +65,7 @@ def _register(implementation: str) -> None:
 
     if implementation not in ALL_ATTENTION_FUNCTIONS.valid_keys():
         ALL_ATTENTION_FUNCTIONS.register(implementation, flash_attention_forward)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(
-            implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"]
-        )
+        ALL_MASK_ATTENTION_FUNCTIONS.register(implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
 
 
 def _fixed(

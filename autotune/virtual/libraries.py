@@ -23,9 +23,23 @@ def unnoticed() -> Iterator[None]:
     with ExitStack() as stack:
         if module is not None:
             stack.enter_context(mock.patch.object(module, "is_fake_tensor", lambda tensor: False))
+        functional = sys.modules.get("bitsandbytes.functional")
+        if functional is not None:
+            # Managed memory, whose pages move between host and device as they are used; no allocator of PyTorch counts it.
+            stack.enter_context(mock.patch.object(functional, "get_paged", _paged))
+            stack.enter_context(mock.patch.object(functional, "prefetch_tensor", lambda tensor, to_cpu=False: None))
+            stack.enter_context(
+                mock.patch.object(functional, "fill", lambda tensor, value, **more: tensor.fill_(value))
+            )
         stack.enter_context(mock.patch.object(torch, "get_rng_state", _rng_state))
         stack.enter_context(mock.patch.object(torch, "set_rng_state", lambda state: None))
         yield
+
+
+def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
+    paged = torch.empty(shape, dtype=dtype, device="cpu")
+    paged.is_paged = True
+    return paged
 
 
 def _rng_state() -> torch.Tensor:

@@ -53,7 +53,7 @@ class VirtualLinear8bit(bnb_nn.Linear8bitLt):
         weight = torch.empty(linear.out_features, linear.in_features, dtype=torch.int8, device=device)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.weight.CB = weight
-        self.weight.SCB = torch.empty(linear.out_features, dtype=torch.float32, device=device)
+        self.weight.SCB = _scales((linear.out_features,), torch.float32, device)
         self.weight.has_fp16_weights = False
 
 
@@ -81,12 +81,19 @@ def _take_over(module: Any, linear: nn.Linear, dtype: torch.dtype, device: torch
     module.bias = nn.Parameter(bias, requires_grad=False) if bias is not None else None
 
 
+def _scales(count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return scales or codes, marked as part of a parameter."""
+    tensor = torch.empty(count, dtype=dtype, device=device)
+    tensor._is_param = True
+    return tensor
+
+
 def _state(linear: nn.Linear, config: Any, dtype: torch.dtype, device: torch.device) -> QuantState:
     blocks = -(-linear.in_features * linear.out_features // _BLOCK)
     nested = config.bnb_4bit_use_double_quant
 
-    def floats(count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.float32, device=device)
+    def floats(*count: int) -> torch.Tensor:
+        return _scales(count, torch.float32, device)
 
     outer = None
     if nested:
@@ -94,12 +101,12 @@ def _state(linear: nn.Linear, config: Any, dtype: torch.dtype, device: torch.dev
             floats(-(-blocks // _NESTED_BLOCK)), code=floats(_CODE_8BIT), blocksize=_NESTED_BLOCK, dtype=torch.float32
         )
     return QuantState(
-        absmax=torch.empty(blocks, dtype=torch.uint8, device=device) if nested else floats(blocks),
+        absmax=_scales((blocks,), torch.uint8, device) if nested else floats(blocks),
         shape=torch.Size((linear.out_features, linear.in_features)),
         code=floats(_CODE_4BIT),
         blocksize=_BLOCK,
         quant_type=config.bnb_4bit_quant_type,
         dtype=dtype,
-        offset=torch.empty((), dtype=torch.float32, device=device) if nested else None,
+        offset=floats() if nested else None,
         state2=outer,
     )

@@ -29,7 +29,9 @@ Target = Literal["cpu", "cuda"]
 _running: list[tuple[VirtualMode, Ledger]] = []
 
 
-def trace(fn: Callable[[torch.device], object], *, target: Target = "cuda") -> Trace:
+def trace(
+    fn: Callable[[torch.device], object], *, target: Target = "cuda", capability: tuple[int, int] = (8, 0)
+) -> Trace:
     """Run ``fn`` on a virtual device, with no storage, and return what it did to memory, in order.
 
     ``fn`` is given the device and builds everything itself: model, optimizer, batch. Once for the target ``cuda``,
@@ -38,6 +40,7 @@ def trace(fn: Callable[[torch.device], object], *, target: Target = "cuda") -> T
     Args:
         fn: any PyTorch code; what it does inside :func:`phase` is a phase of the trace.
         target: ``cpu`` stands for the CPU's allocator and kernels (the device is ``cpu`` then), ``cuda`` for a GPU.
+        capability: CUDA's compute capability of that GPU, by which PyTorch chooses among kernels.
 
     Raises:
         UnknownShapeError: a shape depends on data that a trace does not have.
@@ -46,7 +49,7 @@ def trace(fn: Callable[[torch.device], object], *, target: Target = "cuda") -> T
         if target == "cuda":
             from autotune.virtual.device import standing_in_for_cuda
 
-            device, scratch = stack.enter_context(standing_in_for_cuda())
+            device, scratch = stack.enter_context(standing_in_for_cuda(capability))
         else:
             from autotune.virtual.cpu import scratch
 
@@ -81,6 +84,12 @@ def trace(fn: Callable[[torch.device], object], *, target: Target = "cuda") -> T
             host_peak=ledger.peak(Place.HOST),
             assumptions=dict(mode.knowledge.assumptions),
         )
+
+
+def assume(what: str) -> None:
+    """Have the running trace say that something was assumed; without one, do nothing."""
+    if _running:
+        _running[-1][0].knowledge.assume(what)
 
 
 @contextmanager
