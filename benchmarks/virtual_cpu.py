@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.traced_training import WORST_STEPS, TracedRows, step_name, traced_training
+from autotune.virtual import trace
 from autotune.virtual.reference import run_on_cpu
-from autotune.virtual.sft import STEPS, sft_steps, step_name
-from autotune.virtual.tracing import trace
 from tests.small import small_tokenizer
 from tests.virtual.models import ARCHITECTURES, config_of
 
@@ -42,9 +42,9 @@ def main() -> None:
         packing = lora != checkpointing
         started = time.perf_counter()
         steps = _steps(architecture, arguments.length, arguments.bf16, lora, checkpointing, packing)
-        phase = trace(steps, target="cpu").phase(step_name(STEPS - 1))
+        phase = trace(steps, target="cpu").phase(step_name(WORST_STEPS - 1))
         seconds = time.perf_counter() - started
-        real = run_on_cpu(steps)[step_name(STEPS - 1)]
+        real = run_on_cpu(steps)[step_name(WORST_STEPS - 1)]
         traced = phase.device_peak.bytes
         error = traced / real.peak_bytes - 1
         errors.append(abs(error))
@@ -71,7 +71,7 @@ def _steps(architecture: str, length: int, bf16: bool, lora: bool, checkpointing
     }
     lengths = [length, length * 3 // 4, length // 2, length // 4] * 2
     plan = TrainingPlan("sft", args=args, model=words)
-    return sft_steps(plan, config_of(architecture, **_LARGER), small_tokenizer(), lengths)
+    return traced_training(plan, config_of(architecture, **_LARGER), small_tokenizer(), TracedRows(lengths))
 
 
 if __name__ == "__main__":

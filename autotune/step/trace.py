@@ -14,7 +14,7 @@ from autotune.core.step_time import StepTime
 from autotune.step.child import JobContext
 from autotune.step.layers import first_layers
 from autotune.step.model import load_config, load_processor, model_class
-from autotune.step.traced_training import MICRO_BATCH, WORST_STEPS, Trained, TracedRows, step_name, traced_training
+from autotune.step.traced_training import MICRO_BATCH, WORST_STEPS, TracedRows, Trained, step_name, traced_training
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Work, step_seconds
 from autotune.virtual.records import Peak, Trace
@@ -25,7 +25,7 @@ from autotune.virtual.sections import Timing, sections
 _USUAL_CAPABILITY = (8, 0)
 
 
-def trace(request: TraceRequest, context: JobContext) -> TraceReply:
+def trace(request: TraceRequest, _context: JobContext) -> TraceReply:
     """Train on the virtual accelerator.
 
     The device stays registered with PyTorch for the rest of this process.

@@ -27,7 +27,7 @@ _MASK_ALIGNMENT = 16
 def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Iterator[None]:
     """Have ``scaled_dot_product_attention`` on a device run the operator that CUDA would run.
 
-    cuDNN's attention, which PyTorch prefers on Hopper and Blackwell where it was built with cuDNN 9.15.1 or later, is not
+    cuDNN's attention, which PyTorch prefers on Hopper and Blackwell where it runs with cuDNN 9.15.1 or later, is not
     among them: what it takes for itself is decided inside cuDNN. Flash attention stands for it.
     """
     flash = capability >= _FLASH_CAPABILITY

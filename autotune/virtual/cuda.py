@@ -44,9 +44,10 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
 
 def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     # aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta in float32, and
-    # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the gradient of queries in float32, by
-    # blocks of queries and of elements with 16 bytes each, and that of keys and values by splits where a head's elements
-    # do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order. Sizes are [B, H, tokens, D].
+    # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the gradient of queries in float32,
+    # by blocks of queries and of elements with 16 bytes each, and that of keys and values by splits where a head's
+    # elements do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order.
+    # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
     rows, columns = next(block for size, block in _EFFICIENT_BLOCKS if head <= size)
     delta = 4 * batch * heads * tokens
@@ -59,16 +60,16 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
 
 
 def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is expanded, then multiplied; scales that are
-    # quantised themselves are expanded first. (A, B, shapeB, absmax, blocksize, quant_type).
+    # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is expanded, then multiplied; scales that
+    # are quantised themselves are expanded first. (A, B, shapeB, absmax, blocksize, quant_type).
     weight = args[2][0] * args[2][1]
     nested = 4 * -(-weight // args[4]) if kwargs.get("absmax_8bit") is not None else 0
     return (nested, weight * args[0].itemsize)
 
 
 def _int8_product(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    # bitsandbytes/backends/default/ops.py, int8_scaled_mm: a product in int32, which becomes float16, and then the type of
-    # the input where that is another.
+    # bitsandbytes/backends/default/ops.py, int8_scaled_mm: a product in int32, which becomes float16, and then the type
+    # of the input where that is another.
     output = result[0] if isinstance(result, (tuple, list)) else result
     return (4 * output.numel(), 0 if output.dtype == torch.float16 else 2 * output.numel())
 

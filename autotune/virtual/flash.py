@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -52,7 +53,7 @@ def flash_attention_installed() -> Iterator[None]:
     with (
         mock.patch.object(module, "_lazy_imports", lazy_imports),
         mock.patch.object(module, "_loaded_implementation", None),
-        mock.patch.object(PreTrainedModel, "_flash_attn_import_error", lambda *args, **kwargs: None),
+        mock.patch.object(PreTrainedModel, "_flash_attn_import_error"),
     ):
         yield
 
@@ -107,7 +108,7 @@ def _varlen(
         lengths = [q.size(0) // (cu_seqlens_q.numel() - 1)] * (cu_seqlens_q.numel() - 1)
     else:
         values = bounds.tolist()
-        lengths = [end - start for start, end in zip(values, values[1:], strict=False)]
+        lengths = [end - start for start, end in pairwise(values)]
     pairs = sum(_pairs(length, length, window_size) for length in lengths)
     return _attend(q, k, v, pairs // 2 if causal else pairs, len(lengths), version)
 
@@ -148,8 +149,8 @@ def _define() -> torch.library.Library:
     library = torch.library.Library(_NAMESPACE, "DEF")
     library.define("forward(Tensor q, Tensor k, Tensor v, int pairs, int version) -> (Tensor, Tensor, Tensor)")
     library.define(
-        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs, int documents, int version)"
-        " -> (Tensor, Tensor, Tensor)"
+        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs, int documents,"
+        " int version) -> (Tensor, Tensor, Tensor)"
     )
     torch.library.register_fake(f"{_NAMESPACE}::forward", _forward, lib=library)
     torch.library.register_fake(f"{_NAMESPACE}::backward", _backward, lib=library)
@@ -159,8 +160,8 @@ def _define() -> torch.library.Library:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int, version: int) -> tuple[Tensor, Tensor, Tensor]:
-    # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), and hopper/flash_api.cpp, mha_fwd (3):
-    # beside the output, softmax_lse in float32 for every query and head, and (2 alone) two integers of random state.
+    # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), and hopper/flash_api.cpp, mha_fwd
+    # (3): beside the output, softmax_lse in float32 for every query and head, and in (2) two integers of random state.
     queries = q.shape[:-2].numel()
     lse = q.new_empty(q.size(-2) * queries, dtype=torch.float32)
     return torch.empty_like(q), lse, q.new_empty(2 if version == 2 else 0, dtype=torch.int64)
@@ -204,6 +205,6 @@ def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int)
 
 def _padded(tensor: Tensor, documents: int, step: int) -> int:
     """Return how many tokens there are once every row, or all documents together, are padded to whole blocks."""
-    if tensor.dim() == 4:
-        return tensor.size(0) * -(-tensor.size(1) // step) * step
-    return -(-(tensor.size(0) + step * documents) // step) * step
+    rows = int(tensor.size(0)) if tensor.dim() == 4 else 1
+    tokens = int(tensor.size(1) if tensor.dim() == 4 else tensor.size(0) + step * documents)
+    return rows * -(-tokens // step) * step

@@ -11,9 +11,9 @@ from autotune.virtual.costs import Kind
 from autotune.virtual.records import Place, Trace
 
 # cuBLAS's workspace, which PyTorch takes from the caching allocator and keeps, for cuBLASLt too: 32 MiB on Hopper and
-# Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize
-# and unified_cublas_and_lt_workspaces). There is one per handle and stream, and each thread has a handle of its own: that
-# of the forward pass and that of the backward pass.
+# Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
+# parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces). There is one per handle and stream, and each thread
+# has a handle of its own: that of the forward pass and that of the backward pass.
 _WORKSPACE_BYTES = 2 * 4 * MIB + 8 * 16 * 1024
 _LARGE_WORKSPACE_BYTES = 32 * MIB
 _LARGE_WORKSPACE_GENERATIONS = (9, 10, 12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -126,25 +127,27 @@ def _tagging(ledger: Ledger) -> Iterator[None]:
 
         return registered
 
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    ledger.tag(parameter.grad, Category.GRADIENT)
-
-    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for leaf in tree_leaves(dict(optimizer.state)):
-            if isinstance(leaf, torch.Tensor):
-                ledger.tag(leaf, Category.OPTIMIZER_STATE)
-
     handles = [
         register_module_parameter_registration_hook(tag(Category.PARAMETER)),
         register_module_buffer_registration_hook(tag(Category.BUFFER)),
-        register_optimizer_step_pre_hook(before),
-        register_optimizer_step_post_hook(after),
+        register_optimizer_step_pre_hook(partial(_tag_gradients, ledger)),
+        register_optimizer_step_post_hook(partial(_tag_state, ledger)),
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _tag_gradients(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                ledger.tag(parameter.grad, Category.GRADIENT)
+
+
+def _tag_state(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for leaf in tree_leaves(dict(optimizer.state)):
+        if isinstance(leaf, torch.Tensor):
+            ledger.tag(leaf, Category.OPTIMIZER_STATE)
