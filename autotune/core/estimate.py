@@ -34,8 +34,8 @@ class MemoryEstimate:
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
         context_bytes: what the process holds of the device outside the allocator; 0 on a CPU.
         breakdown: what the device's memory goes to at the peak, in bytes: PyTorch's categories of tensors
-            (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then ``rounding`` (with
-            the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``. Sums to
+            (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
+            ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``. Sums to
             :attr:`device_bytes`.
         host_bytes: what lies in the host's memory beside the device (offloaded activations, batches).
         step_seconds: of a typical optimizer step, for ranking; None where the device's speed is not known.
@@ -102,7 +102,6 @@ class Plan:
         estimates: of the legal candidates: those that fit first, the fastest first.
         baseline: TRL's default at the same global batch, legal or not.
         changes: for those that do not fit and were asked about.
-        errors: by origin, how far estimates were off in a comparison, as the notes say.
         trace_count: traces that the estimates stand on.
         new_trace_count: of these, how many were run now; the others were kept from before.
     """

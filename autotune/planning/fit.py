@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import mul
 from statistics import fmean
 from typing import TypeVar
@@ -13,6 +13,7 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Part, Section
 from autotune.planning.alignment import from_end, from_start
 from autotune.planning.shape import Basis, Shape, layer_weights, shape_weights
+from autotune.planning.times import mixed_times
 
 T = TypeVar("T")
 Point = tuple[int, Shape]
@@ -38,6 +39,14 @@ class Forecast:
     reserved_ratio: float
     host_bytes: int
     times: Mapping[Part, StepTime]
+
+    def step_seconds(self, micro_batches: int) -> float | None:
+        """Return how long an optimizer step of so many micro-batches takes, or None where it is not known."""
+        if not self.times:
+            return None
+        seconds = {part: time.seconds for part, time in self.times.items()}
+        further = seconds.get(Part.FURTHER_MICRO_BATCH, 0.0) * (micro_batches - 1)
+        return seconds[Part.FIRST_MICRO_BATCH] + further + seconds[Part.OPTIMIZER]
 
 
 class Fit:
@@ -104,18 +113,11 @@ class Fit:
         return tuple(by_depth[point[0]] * by_shape[point[1]] for point in self._points)
 
     def _times(self, parts: Sequence[Part], weights: Sequence[float]) -> dict[Part, StepTime]:
-        times = {}
+        times: dict[Part, StepTime] = {}
         for part in parts:
             known = self._each(part, lambda section: section.time)
             if part is not Part.BEFORE and all(time is not None for time in known):
-                times[part] = StepTime(
-                    **{
-                        field.name: type(getattr(known[0], field.name))(
-                            max(0.0, _weighted([getattr(time, field.name) for time in known], weights))
-                        )
-                        for field in fields(StepTime)
-                    }
-                )
+                times[part] = mixed_times([(time, weight) for time, weight in zip(known, weights, strict=True) if time])
         return times
 
     def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:

@@ -31,16 +31,19 @@ class Shape:
 class Basis(StrEnum):
     """What figures of a kind of micro-batch are sums of."""
 
+    CONSTANT = "a constant"
     ROWS = "a constant, and rows"
     TOKENS = "a constant, tokens, and tokens by length"
 
     @property
     def size(self) -> int:
         """How many shapes have to be known."""
-        return 2 if self is Basis.ROWS else 3
+        return len(self.terms(Shape(1, 1)))
 
     def terms(self, shape: Shape) -> tuple[float, ...]:
         """Return the terms of a shape."""
+        if self is Basis.CONSTANT:
+            return (1.0,)
         if self is Basis.ROWS:
             return (1.0, float(shape.rows))
         every = shape.rows * shape.tokens
@@ -85,7 +88,5 @@ def _solve(rows: list[list[float]], right: list[float]) -> tuple[float, ...]:
         for row in range(size):
             if row != column:
                 factor = table[row][column] / table[column][column]
-                table[row] = [
-                    value - factor * other for value, other in zip(table[row], table[column], strict=True)
-                ]
+                table[row] = [value - factor * other for value, other in zip(table[row], table[column], strict=True)]
     return tuple(table[row][size] / table[row][row] for row in range(size))
