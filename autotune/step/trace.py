@@ -18,7 +18,7 @@ from autotune.step.traced_training import MICRO_BATCH, WORST_STEPS, TracedRows, 
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Work, step_seconds
 from autotune.virtual.records import Peak, Trace
-from autotune.virtual.replay import OutOfMemoryError, Replay, replay, workspace_bytes
+from autotune.virtual.replay import OutOfMemoryError, Replay, replay
 from autotune.virtual.sections import Timing, sections
 
 # Where a GPU is only known by its size: most of those that are trained on have the kernels of Ampere.
@@ -69,7 +69,8 @@ def _timing(request: TraceRequest) -> Timing | None:
     gpu = request.gpu
     if gpu is None or gpu.speeds is None or request.target == "cpu":
         return None
-    return lambda works: step_seconds(works, gpu, request.factors)
+    factors = replace(request.factors, allow_tf32=request.factors.allow_tf32 or bool(request.plan.args.get("tf32")))
+    return lambda works: step_seconds(works, gpu, factors)
 
 
 def _capability(request: TraceRequest) -> tuple[int, int] | None:
@@ -89,7 +90,7 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
     def run(limit_bytes: int | None) -> Replay:
         return replay(
             traced,
-            workspace=workspace_bytes(_capability(request)),
+            capability=_capability(request),
             limit_bytes=limit_bytes,
             expandable_segments=request.expandable_segments,
         )
@@ -102,12 +103,8 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
 
 
 def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:
-    if request.gpu is None or request.gpu.speeds is None or request.target == "cpu":
-        return None
-    factors = request.factors
-    if request.plan.args.get("tf32"):
-        factors = replace(factors, allow_tf32=True)
-    return step_seconds(_step_works(traced, step_name(rows.steps - 1), trained), request.gpu, factors)
+    timing = _timing(request)
+    return timing(_step_works(traced, step_name(rows.steps - 1), trained)) if timing is not None else None
 
 
 def _step_works(traced: Trace, name: str, trained: Trained) -> Iterator[Work]:

@@ -16,7 +16,8 @@ from autotune.virtual.attention import attention_as_on_cuda
 from autotune.virtual.autocast import forgetting_casts, register_autocast
 from autotune.virtual.cuda import scratch
 from autotune.virtual.flash import flash_attention_installed
-from autotune.virtual.kernels import launching_nothing
+from autotune.virtual.kernels import noting_launches
+from autotune.virtual.ledger import Ledger
 
 NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
@@ -108,17 +109,18 @@ def _registered() -> torch.device:
 
 
 @contextmanager
-def standing_in_for_cuda(capability: tuple[int, int]) -> Iterator[tuple[torch.device, Any]]:
+def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterator[tuple[torch.device, Any]]:
     """Yield the device, and the rule of what CUDA's kernels take for themselves, with code taking it for a GPU.
 
     Args:
+        ledger: of a trace on the device that is called :data:`NAME`.
         capability: CUDA's compute capability of that GPU.
     """
     device = _registered()
     with ExitStack() as stack:
         stack.enter_context(attention_as_on_cuda(NAME, capability))
         stack.enter_context(flash_attention_installed())
-        stack.enter_context(launching_nothing(NAME))
+        stack.enter_context(noting_launches(ledger))
         stack.enter_context(forgetting_casts())
         # A tensor without storage has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))

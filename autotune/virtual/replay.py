@@ -34,29 +34,25 @@ class Replay:
     retries: int
 
 
-def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
-    """Return the size of cuBLAS's workspace on a GPU; that of most where it is not known which."""
-    generation = compute_capability[0] if compute_capability else 0
-    return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES
-
-
 def replay(
     traced: Trace,
     *,
-    workspace: int,
+    capability: tuple[int, int] | None = None,
     limit_bytes: int | None = None,
     expandable_segments: bool = False,
 ) -> Replay:
     """Feed a trace's allocations and frees on the device through the caching allocator, in their order.
 
     Args:
-        workspace: bytes of cuBLAS's workspace, taken at the first product of each pass.
+        capability: CUDA's compute capability of the GPU, which says how large cuBLAS's workspace is; it is taken at the
+            first product of each pass. None: that of most GPUs.
         limit_bytes: what the allocator may reserve, or None.
         expandable_segments: PyTorch's setting.
 
     Raises:
         OutOfMemoryError: the limit does not hold it.
     """
+    workspace = _workspace_bytes(capability)
     allocator = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
     first_products = _first_products(traced)
     blocks: dict[int, tuple[int, Block]] = {}
@@ -76,6 +72,11 @@ def replay(
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
 
 
+def _workspace_bytes(capability: tuple[int, int] | None) -> int:
+    generation = capability[0] if capability else 0
+    return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES
+
+
 def _first_products(traced: Trace) -> list[int]:
     """Return the indices of the first matrix product of the forward and of the backward pass, in order."""
     found: dict[bool, int] = {}
@@ -87,4 +88,4 @@ def _first_products(traced: Trace) -> list[int]:
     return sorted(found.values())
 
 
-__all__ = ["OutOfMemoryError", "Replay", "replay", "workspace_bytes"]
+__all__ = ["OutOfMemoryError", "Replay", "replay"]

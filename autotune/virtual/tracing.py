@@ -48,14 +48,14 @@ def trace(
     """
     with ExitStack() as stack:
         if target == "cuda":
-            from autotune.virtual.device import standing_in_for_cuda
+            from autotune.virtual.device import NAME, standing_in_for_cuda
 
-            device, scratch = stack.enter_context(standing_in_for_cuda(capability))
+            ledger = Ledger(NAME)
+            device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability))
         else:
             from autotune.virtual.cpu import scratch
 
-            device = torch.device("cpu")
-        ledger = Ledger(device.type)
+            device, ledger = torch.device("cpu"), Ledger("cpu")
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         mode = VirtualMode(ledger, fake, scratch)
         stack.enter_context(unnoticed())
