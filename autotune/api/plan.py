@@ -106,7 +106,7 @@ def plan(
     batch = global_batch_of(options, planned.machine)
     cache = Cache(cache_directory())
     with ServerTracer(planned.cores, listener) as tracer:
-        workload = planned_workload(options, source, rows, planned, tracer, cache, listener)
+        workload = planned_workload(options, source, rows, tracer, cache, listener)
         if seq_len is not None:
             lengths = LengthDistribution({seq_len: batch})
             workload = replace(

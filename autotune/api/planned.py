@@ -81,7 +81,6 @@ def planned_workload(
     options: Options,
     model: ModelSource,
     dataset: DatasetSource | None,
-    planned: Planned,
     tracer: ServerTracer,
     cache: Cache,
     listener: Listener,

@@ -35,8 +35,8 @@ class MemoryEstimate:
         context_bytes: what the process holds of the device outside the allocator; 0 on a CPU.
         breakdown: what the device's memory goes to at the peak, in bytes: PyTorch's categories of tensors
             (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
-            ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``. Sums to
-            :attr:`device_bytes`.
+            ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``.
+            Sums to :attr:`device_bytes`.
         host_bytes: what lies in the host's memory beside the device (offloaded activations, batches).
         step_seconds: of a typical optimizer step, for ranking; None where the device's speed is not known.
         error: share of :attr:`device_bytes` by which the estimate may be off.

@@ -129,22 +129,16 @@ class Fit:
     def _aligned(self, part: Part) -> list[_Series] | None:
         """Return one or two series of levels by point, of equally many moments, or None where there are none."""
         sections = dict(zip(self._points, self._each(part, lambda section: section), strict=True))
-        moments = {}
-        for depth in self._depths:
-            found = {sections[depth, shape].moments for shape in self._shapes}
-            if len(found) > 1:
-                return None
-            moments[depth] = found.pop()
-        short = moments[self._depths[0]]
+        # What is deeper or larger has whole layers, or chunks of the loss, inserted.
+        short = min((sections[point].moments for point in self._points), key=len)
         found_series = []
         for align in (from_start, from_end):
-            indices = {depth: align(short, moments[depth]) for depth in self._depths}
             series = []
-            for depth, shape in self._points:
-                chosen = indices[depth]
+            for point in self._points:
+                chosen = align(short, sections[point].moments)
                 if chosen is None:
                     return None
-                levels = sections[depth, shape].levels
+                levels = sections[point].levels
                 series.append({name: [values[index] for index in chosen] for name, values in levels.items()})
             found_series.append(_series(series, len(short)))
         return found_series

@@ -20,6 +20,9 @@ _TRACED_MICRO_BATCHES = 2
 _LONGEST_FLAT = 2048
 _TOKENS_STEP = 128
 _DOCUMENTS = 4
+# TRL's fused head takes so many tokens at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py). What follows from
+# fewer for more than these is an overestimate, since no chunk grows beyond it.
+_CHUNK_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,23 @@ def anchors(kind: Kind, loads: Iterable[Load]) -> Anchors:
         step = max(_TOKENS_STEP, min(_LONGEST_FLAT, int(most)) // 4 // _TOKENS_STEP * _TOKENS_STEP)
         return Anchors(Basis.TOKENS, tuple(Shape(1, step * times) for times in (1, 2, 4)))
     few = 1 if kind is Kind.EQUAL else 2
-    rows = (few, max(few + 1, *(shape.rows for shape in shapes)))
     tokens = sorted(shape.tokens for shape in shapes)
     longest, shortest = round(tokens[-1]), max(1, round(tokens[0] / 8) * 8)
+    rows = _rows_to_trace(few, max(shape.rows for shape in shapes), longest)
     at_longest = tuple(Shape(count, longest) for count in rows)
     if longest == round(tokens[0]):
         return Anchors(Basis.ROWS, at_longest)
     shortest = shortest if shortest < longest else max(1, longest // 2)
     return Anchors(Basis.TOKENS, (*at_longest, Shape(rows[0], shortest)))
+
+
+def _rows_to_trace(few: int, most: int, tokens: int) -> tuple[int, int]:
+    """Return two numbers of rows for which the loss is computed in the same way: whole, or in chunks."""
+    whole = _CHUNK_TOKENS // tokens
+    if whole > few:
+        return few, max(few + 1, min(most, whole))
+    fewest = max(few, whole + 1)
+    return fewest, max(fewest + 1, most)
 
 
 def trace_request(

@@ -15,15 +15,12 @@ from autotune.planning.depth import traced_depths
 from autotune.planning.fit import Fit, Forecast, Point
 from autotune.planning.groups import Anchors, Group, anchors, group_of, trace_request
 from autotune.planning.load import Load, load_of
+from autotune.planning.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.mixture import mixed
 from autotune.planning.shape import Kind
 from autotune.planning.traces import Traces, Untraceable
 from autotune.trainers.problem import TrainerProblem
 
-TRACED_ERROR = 0.10
-"""What a traced estimate may be off by, as a share. Tensors' bytes of a trace are within 3 % on the CPU, and exactly
-affine in layers and rows; what the caching allocator reserves was found within 9 % on small models. Nothing of it was
-held against a GPU yet."""
 COMPOSED_ERROR = 0.25
 """What a composed one may be off by until it was compared with traces."""
 
@@ -172,15 +169,10 @@ class Planner:
         self._forecasts.clear()
 
     def _points(self, group: Group) -> Iterator[Point]:
-        return itertools.product(self._depths(self._plan(group)), self._anchors[group.kind].shapes)
+        return itertools.product(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.kind].shapes)
 
     def _plan(self, group: Group) -> TrainingPlan:
         return self._problem.trainer.plan(self._groups[group], self._problem.setting)
-
-    def _depths(self, plan: TrainingPlan) -> tuple[int, ...]:
-        kwargs = plan.args.get("gradient_checkpointing_kwargs")
-        every = kwargs.get("every_n_layers") if isinstance(kwargs, Mapping) else None
-        return traced_depths(self._layer_kinds, every if isinstance(every, int) else 1)
 
     def _compare(self, before: Mapping[Candidate, int], groups: Sequence[Group]) -> None:
         for candidate, composed_bytes in before.items():
@@ -191,14 +183,17 @@ class Planner:
     def _estimate(self, group: Group, load: Load) -> tuple[MemoryEstimate, Origin] | None:
         fit = self._fits.get(group)
         if fit is not None:
-            return self._memory(self._forecast(fit, load), load, TRACED_ERROR), Origin.TRACED
+            return memory_estimate(
+                *self._forecast(fit, load), load.micro_batches, self._target.gpu, TRACED_ERROR
+            ), Origin.TRACED
         terms = self._composition.terms(group) if group not in self._untraceable else None
         if terms is None:
             return None
         forecasts = [(self._forecast(self._fits[term.group], load), term.weight) for term in terms]
         worst = mixed([(pair[0], weight) for pair, weight in forecasts])
         typical = mixed([(pair[1], weight) for pair, weight in forecasts])
-        return self._memory((worst, typical), load, self.composed_error), Origin.COMPOSED
+        memory = memory_estimate(worst, typical, load.micro_batches, self._target.gpu, self.composed_error)
+        return memory, Origin.COMPOSED
 
     def _forecast(self, fit: Fit, load: Load) -> tuple[Forecast, Forecast]:
         layers = len(self._layer_kinds)
@@ -206,26 +201,12 @@ class Planner:
         same = load.typical == load.worst
         return worst, worst if same else fit.forecast(layers, load.typical, load.micro_batches)
 
-    def _memory(self, forecasts: tuple[Forecast, Forecast], load: Load, error: float) -> MemoryEstimate:
-        worst, typical = forecasts
-        gpu = self._target.gpu
-        peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
-        reserved_bytes = round(peak_bytes * worst.reserved_ratio) if gpu is not None else None
-        context_bytes = gpu.context_bytes if gpu is not None else 0
-        extra = {
-            "rounding": peak_bytes - worst.peak_bytes,
-            "fragmentation": reserved_bytes - peak_bytes if reserved_bytes is not None else 0,
-            "context": context_bytes,
-        }
-        return MemoryEstimate(
-            peak_bytes=peak_bytes,
-            reserved_bytes=reserved_bytes,
-            context_bytes=context_bytes,
-            breakdown={**worst.categories, **{name: size for name, size in extra.items() if size}},
-            host_bytes=worst.host_bytes,
-            step_seconds=typical.step_seconds(load.micro_batches),
-            error=error,
-        )
+
+def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
+    """Return the depths at which a plan is traced; a technique may repeat over several layers."""
+    kwargs = plan.args.get("gradient_checkpointing_kwargs")
+    every = kwargs.get("every_n_layers") if isinstance(kwargs, Mapping) else None
+    return traced_depths(layer_kinds, every if isinstance(every, int) else 1)
 
 
 def _rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
