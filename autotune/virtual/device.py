@@ -124,7 +124,7 @@ def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterato
         stack.enter_context(forgetting_casts())
         # A tensor without storage has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
-        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream"))
+        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _address))
         stack.enter_context(_data_first_on_the_host())
         yield device, scratch

@@ -22,17 +22,17 @@ def unnoticed() -> Iterator[None]:
     module = sys.modules.get("transformers.utils.import_utils")
     with ExitStack() as stack:
         if module is not None:
-            stack.enter_context(mock.patch.object(module, "is_fake_tensor", return_value=False))
+            stack.enter_context(mock.patch.object(module, "is_fake_tensor", lambda tensor: False))
         functional = sys.modules.get("bitsandbytes.functional")
         if functional is not None:
             # Managed memory, whose pages move between host and device as they are used; PyTorch does not count it.
             stack.enter_context(mock.patch.object(functional, "get_paged", _paged))
-            stack.enter_context(mock.patch.object(functional, "prefetch_tensor"))
+            stack.enter_context(mock.patch.object(functional, "prefetch_tensor", lambda *args, **kwargs: None))
             stack.enter_context(
                 mock.patch.object(functional, "fill", lambda tensor, value, **more: tensor.fill_(value))
             )
         stack.enter_context(mock.patch.object(torch, "get_rng_state", _rng_state))
-        stack.enter_context(mock.patch.object(torch, "set_rng_state"))
+        stack.enter_context(mock.patch.object(torch, "set_rng_state", lambda state: None))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+
+_Moved = dict[int, tuple[Callable[[], nn.Parameter | None], Callable[[], nn.Parameter | None]]]
 
 
 @contextmanager
@@ -19,7 +22,7 @@ def movable_modules() -> Iterator[None]:
     object, because PyTorch refuses to change the device of a storage-less tensor; ties between modules are kept.
     """
     original = nn.Module._apply
-    moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    moved: _Moved = {}
 
     def apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if not any(isinstance(parameter, FakeTensor) for parameter in module.parameters(recurse=False)):
@@ -41,9 +44,10 @@ def movable_modules() -> Iterator[None]:
         nn.Module._apply = original
 
 
-def _applied(parameter: nn.Parameter, fn: Any, moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> nn.Parameter:
-    if id(parameter) in moved:
-        return moved[id(parameter)][1]
+def _applied(parameter: nn.Parameter, fn: Any, moved: _Moved) -> nn.Parameter:
+    old, moved_to = (reference() for reference in moved.get(id(parameter), (_nothing, _nothing)))
+    if old is parameter and moved_to is not None:
+        return moved_to
     with torch.no_grad():
         data = fn(parameter)
     if data is parameter:
@@ -52,6 +56,10 @@ def _applied(parameter: nn.Parameter, fn: Any, moved: dict[int, tuple[nn.Paramet
         parameter.data = data
         return parameter
     new = nn.Parameter(data, requires_grad=parameter.requires_grad)
-    # The old one is kept so that its id stays its own.
-    moved[id(parameter)] = (parameter, new)
+    # Neither is kept alive: what a trace counts is what is alive.
+    moved[id(parameter)] = (weakref.ref(parameter), weakref.ref(new))
     return new
+
+
+def _nothing() -> None:
+    return None
