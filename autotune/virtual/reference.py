@@ -28,15 +28,19 @@ class RealPhase:
     events: tuple[tuple[int, int, str], ...]
 
 
-def run_on_cpu(fn: Callable[[torch.device], object]) -> dict[str, RealPhase]:
-    """Run ``fn`` on the real CPU and return, by name, what each :func:`~autotune.virtual.tracing.phase` did."""
+def run_on_cpu(fn: Callable[[torch.device], object], *, phases: str = "optimizer step") -> dict[str, RealPhase]:
+    """Run ``fn`` on the real CPU and return, by name, what each :func:`~autotune.virtual.tracing.phase` did.
+
+    Args:
+        phases: what the names of the phases that are wanted begin with.
+    """
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         fn(torch.device("cpu"))
         # What is freed after the profiler has ended would be counted as live in this process for ever.
         gc.collect()
     allocations: list[tuple[int, int, int, str]] = []
-    phases: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     stack: list[tuple[Any, str]] = [(event, "") for event in profiler.profiler.kineto_results.experimental_event_tree()]
     while stack:
         event, parent = stack.pop()
@@ -44,14 +48,14 @@ def run_on_cpu(fn: Callable[[torch.device], object]) -> dict[str, RealPhase]:
         if tag == _EventType.Allocation:
             if fields.device.type == "cpu":
                 allocations.append((event.start_time_ns, fields.alloc_size, fields.total_allocated, parent))
-        elif event.name.startswith("optimizer step"):
-            phases.append((event.name, event.start_time_ns, event.end_time_ns))
+        elif event.name.startswith(phases):
+            spans.append((event.name, event.start_time_ns, event.end_time_ns))
         stack.extend((child, event.name) for child in event.children)
     allocations.sort(key=lambda item: item[0])
     # The profiler's total starts from what it has seen before in this process.
     zero = allocations[0][2] - allocations[0][1]
     found = {}
-    for name, start, end in phases:
+    for name, start, end in spans:
         inside = [(size, total - zero, parent) for time, size, total, parent in allocations if start <= time <= end]
         before = inside[0][1] - inside[0][0]
         found[name] = RealPhase(

@@ -79,7 +79,7 @@ def test_a_limit_that_is_too_low_is_told(run: Any) -> None:
 
 
 def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
-    steps = [run({"gradient_accumulation_steps": count}, typical=(60, 40)) for count in (2, 8)]
+    steps = [run({"gradient_accumulation_steps": count}, typical=(60, 40), layers=2) for count in (2, 8)]
 
     assert steps[1].tokens_per_step == 4 * steps[0].tokens_per_step == 800
     assert 3 < steps[1].step.seconds / steps[0].step.seconds < 4
@@ -129,7 +129,7 @@ def test_quantised_weights_have_the_bits_that_they_are_stored_in(
     bf16 = {**LORA, "dtype": "bfloat16"}
     plain, quantised = (run({}, model).device.categories["parameter"] for model in (bf16, {**bf16, **words}))
 
-    # Llama's linear modules: queries and output are square, keys and values half as wide, and three of the feed-forward.
+    # Queries and output are square, keys and values half as wide; three are the feed-forward's.
     weights = LAYERS * (3 * 256 * 256 + 3 * 256 * 1024)
     # TRL holds the adapters of a quantised model in bfloat16, PEFT those of others in float32.
     adapters = LAYERS * LORA["lora_r"] * (2 * 512 + 2 * 384 + 3 * 1280)

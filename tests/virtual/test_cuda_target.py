@@ -25,13 +25,14 @@ CASES = {
     "every second": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 2}},
     "offloaded": {"activation_offloading": True},
     "packed": {"packing": True},
+    "turing": {},
 }
 found = {}
 for name, args in CASES.items():
     args = {"per_device_train_batch_size": 2, "max_length": 64, "gradient_checkpointing": False, "bf16": True, **args}
     rows = TracedRows([32] * 4 if name == "packed" else [64])
     steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), rows)
-    traced = trace(steps, target="cuda")
+    traced = trace(steps, capability=(7, 5) if name == "turing" else (8, 0))
     phase = traced.phase(step_name(1))
     operators = traced.operators[phase.first_operator : phase.end_operator]
     found[name] = {
@@ -57,6 +58,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_attention_without_a_mask_is_flash_attention(found: dict[str, Any]) -> None:
     assert "aten._scaled_dot_product_flash_attention.default" in found["stored"]["operators"]
+
+
+def test_before_ampere_it_is_efficient_attention(found: dict[str, Any]) -> None:
+    assert "aten._scaled_dot_product_efficient_attention.default" in found["turing"]["operators"]
 
 
 def test_packed_rows_need_a_mask_and_so_efficient_attention(found: dict[str, Any]) -> None:
