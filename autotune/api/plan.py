@@ -31,7 +31,7 @@ from autotune.units import format_share
 # Ways to train that are traced at the most before and after the first ranking. A trace takes about a second, a way to
 # train four to six of them.
 _EXPLORED = 14
-_REFINED = 4
+_REFINED = 2
 
 
 def plan(

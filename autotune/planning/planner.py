@@ -80,6 +80,7 @@ class Planner:
         self._untraceable: dict[Group, str] = {}
         self._composition = Composition(())
         self._forecasts: dict[tuple[Group, Load], tuple[MemoryEstimate, Origin] | None] = {}
+        self._traced_forecasts: dict[tuple[Group, Load], tuple[Forecast, Forecast]] = {}
         self._differences: list[float] = []
 
     @property
@@ -181,21 +182,27 @@ class Planner:
                 self._differences.append(abs(composed_bytes / traced.device_bytes - 1))
 
     def _estimate(self, group: Group, load: Load) -> tuple[MemoryEstimate, Origin] | None:
-        fit = self._fits.get(group)
-        if fit is not None:
+        if group in self._fits:
             return memory_estimate(
-                *self._forecast(fit, load), load.micro_batches, self._target.gpu, TRACED_ERROR
+                *self._forecast(group, load), load.micro_batches, self._target.gpu, TRACED_ERROR
             ), Origin.TRACED
         terms = self._composition.terms(group) if group not in self._untraceable else None
         if terms is None:
             return None
-        forecasts = [(self._forecast(self._fits[term.group], load), term.weight) for term in terms]
+        forecasts = [(self._forecast(term.group, load), term.weight) for term in terms]
         worst = mixed([(pair[0], weight) for pair, weight in forecasts])
         typical = mixed([(pair[1], weight) for pair, weight in forecasts])
         memory = memory_estimate(worst, typical, load.micro_batches, self._target.gpu, self.composed_error)
         return memory, Origin.COMPOSED
 
-    def _forecast(self, fit: Fit, load: Load) -> tuple[Forecast, Forecast]:
+    def _forecast(self, group: Group, load: Load) -> tuple[Forecast, Forecast]:
+        """Return the forecasts of the largest and of a typical micro-batch for a group that was traced."""
+        key = (group, load)
+        if key not in self._traced_forecasts:
+            self._traced_forecasts[key] = self._follow(self._fits[group], load)
+        return self._traced_forecasts[key]
+
+    def _follow(self, fit: Fit, load: Load) -> tuple[Forecast, Forecast]:
         layers = len(self._layer_kinds)
         worst = fit.forecast(layers, load.worst, load.micro_batches)
         same = load.typical == load.worst

@@ -37,7 +37,7 @@ def show_plan(plan: Plan, console: Console, top: int) -> None:
 
 def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
     """Return the parts of a plan for a console of ``width`` characters, top to bottom."""
-    shown = plan.estimates[:top]
+    shown = _distinct(plan.estimates)[:top]
     yield Text.assemble((plan.model, "bold"), f" on {plan.dataset}, global batch {plan.global_batch_size}, for ",
                         (plan.gpu.name, "bold"), f" with {format_bytes(plan.budget_bytes)}")  # fmt: skip
     yield Text()
@@ -59,6 +59,16 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
         f"{len(plan.estimates)} candidates, of which {fitting} are predicted to fit; {plan.trace_count} traces, "
         f"{plan.new_trace_count} of them new, in {plan.wall_seconds:.1f} s"
     )
+
+
+def _distinct(estimates: Sequence[Estimate]) -> list[Estimate]:
+    """Return one estimate of each memory and rate: choices such as padding may change nothing on some rows."""
+    kept: dict[tuple[object, ...], Estimate] = {}
+    for estimate in estimates:
+        memory = estimate.memory
+        figures = memory and (memory.peak_bytes, memory.reserved_bytes, memory.host_bytes)
+        kept.setdefault((figures, estimate.tokens_per_second, estimate.reason), estimate)
+    return list(kept.values())
 
 
 def headline(plan: Plan) -> Text:
