@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Moments that have to agree after an insertion before it counts as one. A layer of a transformer has more.
-_AGREEING = 12
+# Moments that have to agree after an insertion before it counts as one. Many tell layers whose parts are alike from one
+# another; few are enough where less lies between two insertions.
+_AGREEING = (48, 24, 12)
 
 
 def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
@@ -17,17 +18,24 @@ def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
     position = 0
     while len(found) < len(short):
         place = len(found)
-        if position < len(long) and short[place] == long[position]:
-            found.append(position)
-            position += 1
-            continue
-        wanted = list(short[place : place + _AGREEING])
-        starts = range(position + 1, len(long) - len(wanted) + 1)
-        after = next((start for start in starts if list(long[start : start + len(wanted)]) == wanted), None)
-        if after is None:
-            return None
-        position = after
+        if position >= len(long) or short[place] != long[position]:
+            after = _after_insertion(short[place:], long, position)
+            if after is None:
+                return None
+            position = after
+        found.append(position)
+        position += 1
     return found
+
+
+def _after_insertion(rest: Sequence[str], long: Sequence[str], position: int) -> int | None:
+    """Return where ``long`` goes on with ``rest``, or None where it does not."""
+    for count in _AGREEING:
+        wanted = list(rest[:count])
+        for start in range(position + 1, len(long) - len(wanted) + 1):
+            if long[start] == wanted[0] and list(long[start : start + len(wanted)]) == wanted:
+                return start
+    return None
 
 
 def from_end(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
