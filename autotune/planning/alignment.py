@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 # Moments that have to agree after an insertion before it counts as one. Many tell layers whose parts are alike from one
 # another; few are enough where less lies between two insertions.
-_AGREEING = (48, 24, 12)
+_AGREEING = (48, 24, 12, 6, 3)
 
 
 def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
