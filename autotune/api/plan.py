@@ -173,7 +173,7 @@ def _notes(
     if cache.problem:
         notes.append(f"Traces are not kept for the next time: {cache.problem}.")
     notes.append(
-        "What stands on added-up traces was off by up to "
-        f"{format_share(planner.composed_error)} where it was compared or is assumed to be."
+        f"Errors with 'about' are of estimates that add up traces of single techniques: up to "
+        f"{format_share(planner.composed_error)}."
     )
     return tuple(notes)
