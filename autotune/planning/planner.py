@@ -22,8 +22,8 @@ from autotune.planning.traces import Traces, Untraceable
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERROR = 0.35
-"""What a composed one may be off by. Against full-size traces of an 8B shape, two were 5 % and one was 33 % off: that of
-activation offloading without checkpointing, which share what they save, so that it was an overestimate."""
+"""What a composed one may be off by. Against full-size traces of an 8B shape, two were 5 % and one was 33 % off: that
+of activation offloading without checkpointing, which share what they save, so that it was an overestimate."""
 
 
 @dataclass(frozen=True)
