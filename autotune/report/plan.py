@@ -12,7 +12,7 @@ from rich.text import Text
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.gpu import Gpu
 from autotune.report.words import BASELINE_NAME, MISSING, said, said_bytes, said_rate
-from autotune.units import format_bytes, format_share
+from autotune.units import GIB, format_bytes, format_share
 
 _COLORS = {
     "parameter": "blue",
@@ -154,25 +154,23 @@ def breakdown_bar(memory: MemoryEstimate, scale_bytes: int, width: int) -> Text:
 
 def show_gpus(gpus: Sequence[Gpu], console: Console) -> None:
     """Print the catalogue of GPUs."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    titles = ("GPU", "memory", "", "GB/s", "bf16", "fp16", "tf32", "fp32", "PCIe", "NVLink", "context", "")
-    for title in titles:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("GPU", "GiB", "GB/s", "bf16", "fp16", "tf32", "fp32", "PCIe", "NVLink", "context", ""):
         table.add_column(title, justify="left" if title == "GPU" else "right", no_wrap=True)
     for gpu in gpus:
         speeds = gpu.speeds
         rates = (speeds.bf16, speeds.fp16, speeds.tf32, speeds.fp32) if speeds else (None,) * 4
         table.add_row(
             gpu.name,
-            format_bytes(gpu.memory_bytes),
-            gpu.memory_kind,
-            MISSING if speeds is None else f"{speeds.bandwidth / 1e9:,.0f}",
-            *(MISSING if rate is None else f"{rate / 1e12:,.0f}" for rate in rates),
+            f"{gpu.memory_bytes / GIB:.1f}",
+            MISSING if speeds is None else f"{speeds.bandwidth / 1e9:.0f}",
+            *(MISSING if rate is None else f"{rate / 1e12:.0f}" for rate in rates),
             MISSING if speeds is None else f"{speeds.pcie / 1e9:.0f}",
             MISSING if speeds is None or speeds.nvlink is None else f"{speeds.nvlink / 1e9:.0f}",
-            format_bytes(gpu.context_bytes),
+            f"{gpu.context_bytes / GIB:.2f}",
             "" if gpu.verified else "unverified",
         )
     console.print(table)
     console.print(
-        Text("Speeds are peaks without sparsity, in 1e12 operations or 1e9 bytes per second. --json has sources.")
+        Text("Memory and context in GiB; peaks without sparsity in 1e12 operations, links in 1e9 bytes per second.")
     )
