@@ -1,8 +1,8 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
-``probe`` searches, ``lengths`` shows what a dataset's lengths are, ``catalogue`` lists the knobs. Importing this
-package imports nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into
-``trl`` objects.
+``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``lengths`` shows what a dataset's lengths are,
+``catalogue`` lists the knobs. Importing this package imports nothing heavy: torch and TRL are loaded in processes of
+their own, or when a result is turned into ``trl`` objects.
 """
 
 from __future__ import annotations
@@ -11,13 +11,32 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import ProbeResult, catalogue, lengths, probe
+    from autotune.api import ProbeResult, catalogue, estimate, lengths, plan, probe
+    from autotune.core.estimate import Estimate, MemoryEstimate, Plan
     from autotune.errors import AutotuneError, InputError
 
-__all__ = ["AutotuneError", "InputError", "ProbeResult", "catalogue", "lengths", "probe"]
+__all__ = [
+    "AutotuneError",
+    "Estimate",
+    "InputError",
+    "MemoryEstimate",
+    "Plan",
+    "ProbeResult",
+    "catalogue",
+    "estimate",
+    "lengths",
+    "plan",
+    "probe",
+]
 __version__ = "0.1.0"
 
-_HOMES = {"AutotuneError": "autotune.errors", "InputError": "autotune.errors"}
+_HOMES = {
+    "AutotuneError": "autotune.errors",
+    "InputError": "autotune.errors",
+    "Estimate": "autotune.core.estimate",
+    "MemoryEstimate": "autotune.core.estimate",
+    "Plan": "autotune.core.estimate",
+}
 
 
 def __getattr__(name: str) -> object:

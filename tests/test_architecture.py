@@ -22,7 +22,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(root|home/(?!me/)\w+|Users/\w+|work|opt/
 PARENT_MODULES = [
     ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for file in FILES
-    if "step" not in file.relative_to(ROOT).parts and file.name != "__main__.py"
+    if not {"step", "virtual"} & set(file.relative_to(ROOT).parts) and file.name != "__main__.py"
 ]
 
 

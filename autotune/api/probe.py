@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from autotune.api.notes import notes_on
-from autotune.api.options import Options, checked_options
+from autotune.api.options import checked_options
 from autotune.api.outcome import RunFacts, result_of
 from autotune.api.output import Output, default_output, open_output
+from autotune.api.problem import attentions, global_batch_of, problem_of
 from autotune.api.result import ProbeResult
 from autotune.api.search import Run, run_search
 from autotune.api.workload import WorkloadReader
 from autotune.core.candidate import Choice
 from autotune.core.events import Listener, WorkloadReady, ignore
 from autotune.core.machine import Machine
-from autotune.core.setting import Setting
-from autotune.core.workload import Init, Workload
+from autotune.core.workload import Init
 from autotune.emit.bundle import write_bundle
-from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
-from autotune.space import resolve
-from autotune.techniques import find
-from autotune.trainers.problem import TrainerProblem, require_legal
-
-# TRL's default per_device_train_batch_size, with one step of accumulation.
-_DEFAULT_ROWS_PER_PROCESS = 8
 
 
 def probe(
@@ -111,14 +103,14 @@ def probe(
     )
     source, rows = model_source(model, init), dataset_source(dataset)
     machine = inspect_machine(device)
-    batch = _global_batch_size(options, machine)
+    batch = global_batch_of(options, machine)
     out = open_output(output if output is not None else default_output(model, dataset))
     budget_bytes = _budget(memory_budget, machine, out, resume=resume)
     with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
         reader = WorkloadReader(server, out.workload, listener)
         workload = reader.read(options.trainer.name, source, rows)
-        workload = reader.check_attention(workload, machine, _attentions(options, machine))
-        problem = _problem(options, workload, machine, batch)
+        workload = reader.check_attention(workload, machine, attentions(options, machine))
+        problem = problem_of(options, workload, machine, batch)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline))
         out.remember_budget(budget_bytes)
         run = Run(options, problem, server, out, int(budget_bytes * (1 - margin)), storage, study, resume)
@@ -136,41 +128,6 @@ def probe(
     return ProbeResult(result)
 
 
-def _global_batch_size(options: Options, machine: Machine) -> int:
-    processes = machine.hardware.processes
-    asked = options.global_batch_size
-    if asked is None:
-        return _DEFAULT_ROWS_PER_PROCESS * processes
-    if asked % processes:
-        raise InputError(
-            f"A global batch of {asked} rows cannot be reached with {processes} processes.",
-            hint=f"Take a multiple of {processes}.",
-        )
-    return asked
-
-
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:
     remembered = out.remembered_budget() if resume and asked is None else None
     return checked_budget(asked if remembered is None else remembered, machine.hardware)
-
-
-def _attentions(options: Options, machine: Machine) -> tuple[str, ...]:
-    """Return the implementations that this machine has and the search may come to, TRL's default included."""
-    technique = find("attention", options.trainer.name)
-    fixed = options.wishes.fixed.get(technique.name)
-    listed = options.file.choices.get(technique.name, ()) if technique.name not in options.wishes.excluded else ()
-    wanted = (fixed,) if fixed is not None else (technique.trl_default, *listed)
-    return tuple(dict.fromkeys(str(item) for item in wanted if technique.unavailable(item, machine) is None))
-
-
-def _problem(options: Options, workload: Workload, machine: Machine, global_batch_size: int) -> TrainerProblem:
-    setting = Setting(workload, machine, global_batch_size, options.token_coverage, options.allowed)
-    fixed_length = options.wishes.fixed.get("max_length")
-    if fixed_length is not None:
-        # Whoever fixes the length has decided what is kept.
-        tokens = find("max_length", options.trainer.name).parse(fixed_length, setting)
-        setting = replace(setting, token_coverage=workload.dataset.lengths.coverage(int(tokens)))
-    space = resolve(options.file, options.trainer.techniques, setting, options.wishes)
-    problem = TrainerProblem(options.trainer, space, setting, options.wishes)
-    require_legal(problem)
-    return problem

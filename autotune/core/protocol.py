@@ -7,12 +7,16 @@ and error of the child go to ``log.txt``. ``version`` is checked by both sides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.core.gpu import Gpu
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
+from autotune.core.step_time import Factors, StepTime
+from autotune.core.timeline import Section
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck
 
 VERSION = 1
@@ -27,6 +31,7 @@ class Job(StrEnum):
     PREPARE = "prepare"
     CHECK_PACKING = "check_packing"
     PROBE = "probe"
+    TRACE = "trace"
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,92 @@ class ProbeReply:
     """What the probe showed, as far as the child itself can tell."""
 
     measurement: Measurement
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Run training steps of one plan on the virtual accelerator, with no GPU and no storage.
+
+    The rows are dataset rows as ``prepare`` would give them: the trainer truncates, packs and pads them by itself.
+
+    Attributes:
+        target: what is stood in for: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
+        worst: tokens of the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
+            as many as a micro-batch has (fewer are repeated). With packing: rows enough to fill one.
+        typical: tokens of rows drawn as the trainer draws them, for the time of a step: those of one micro-batch or of
+            several (fewer are repeated). Empty: a typical step is one on ``worst``.
+        trainable: share of each row's tokens, its last, that the loss counts.
+        layers: how many of the model's layers to trace, or None for all. Layers of alternating kinds keep their order:
+            the first so many are traced.
+        gpu: what is planned for; its speeds give the time of a step, its compute capability the kernels. None: no time.
+        factors: how much longer than the roofline things take on that GPU.
+        limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes it give back its cache
+            first, as a real one does.
+        expandable_segments: PyTorch's setting of the caching allocator.
+    """
+
+    plan: TrainingPlan
+    model: ModelSource
+    target: DeviceKind
+    worst: tuple[int, ...]
+    typical: tuple[int, ...] = ()
+    trainable: float = 1.0
+    layers: int | None = None
+    gpu: Gpu | None = None
+    factors: Factors = field(default_factory=Factors)
+    limit_bytes: int | None = None
+    expandable_segments: bool = False
+
+
+@dataclass(frozen=True)
+class TracedPeak:
+    """The most bytes that tensors held at once, without any allocator's rounding.
+
+    Attributes:
+        bytes: sum of the parts.
+        categories: the parts, in PyTorch's words: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
+            ``activation``, ``temporary``, ``other``. What is zero is left out.
+    """
+
+    bytes: int
+    categories: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TraceReply:
+    """What training would do to memory, and how long an optimizer step would take.
+
+    Attributes:
+        layers: how many layers were traced.
+        device: peak on the device, from building the model to the end of the second step on the worst micro-batch.
+            With the target ``cpu`` everything lies on the device.
+        host: peak of what lies on the host beside it (offloaded activations, batches).
+        allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
+            workspaces included, context excluded). CPU: the peak of tensor bytes.
+        reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
+        fits_limit: whether the caching allocator stayed within the limit; True without one. Where it did not, the
+            peaks are those of an allocator without a limit.
+        worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
+        step: time of a typical optimizer step; None without a GPU whose speeds are known.
+        tokens_per_step: dataset tokens of that optimizer step, padding excluded.
+        assumptions: what was assumed where the step looked at values that only real data has, with how often.
+        seconds: what the trace took.
+        sections: the course of memory through the second step on the worst micro-batch, part by part.
+    """
+
+    layers: int
+    device: TracedPeak
+    host: TracedPeak
+    allocated_bytes: int
+    reserved_bytes: int | None
+    fits_limit: bool
+    worst_rows: int
+    worst_tokens: int
+    step: StepTime | None
+    tokens_per_step: float
+    assumptions: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    sections: tuple[Section, ...] = ()
 
 
 @dataclass(frozen=True)

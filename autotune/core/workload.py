@@ -58,6 +58,7 @@ class ModelProfile:
         linear_modules: last names of the linear modules inside the layers, such as ``q_proj``.
         has_weights: whether loadable weights lie beside the configuration (None: on the hub, not looked up).
         fingerprint: hash of the configuration and the tokenizer.
+        layer_kinds: a word for each layer; layers with equal words are built alike.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelProfile:
     linear_modules: tuple[str, ...]
     has_weights: bool | None
     fingerprint: str
+    layer_kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

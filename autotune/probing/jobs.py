@@ -19,6 +19,8 @@ from autotune.core.protocol import (
     PrepareRequest,
     ProbeReply,
     ProbeRequest,
+    TraceReply,
+    TraceRequest,
 )
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
@@ -49,6 +51,18 @@ def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path)
         AutotuneError: the job failed in another way; the message names its log.
     """
     return _expect(CheckPackingReply, server.run(Job.CHECK_PACKING, request, folder), folder)
+
+
+def trace(
+    server: JobServer, request: TraceRequest, folder: Path, timeout_seconds: float | None = None
+) -> TraceReply:
+    """Run training steps of a plan on the virtual accelerator, with no GPU.
+
+    Raises:
+        InputError: the model cannot be used.
+        AutotuneError: the step cannot be traced; the message says which operator or which combination.
+    """
+    return _expect(TraceReply, server.run(Job.TRACE, request, folder, timeout_seconds), folder)
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest
+from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest, TraceRequest
 from autotune.step.check_packing import check_packing
 from autotune.step.child import JobType
 from autotune.step.prepare import prepare
 from autotune.step.probe import probe
+from autotune.step.trace import trace
 
 JOBS: dict[str, JobType] = {
     Job.PREPARE: JobType(PrepareRequest, prepare),
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
     Job.PROBE: JobType(ProbeRequest, probe),
+    Job.TRACE: JobType(TraceRequest, trace),
 }

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoProcessor
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
 from trl.trainer.utils import create_model_from_path
 
@@ -115,6 +117,33 @@ def random_model(
         logging.set_verbosity(verbosity)
     model.config._name_or_path = source.name
     return model
+
+
+def virtual_model(
+    config: Any, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: torch.device
+) -> Any:
+    """Return a model whose weights have shapes, types and a device, but whose values nobody looks at."""
+    architecture: type[Any] = getattr(transformers, config.architectures[0])
+    name = init_kwargs["dtype"] or "float32"
+    dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
+    with device if quantization_config is None else torch.device("meta"), no_init_weights():
+        model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
+    if quantization_config is not None:
+        _quantize(model, quantization_config, dtype, device)
+    return model
+
+
+def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Give a model that only has shapes the weights of a quantised one, and the marks that training looks for."""
+    from autotune.virtual.quantized import quantize
+
+    quantizer = AutoHfQuantizer.from_config(config)
+    kept = quantizer.get_modules_to_not_convert(model, config.llm_int8_skip_modules, model._keep_in_fp32_modules)
+    quantize(model, config, dtype, device, kept)
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.device.type == "meta" else tensor)
+    quantizer._process_model_after_weight_loading(model)
+    model.hf_quantizer, model.is_quantized, model.quantization_method = quantizer, True, config.quant_method
+    model.config.quantization_config = config
 
 
 class _RandomTensor:

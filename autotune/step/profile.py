@@ -16,6 +16,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
 from autotune.step.dataset import LoadedRows
+from autotune.step.layer_kinds import layer_kinds
 from autotune.step.model import meta_model, model_class
 from autotune.step.rows import row_sizes
 
@@ -44,6 +45,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProf
         linear_modules=linear_modules(model),
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
         fingerprint=_model_fingerprint(config, processor),
+        layer_kinds=layer_kinds(config),
     )
 
 

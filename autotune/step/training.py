@@ -7,7 +7,6 @@ from typing import Any
 
 from datasets import Dataset, load_from_disk
 
-from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest
 from autotune.step.batches import StepSize, plan_batches
 from autotune.step.model import load_processor, random_model
@@ -18,7 +17,8 @@ from autotune.step.rows import row_sizes
 OUTPUT_DIRECTORY = "output"
 """Where in the job's folder the trainer would save what it never does."""
 
-_IGNORED_LABEL = -100
+IGNORED_LABEL = -100
+"""``torch.nn.CrossEntropyLoss``'s mark of tokens that the loss leaves out."""
 
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
@@ -54,7 +54,8 @@ def training_rows(request: ProbeRequest) -> Dataset:
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:
     """Return the trainer, its model and its data, ready to train."""
     plan, source = request.plan, request.model
-    overrides = _probe_arguments(request.schedule, folder)
+    schedule = request.schedule
+    overrides = run_arguments(schedule.worst_steps + schedule.warmup_steps + schedule.max_steps, folder)
     if source.init == "pretrained":
         arguments = config(plan, **overrides)
         arguments.model_init_kwargs["revision"] = source.revision
@@ -76,11 +77,11 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     )
 
 
-def _probe_arguments(schedule: Schedule, folder: Path) -> dict[str, object]:
+def run_arguments(steps: int, folder: Path) -> dict[str, object]:
     """Return what a probe changes in a trainer's arguments: when it ends, what it draws, and what it leaves behind."""
     return {
         "output_dir": str(folder / OUTPUT_DIRECTORY),
-        "max_steps": schedule.worst_steps + schedule.warmup_steps + schedule.max_steps,
+        "max_steps": steps,
         "train_sampling_strategy": "sequential",
         "save_strategy": "no",
         "eval_strategy": "no",
@@ -95,4 +96,4 @@ def _cut(batch: dict[str, list[list[int]]], length: int) -> dict[str, list[list[
 
 
 def _is_trained_on(labels: list[int]) -> bool:
-    return any(label != _IGNORED_LABEL for label in labels)
+    return any(label != IGNORED_LABEL for label in labels)

@@ -1,0 +1,179 @@
+"""The use case behind ``autotune plan``: what every candidate would need and reach on a GPU that need not be here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.api.options import checked_options
+from autotune.api.planned import Planned, planned_machine, planned_workload
+from autotune.api.problem import global_batch_of, problem_of
+from autotune.api.tracing import ServerTracer
+from autotune.core.candidate import Choice
+from autotune.core.estimate import SCHEMA, Plan
+from autotune.core.events import Listener, ignore
+from autotune.core.lengths import LengthDistribution
+from autotune.errors import InputError
+from autotune.inspection.budget import memory_budget as checked_budget
+from autotune.inspection.dataset import dataset_source
+from autotune.inspection.machine import environment
+from autotune.inspection.model import model_source
+from autotune.planning.cache import Cache, cache_directory
+from autotune.planning.changes import smallest_changes
+from autotune.planning.planner import Planner, Target, legal_candidates
+from autotune.planning.sources import source_digest
+from autotune.planning.traces import Traces
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_share
+
+# Ways to train that are traced at the most before and after the first ranking. A trace takes about a second, a way to
+# train four to six of them.
+_EXPLORED = 14
+_REFINED = 2
+
+
+def plan(
+    model: str,
+    dataset: str | None = None,
+    *,
+    trainer: str = "sft",
+    gpu: str | None = None,
+    seq_len: int | None = None,
+    memory_budget: str | int | None = None,
+    global_batch_size: int | None = None,
+    max_length: int | None = None,
+    token_coverage: float | None = None,
+    allow: Iterable[str] = (),
+    fix: Mapping[str, Choice] | None = None,
+    exclude: Iterable[str] = (),
+    space: str | Path | None = None,
+    top: int = 20,
+    listener: Listener = ignore,
+) -> Plan:
+    """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
+
+    Args:
+        model: hub id, local directory, or ``config.json``; no weights are needed.
+        dataset: hub id, or a local file or directory; None: rows of ``seq_len`` tokens.
+        trainer: which of TRL's trainers.
+        gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's.
+        seq_len: tokens of each row, where there is no dataset.
+        memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
+        global_batch_size: rows per optimizer step; None: 8, as TRL's defaults give.
+        max_length: tokens to which rows are cut; None: every choice of the space, within the token coverage.
+        token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
+        allow: knobs whose training-changing choices are looked at, such as ``lora``.
+        fix: by knob, the only choice to look at.
+        exclude: knobs that stay at TRL's default.
+        space: a space file instead of the one that ships with autotune.
+        top: how many of the best candidates are to stand on traces of their own, as far as the time allows.
+        listener: is told what happens.
+
+    Raises:
+        InputError: something that was given cannot be used.
+        AutotuneError: processes cannot be started.
+    """
+    started = time.monotonic()
+    if (dataset is None) == (seq_len is None):
+        what = "neither a dataset nor a length" if dataset is None else "both a dataset and a length"
+        raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
+    if top < 1:
+        raise InputError(f"A top of {top} candidates is not possible.", hint="It is at least 1.")
+    if seq_len is not None and seq_len < 1:
+        raise InputError(f"A length of {seq_len} tokens is not possible.", hint="It is at least 1.")
+    options = checked_options(
+        trainer=trainer,
+        device="auto",
+        margin=0.0,
+        global_batch_size=global_batch_size,
+        max_length=seq_len if max_length is None else max_length,
+        token_coverage=token_coverage,
+        allow=allow,
+        fix=fix or {},
+        exclude=exclude,
+        space=space,
+        effort="normal",
+        trials=None,
+        timeout=None,
+        seed=0,
+    )
+    source, rows = model_source(model, "random"), dataset_source(dataset) if dataset is not None else None
+    planned = planned_machine(gpu)
+    hardware = planned.machine.hardware
+    budget_bytes = checked_budget(memory_budget, hardware)
+    batch = global_batch_of(options, planned.machine)
+    cache = Cache(cache_directory())
+    with ServerTracer(planned.cores, listener) as tracer:
+        workload = planned_workload(options, source, rows, tracer, cache, listener)
+        if seq_len is not None:
+            lengths = LengthDistribution({seq_len: batch})
+            workload = replace(
+                workload,
+                dataset=replace(
+                    workload.dataset, name=f"rows of {seq_len} tokens", lengths=lengths, trainable_tokens=lengths.tokens
+                ),
+            )
+        problem = problem_of(options, workload, planned.machine, batch)
+        traces = Traces(
+            tracer, cache, workload.model.fingerprint, {**environment(planned.machine), "autotune": source_digest()}
+        )
+        candidates = legal_candidates(problem)
+        planner = Planner(problem, Target(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates)
+        planner.explore(_EXPLORED)
+        planner.refine(top, _REFINED)
+        estimates = tuple(planner.ranked())
+        baseline = planner.estimate(problem.baseline)
+    shown = (baseline, *estimates[:top])
+    return Plan(
+        schema=SCHEMA,
+        model=workload.model.name,
+        dataset=workload.dataset.name,
+        gpu=planned.described,
+        budget_bytes=budget_bytes,
+        global_batch_size=batch,
+        estimates=estimates,
+        baseline=baseline,
+        changes=smallest_changes(shown, estimates),
+        left_out=problem.space.left_out,
+        unlockable=problem.space.unlockable,
+        notes=_notes(problem, planner, planned, cache, seq_len),
+        trace_count=traces.count,
+        new_trace_count=traces.new_count,
+        wall_seconds=time.monotonic() - started,
+        settings={"model": model, "dataset": dataset, "gpu": gpu, "seq_len": seq_len},
+    )
+
+
+def _notes(
+    problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, seq_len: int | None
+) -> tuple[str, ...]:
+    model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
+    notes = ["Nothing was measured: these are predictions, which no GPU has been held against yet."]
+    notes += [
+        f"{', '.join(f'{knob}={choice}' for knob, choice in group.choices.items() if problem.baseline[knob] != choice)}"
+        f" on {group.kind.value} cannot be traced, and has to be probed: {reason}"
+        for group, reason in planner.untraceable.items()
+    ]
+    if planner.misaligned:
+        notes.append(
+            f"The traces of {planner.misaligned} ways to train differ in more than their sizes: their peaks alone were"
+            " followed from small to large."
+        )
+    if model.max_positions is not None and lengths.longest > model.max_positions:
+        notes.append(
+            f"{'Rows' if seq_len else 'The longest row'} of {lengths.longest} tokens: the model was made for"
+            f" {model.max_positions} positions."
+        )
+    if planned.gpu is not None and planned.gpu.speeds is None:
+        notes.append(f"The speed of {planned.gpu.name} is not known, so that nothing is said of time: name a GPU.")
+    if planned.gpu is not None and not planned.gpu.verified:
+        notes.append(f"Whether autotune's rules hold for {planned.gpu.name} has not been verified.")
+    if cache.problem:
+        notes.append(f"Traces are not kept for the next time: {cache.problem}.")
+    notes.append(
+        f"Errors with 'about' are of estimates that add up traces of single techniques: up to "
+        f"{format_share(planner.composed_error)}."
+    )
+    return tuple(notes)

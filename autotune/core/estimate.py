@@ -1,0 +1,129 @@
+"""What a configuration is predicted to need and to reach, before it has ever run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from autotune.core.candidate import Candidate
+from autotune.core.gpu import Gpu
+from autotune.core.result import LeftOut, Unlockable
+
+SCHEMA = 1
+
+
+class Origin(StrEnum):
+    """What an estimate stands on.
+
+    ``TRACED``: traces of this very combination of techniques. ``COMPOSED``: traces of combinations that have its
+    techniques one by one or two by two, added up. ``UNKNOWN``: there is no estimate; a probe has to show.
+    """
+
+    TRACED = "traced"
+    COMPOSED = "composed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Predicted memory and time of training with one configuration.
+
+    Attributes:
+        peak_bytes: CUDA: peak of allocated bytes. CPU: peak of tensor bytes.
+        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
+        context_bytes: what the process holds of the device outside the allocator; 0 on a CPU.
+        breakdown: what the device's memory goes to at the peak, in bytes: PyTorch's categories of tensors
+            (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
+            ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``.
+            Sums to :attr:`device_bytes`.
+        host_bytes: what lies in the host's memory beside the device (offloaded activations, batches).
+        step_seconds: of a typical optimizer step, for ranking; None where the device's speed is not known.
+        error: share of :attr:`device_bytes` by which the estimate may be off.
+    """
+
+    peak_bytes: int
+    reserved_bytes: int | None
+    context_bytes: int
+    breakdown: Mapping[str, int]
+    host_bytes: int
+    step_seconds: float | None
+    error: float
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device has to have, context included."""
+        return (self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.context_bytes
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One candidate as it is predicted.
+
+    Attributes:
+        origin: what it stands on.
+        memory: None where there is no estimate.
+        tokens_per_second: dataset tokens, padding excluded; None where the device's speed is not known.
+        spare_bytes: the budget less what the device has to have: negative where it does not fit.
+        reason: why there is no estimate; empty otherwise.
+    """
+
+    candidate: Candidate
+    origin: Origin
+    memory: MemoryEstimate | None = None
+    tokens_per_second: float | None = None
+    spare_bytes: int | None = None
+    reason: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is predicted to fit."""
+        return self.spare_bytes is not None and self.spare_bytes >= 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """The smallest change that makes a candidate fit.
+
+    Attributes:
+        candidate: that does not fit.
+        instead: the one that does, with the fewest other choices, and of these the fastest.
+    """
+
+    candidate: Candidate
+    instead: Estimate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``autotune plan`` found. Encoded by ``core.codec``, this is its JSON document.
+
+    Attributes:
+        estimates: of the legal candidates: those that fit first, the fastest first.
+        baseline: TRL's default at the same global batch, legal or not.
+        changes: for those that do not fit and were asked about.
+        trace_count: traces that the estimates stand on.
+        new_trace_count: of these, how many were run now; the others were kept from before.
+    """
+
+    schema: int
+    model: str
+    dataset: str
+    gpu: Gpu
+    budget_bytes: int
+    global_batch_size: int
+    estimates: tuple[Estimate, ...]
+    baseline: Estimate
+    changes: tuple[Change, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    unlockable: tuple[Unlockable, ...] = ()
+    notes: tuple[str, ...] = ()
+    trace_count: int = 0
+    new_trace_count: int = 0
+    wall_seconds: float = 0.0
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def fastest(self) -> Estimate | None:
+        """The fastest candidate that is predicted to fit, or None."""
+        return next((estimate for estimate in self.estimates if estimate.fits), None)

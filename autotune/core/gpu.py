@@ -1,0 +1,71 @@
+"""A GPU to plan for: its memory, and how fast it computes and moves bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MemoryKind = Literal["usable", "total", "nominal", "given"]
+
+
+@dataclass(frozen=True)
+class GpuSpeeds:
+    """The most that a GPU can do; dense, without structured sparsity.
+
+    Attributes:
+        bandwidth: bytes per second of the device's memory.
+        fp32: floating-point operations per second outside the tensor cores.
+        fp16: of float16 in the tensor cores, accumulated in float32.
+        bf16: of bfloat16 in the tensor cores, or None where they do not know it.
+        tf32: of float32 in the tensor cores, or None where they do not know it.
+        pcie: bytes per second between host and device, in one direction.
+        nvlink: bytes per second to all other devices together, in one direction, or None where there is no NVLink.
+        source: address of what says so.
+    """
+
+    bandwidth: float
+    fp32: float
+    fp16: float
+    bf16: float | None
+    tf32: float | None
+    pcie: float
+    nvlink: float | None
+    source: str
+
+    def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
+        """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.
+
+        Types that the tensor cores do not know, and float32 unless TF32 is allowed, are computed at float32's rate.
+        """
+        tensor_cores = {"float16": self.fp16, "bfloat16": self.bf16, "float32": self.tf32 if allow_tf32 else None}
+        return tensor_cores.get(dtype) or self.fp32
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        name: the name in the catalogue, or the size that was asked for.
+        memory_bytes: its memory.
+        memory_kind: what ``memory_bytes`` is: ``usable`` is what CUDA says can be allocated, ``total`` what the driver
+            says, of which it keeps some for itself, ``nominal`` what the card is sold with, ``given`` what a user said.
+        memory_source: address of what says so; empty where a user named it.
+        context_bytes: estimate of what a process with PyTorch holds outside its allocator: context, kernels, libraries.
+        context_source: address of the report that it was derived from; empty where it is a guess.
+        speeds: None where they are not known.
+        compute_capability: CUDA's (major, minor), or None.
+        aliases: other names of it, such as the driver's.
+        verified: whether autotune's rules are known to hold for this kind of GPU.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_kind: MemoryKind
+    memory_source: str
+    context_bytes: int
+    context_source: str = ""
+    speeds: GpuSpeeds | None = None
+    compute_capability: tuple[int, int] | None = None
+    aliases: tuple[str, ...] = ()
+    verified: bool = True

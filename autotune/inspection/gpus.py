@@ -1,0 +1,84 @@
+"""The catalogue of GPUs to plan for, and which one a user's word means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.errors import InputError
+from autotune.units import GIB, parse_size
+
+# Where no report of it was found. What was found lies between 0.13 (T4) and 0.60 GiB (RTX 5090).
+UNMEASURED_CONTEXT_BYTES = GIB // 2
+
+
+@cache
+def gpus() -> tuple[Gpu, ...]:
+    """Return every GPU of the catalogue."""
+    text = files("autotune.inspection").joinpath("gpus.yaml").read_text(encoding="utf-8")
+    return tuple(_gpu(row) for row in yaml.safe_load(text))
+
+
+def find_gpu(word: str) -> Gpu:
+    """Return the GPU that a name such as ``H100-80GB`` or a size such as ``24GiB`` means.
+
+    Case, spaces and punctuation do not matter, nor does the maker's name in front. A size means a GPU with just that
+    memory, whose speeds are not known.
+
+    Raises:
+        InputError: it is neither a name in the catalogue nor a size.
+    """
+    names = _names()
+    gpu = names.get(_plain(word))
+    if gpu is not None:
+        return gpu
+    if word.strip()[:1].isdigit():
+        return Gpu(word.strip(), parse_size(word), "given", "", UNMEASURED_CONTEXT_BYTES)
+    close = dict.fromkeys(names[match].name for match in _closest(_plain(word), names))
+    meant = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
+    raise InputError(f"{word!r} is not a known GPU.", hint=f"{meant} A size such as 24GiB works too.")
+
+
+def _closest(plain: str, names: Mapping[str, Gpu]) -> list[str]:
+    """Return what begins with the word, since a variant may have been left out, or else what is spelt alike."""
+    return [name for name in names if plain and name.startswith(plain)] or get_close_matches(plain, names, n=3)
+
+
+@cache
+def _names() -> Mapping[str, Gpu]:
+    return {_plain(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases)}
+
+
+def _plain(name: str) -> str:
+    plain = "".join(letter for letter in name.lower() if letter.isalnum())
+    return plain.removeprefix("nvidia").removeprefix("amd")
+
+
+def _gpu(row: Mapping[str, Any]) -> Gpu:
+    memory, context, speeds = row["memory"], row.get("context"), row.get("speeds")
+    capability = row.get("compute_capability")
+    return Gpu(
+        name=row["name"],
+        memory_bytes=int(memory["gib"] * GIB),
+        memory_kind=memory["kind"],
+        memory_source=memory["source"],
+        context_bytes=int(context["gib"] * GIB) if context else UNMEASURED_CONTEXT_BYTES,
+        context_source=context["source"] if context else "",
+        speeds=GpuSpeeds(**dict(_speeds(speeds))) if speeds else None,
+        compute_capability=(capability[0], capability[1]) if capability else None,
+        aliases=tuple(row.get("aliases", ())),
+        verified=row.get("verified", True),
+    )
+
+
+def _speeds(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the figures of a row in operations and bytes per second."""
+    scales = {"bandwidth": 1e9, "pcie": 1e9, "nvlink": 1e9, "fp32": 1e12, "fp16": 1e12, "bf16": 1e12, "tf32": 1e12}
+    for name, value in row.items():
+        yield name, value * scales[name] if name in scales and value is not None else value

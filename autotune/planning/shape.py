@@ -1,0 +1,92 @@
+"""The sizes of a step that memory and time depend on, and how a figure at one size follows from figures at others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How the rows of a micro-batch lie: each kind has attention masks, and so kernels, of its own."""
+
+    EQUAL = "rows of equal length"
+    PADDED = "padded rows"
+    FLAT = "rows end to end"
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """A micro-batch.
+
+    Attributes:
+        rows: of the tensor of tokens; 1 where rows lie end to end.
+        tokens: in each of these rows, padding included; a mean may be no whole number.
+    """
+
+    rows: int
+    tokens: float
+
+
+class Basis(StrEnum):
+    """What figures of a kind of micro-batch are sums of."""
+
+    CONSTANT = "a constant"
+    ROWS = "a constant, and rows"
+    TOKENS = "a constant, tokens, and tokens by length"
+
+    @property
+    def size(self) -> int:
+        """How many shapes have to be known."""
+        return len(self.terms(Shape(1, 1)))
+
+    def terms(self, shape: Shape) -> tuple[float, ...]:
+        """Return the terms of a shape."""
+        if self is Basis.CONSTANT:
+            return (1.0,)
+        if self is Basis.ROWS:
+            return (1.0, float(shape.rows))
+        every = shape.rows * shape.tokens
+        return (1.0, every, every * shape.tokens)
+
+
+def shape_weights(basis: Basis, known: Sequence[Shape], wanted: Shape) -> tuple[float, ...]:
+    """Return the weight of each known shape's figures in those of the wanted one.
+
+    Raises:
+        ValueError: the known shapes do not determine it.
+    """
+    columns = [basis.terms(shape) for shape in known]
+    rows = [[column[term] for column in columns] for term in range(basis.size)]
+    return _solve(rows, list(basis.terms(wanted)))
+
+
+def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:
+    """Return the weights of the figures at one or two depths in those at the wanted one: figures are affine in layers.
+
+    Raises:
+        ValueError: a single depth is known, and it is another one.
+    """
+    if len(known) == 1:
+        if known[0] != wanted:
+            raise ValueError(f"{wanted} layers do not follow from {known[0]}")
+        return (1.0,)
+    short, long = known
+    share = (wanted - short) / (long - short)
+    return (1.0 - share, share)
+
+
+def _solve(rows: list[list[float]], right: list[float]) -> tuple[float, ...]:
+    """Solve a small linear system by Gauss's elimination with pivots."""
+    size = len(rows)
+    table = [[*row, value] for row, value in zip(rows, right, strict=True)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(table[row][column]))
+        if table[pivot][column] == 0:
+            raise ValueError("the shapes do not determine the figures")
+        table[column], table[pivot] = table[pivot], table[column]
+        for row in range(size):
+            if row != column:
+                factor = table[row][column] / table[column][column]
+                table[row] = [value - factor * other for value, other in zip(table[row], table[column], strict=True)]
+    return tuple(table[row][size] / table[row][row] for row in range(size))

@@ -1,0 +1,33 @@
+"""Of which kind each layer of a model is, as its configuration says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Layers from this one on have experts, and those before it have none (DeepSeek).
+_DENSE_FIRST = "first_k_dense_replace"
+# Every so many layers there are experts (Qwen's and Llama 4's names for it), except in the layers listed.
+_EXPERTS_EVERY = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", "expert_layer_period")
+_DENSE = "mlp_only_layers"
+
+
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """Return a word for the kind of each layer, in order; equal words mean layers that are built alike."""
+    text = config.get_text_config()
+    count = text.num_hidden_layers
+    listed = [
+        value
+        for name, value in sorted(vars(text).items())
+        if isinstance(value, (list, tuple)) and len(value) == count and name != _DENSE
+    ]
+    kinds = []
+    for layer in range(count):
+        words = [str(value[layer]) for value in listed]
+        words.append(str(layer >= (getattr(text, _DENSE_FIRST, None) or 0)))
+        for name in _EXPERTS_EVERY:
+            every = getattr(text, name, None)
+            if isinstance(every, int) and every > 1:
+                words.append(str((layer + 1) % every))
+        words.append(str(layer in (getattr(text, _DENSE, None) or ())))
+        kinds.append(" ".join(words))
+    return tuple(kinds)

@@ -1,0 +1,205 @@
+"""TRL's own training loop as a function of a device: what a trace runs on a virtual one, and a CPU can run too."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from datasets import Dataset
+from torch.utils._pytree import tree_map_only
+from transformers import TrainerCallback
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.batches import StepSize, drawn, worst_micro_batch
+from autotune.step.model import virtual_model
+from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
+from autotune.step.rows import Counts, RowSizes, row_sizes
+from autotune.step.training import IGNORED_LABEL, run_arguments
+from autotune.virtual import adopt, assume, for_real, phase
+
+WORST_STEPS = 2
+"""Optimizer steps on the largest micro-batch: the optimizer's state appears in the first, so the second is steady."""
+MICRO_BATCH = "micro-batch"
+"""Name of the phase that each micro-batch is."""
+# Gradients are there from the second micro-batch of an optimizer step on, so that a third is like the second.
+_MICRO_BATCHES_AT_MOST = 2
+# The device of a trace is handed to accelerate afterwards; TF32 changes no byte, and compiled code cannot be followed.
+_NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
+_SEED = 42
+_TOKEN = 5
+
+
+def step_name(number: int) -> str:
+    """Return the name of the phase that an optimizer step, counted from 0, is."""
+    return f"optimizer step {number}"
+
+
+@dataclass(frozen=True)
+class TracedRows:
+    """The rows of a dataset that a trace trains on, in tokens; see :class:`autotune.core.protocol.TraceRequest`."""
+
+    worst: Sequence[int]
+    typical: Sequence[int] = ()
+    trainable: float = 1.0
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that are traced."""
+        return WORST_STEPS + bool(self.typical)
+
+
+@dataclass
+class Trained:
+    """What a training noted of itself.
+
+    Attributes:
+        micro_batches: of one optimizer step as the plan has it.
+        traced_micro_batches: of one optimizer step as it was run.
+        tokens: dataset tokens of each micro-batch, padding excluded; shape (steps, traced micro-batches).
+        worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch, which is the largest.
+    """
+
+    micro_batches: int = 1
+    traced_micro_batches: int = 1
+    tokens: Counts = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    worst_rows: int = 0
+    worst_tokens: int = 0
+
+
+def traced_training(
+    plan: TrainingPlan, model_config: Any, processor: Any, rows: TracedRows, trained: Trained | None = None
+) -> Callable[[torch.device], None]:
+    """Return a function of a device that trains as TRL does, on random weights, and is run under ``virtual.trace``.
+
+    Args:
+        model_config: configuration of the model, as ``AutoConfig`` gives it.
+        processor: its tokenizer or processor.
+        trained: is told what happened.
+    """
+
+    def run(device: torch.device) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            if plan.args.get("torch_compile"):
+                assume("a compiled step needs what the same step needs uncompiled")
+            planned = config(plan, output_dir=folder, **_NOT_TRACED)
+            trainer = _build(plan, planned, model_config, processor, rows, device)
+            trainer.noted = trained or Trained()
+            trainer.noted.micro_batches = planned.gradient_accumulation_steps
+            trainer.noted.traced_micro_batches = trainer.args.gradient_accumulation_steps
+            _choose_batches(trainer, rows, planned.packing)
+            trainer.train()
+
+    return run
+
+
+def _build(
+    plan: TrainingPlan, planned: Any, model_config: Any, processor: Any, rows: TracedRows, device: torch.device
+) -> Any:
+    overrides = {
+        **run_arguments(rows.steps, Path(planned.output_dir)),
+        "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, _MICRO_BATCHES_AT_MOST),
+        "dataloader_pin_memory": False,
+        "dataloader_num_workers": 0,
+        **_NOT_TRACED,
+    }
+    arguments = _on_device(device, lambda: config(plan, **overrides))
+    kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
+    model = virtual_model(model_config, kwargs, quantization_config(plan), device)
+    return _traced(TRAINERS[plan.trainer].trainer)(
+        model=model,
+        args=arguments,
+        train_dataset=_dataset(rows, plan, planned),
+        processing_class=processor,
+        peft_config=peft_config(plan),
+        callbacks=[_Phases()],
+    )
+
+
+def _on_device(device: torch.device, configure: Callable[[], Any]) -> Any:
+    """Return trainer arguments with accelerate's one state per process standing on the device."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    arguments = configure()
+    arguments._setup_devices  # noqa: B018 (asked for so that the state exists)
+    PartialState._shared_state["device"] = device
+    arguments.__dict__["_setup_devices"] = device
+    return arguments
+
+
+def _traced(trainer: type[Any]) -> type[Any]:
+    """Return a subclass of a trainer that differs in where its batches come from, and tells of its micro-batches."""
+
+    class Traced(trainer):
+        def get_train_dataloader(self) -> Any:
+            with for_real():
+                self.accelerator.device_placement, placed = False, self.accelerator.device_placement
+                batches = list(super().get_train_dataloader())
+                self.accelerator.device_placement = placed
+                largest = batches[0]["input_ids"]
+                self.noted.worst_rows, self.noted.worst_tokens = largest.shape[0], largest.numel()
+                return _Batches(batches)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            with phase(MICRO_BATCH):
+                return super().training_step(*args, **kwargs)
+
+    return Traced
+
+
+class _Phases(TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._phase = phase(step_name(state.global_step))
+        self._phase.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._phase.__exit__(None, None, None)
+
+
+class _Batches:
+    """The micro-batches of a data loader, read once and kept where no allocator of PyTorch counts them."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = [tree_map_only(torch.Tensor, lambda tensor: tensor.numpy().copy(), batch) for batch in batches]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (adopt(batch) for batch in self._batches)
+
+
+def _dataset(rows: TracedRows, plan: TrainingPlan, planned: Any) -> Dataset:
+    """Return tokenised rows of the wanted lengths; what is cut off leaves the labels that count."""
+    length = plan.truncate_to or (None if planned.packing else planned.max_length)
+    tokens, labels = [], []
+    for full in (*rows.worst, *rows.typical):
+        kept = min(full, length) if length else full
+        ignored = kept - max(1, round(kept * rows.trainable))
+        tokens.append([_TOKEN] * kept)
+        labels.append([IGNORED_LABEL] * ignored + [_TOKEN] * (kept - ignored))
+    return Dataset.from_dict({"input_ids": tokens, "labels": labels})
+
+
+def _choose_batches(trainer: Any, rows: TracedRows, packed: bool) -> None:
+    """Have a trainer train on the worst micro-batch, then on typical rows."""
+    step = StepSize(trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
+    sizes = row_sizes(trainer.train_dataset)
+    population = len(sizes.tokens)
+    first_typical = 0 if packed else min(len(rows.worst), population)
+    worst = worst_micro_batch(sizes if packed else _first(sizes, first_typical), step.rows)
+    order = [np.tile(worst, step.micro_batches * WORST_STEPS)]
+    if rows.typical:
+        typical = drawn(population, step.rows_per_step, _SEED) if packed else np.arange(first_typical, population)
+        order.append(np.resize(typical, step.rows_per_step))
+    chosen = np.concatenate(order)
+    trainer.noted.tokens = sizes.tokens[chosen].reshape(-1, step.micro_batches, step.rows).sum(axis=2)
+    trainer.train_dataset = trainer.train_dataset.select(chosen, keep_in_memory=True)
+
+
+def _first(sizes: RowSizes, count: int) -> RowSizes:
+    return RowSizes(sizes.tokens[:count], sizes.trainable[:count], None)

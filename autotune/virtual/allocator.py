@@ -1,0 +1,231 @@
+"""PyTorch's CUDA caching allocator, simulated: what a sequence of allocations and frees reserves on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotune.virtual.blocks import Block, FreeList
+
+# The sizes of c10/core/AllocatorConfig.h (torch 2.11 to 2.13), under their names there; the large buffer is the default
+# of `large_segment_size_` in that file.
+MIN_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple of it
+SMALL_BYTES = 1 << 20  # kSmallSize: the largest request that the small pool serves
+SMALL_BUFFER_BYTES = 2 << 20  # kSmallBuffer: a segment of the small pool
+LARGE_BUFFER_BYTES = 20 << 20  # large_segment_size(): a segment for requests under MIN_LARGE_BYTES
+MIN_LARGE_BYTES = 10 << 20  # kMinLargeAlloc: from here on a request gets a segment of its own size
+ROUND_LARGE_BYTES = 2 << 20  # kRoundLarge: what such a segment is rounded up to
+
+# An expandable segment takes addresses for 9/8 of the device (`find_expandable_block` in
+# c10/cuda/CUDACachingAllocator.cpp); without a limit, for all that 48-bit virtual addresses hold.
+_UNLIMITED_BYTES = 1 << 48
+
+
+class OutOfMemoryError(Exception):
+    """A request that the device cannot hold, even after everything that was cached has been given back.
+
+    Attributes:
+        requested_bytes: what was asked for, unrounded.
+        allocated_bytes: what tensors held at that moment.
+        reserved_bytes: what the allocator held of the device at that moment, allocated bytes included.
+        limit_bytes: what it may hold.
+    """
+
+    def __init__(self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{requested_bytes} bytes were requested with {allocated_bytes} allocated and {reserved_bytes} reserved"
+            f" of {limit_bytes}"
+        )
+        self.requested_bytes = requested_bytes
+        self.allocated_bytes = allocated_bytes
+        self.reserved_bytes = reserved_bytes
+        self.limit_bytes = limit_bytes
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Memory that is reserved and free.
+
+    Attributes:
+        address: where it begins, in the simulator's own address space.
+        nbytes: its size.
+        small: whether it belongs to the pool for requests of up to 1 MiB.
+        stream: the stream that may reuse it.
+        whole: whether it is a whole segment, which the allocator can give back to the device. Pages of an expandable
+            segment can be given back singly and are never whole.
+    """
+
+    address: int
+    nbytes: int
+    small: bool
+    stream: int
+    whole: bool
+
+
+class CachingAllocator:
+    """The allocator of one device, at its default settings, by the rules of c10/cuda/CUDACachingAllocator.cpp.
+
+    Sizes are bytes. ``allocated_bytes`` and ``reserved_bytes`` are what ``torch.cuda.memory_allocated`` and
+    ``torch.cuda.memory_reserved`` would say: allocated counts whole blocks, so the rounding and what was too little to
+    be split off are in it.
+
+    Not simulated: CUDA graphs' private pools, ``max_split_size_mb``, ``roundup_power2_divisions`` and
+    ``garbage_collection_threshold``. Segments get ever higher addresses, as a fresh device gives them; addresses only
+    decide between free blocks of the same size.
+
+    Attributes:
+        limit_bytes: what the allocator may reserve: the device's memory less what others and the context hold; or None.
+            It stands for the driver that refuses more, not for ``set_per_process_memory_fraction``, which differs in
+            expandable segments by less than a page.
+        expandable_segments: PyTorch's setting of that name.
+        allocated_bytes, reserved_bytes: now.
+        peak_allocated_bytes, peak_reserved_bytes: the most since the beginning or :meth:`reset_peaks`.
+        retries: how often the cache had to be given back to the device for a request (``num_alloc_retries``).
+    """
+
+    def __init__(self, limit_bytes: int | None = None, *, expandable_segments: bool = False) -> None:
+        self.limit_bytes = limit_bytes
+        self.expandable_segments = expandable_segments
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
+        self.retries = 0
+        self._lists: dict[tuple[int, bool], FreeList] = {}
+        self._waiting: dict[Block, set[int]] = {}
+        self._used_by: dict[Block, set[int]] = {}
+        # No segment begins at address zero, as on a device.
+        self._next_address = SMALL_BUFFER_BYTES
+
+    def allocate(self, nbytes: int, stream: int = 0) -> Block:
+        """Return a block that holds ``nbytes``, to be handed to :meth:`free`.
+
+        Raises:
+            OutOfMemoryError: the device cannot hold it.
+            ValueError: the size is negative.
+        """
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"an allocation cannot have {nbytes} bytes")
+            return Block(0, 0, self._free_list(stream, True))
+        size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        small = size <= SMALL_BYTES
+        free_list = self._lists.get((stream, small)) or self._free_list(stream, small)
+        block = free_list.take_best_fit(size, expandable=self.expandable_segments)
+        if block is None:
+            block = self._reserve(size, free_list)
+            if block is None:
+                self.empty_cache()
+                self.retries += 1
+                block = self._reserve(size, free_list)
+            if block is None:
+                raise OutOfMemoryError(nbytes, self.allocated_bytes, self.reserved_bytes, self.limit_bytes or 0)
+        remainder = block.size - size
+        # should_split: the large pool keeps remainders of up to 1 MiB with the block, unless its segments can expand.
+        if remainder > SMALL_BYTES or (remainder >= MIN_BLOCK_BYTES and (small or self.expandable_segments)):
+            block = block.split(size)
+        block.allocated = True
+        self.allocated_bytes += block.size
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back to the cache; one that other streams use waits until they have been synchronised.
+
+        Raises:
+            ValueError: the block has been freed already.
+        """
+        if block.size == 0:
+            return
+        if not block.allocated:
+            raise ValueError(f"the block at {block.address:#x} was freed twice")
+        self.allocated_bytes -= block.size
+        block.allocated = False
+        streams = self._used_by.pop(block, None) if self._used_by else None
+        if streams is None:
+            block.merge_into_cache()
+        else:
+            block.pending = True
+            self._waiting[block] = streams
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Note that another stream uses the block, so that freeing it waits for that stream."""
+        if stream != block.free_list.stream:
+            self._used_by.setdefault(block, set()).add(stream)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Let a stream, or all of them, finish its work: what waited for it becomes reusable."""
+        for block, streams in list(self._waiting.items()):
+            streams.discard(stream) if stream is not None else streams.clear()
+            if not streams:
+                del self._waiting[block]
+                block.pending = False
+                block.merge_into_cache()
+
+    def empty_cache(self) -> None:
+        """Give every segment that is wholly free back to the device, and every free page of expandable segments."""
+        self.synchronize()
+        for free_list in self._lists.values():
+            self.reserved_bytes -= free_list.release()
+
+    def reset_peaks(self) -> None:
+        """Let the peaks begin again at what is held now."""
+        self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_reserved_bytes = self.reserved_bytes
+
+    def fragments(self) -> list[Fragment]:
+        """Return what is reserved and free, by address; blocks that wait for a stream are not free."""
+        return sorted(self._fragments(), key=lambda fragment: fragment.address)
+
+    def _fragments(self) -> Iterator[Fragment]:
+        for (stream, small), free_list in self._lists.items():
+            for block in free_list.blocks():
+                yield Fragment(block.address, block.size, small, stream, block.is_whole)
+
+    def _free_list(self, stream: int, small: bool) -> FreeList:
+        page_bytes = SMALL_BUFFER_BYTES if small else LARGE_BUFFER_BYTES
+        return self._lists.setdefault((stream, small), FreeList(stream, small, page_bytes))
+
+    def _reserve(self, size: int, free_list: FreeList) -> Block | None:
+        if self.expandable_segments:
+            return self._expand(size, free_list)
+        if free_list.small:
+            segment = SMALL_BUFFER_BYTES
+        elif size < MIN_LARGE_BYTES:
+            segment = LARGE_BUFFER_BYTES
+        else:
+            segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+        if not self._grow(segment):
+            return None
+        address = self._next_address
+        self._next_address += segment
+        return Block(address, segment, free_list)
+
+    def _expand(self, size: int, free_list: FreeList) -> Block | None:
+        block = free_list.first_expandable(size)
+        if block is None:
+            device = _UNLIMITED_BYTES if self.limit_bytes is None else self.limit_bytes
+            span = free_list.whole_pages(max(device + device // 8, size))
+            address = free_list.whole_pages(self._next_address)
+            self._next_address = address + span
+            block = free_list.add_expandable(address, span)
+        # The block is free memory followed by unmapped addresses, or begins with the latter: pages are mapped until the
+        # whole request is. What is mapped stays mapped when a later page does not fit.
+        while not block.mapped or block.size < size:
+            unmapped = block if not block.mapped else block.next
+            assert unmapped is not None
+            missing = size if unmapped is block else size - block.size
+            mapped_bytes = free_list.whole_pages(min(missing, unmapped.size))
+            if not self._grow(mapped_bytes):
+                return None
+            block = unmapped.map(mapped_bytes)
+        free_list.remove(block)
+        return block
+
+    def _grow(self, nbytes: int) -> bool:
+        reserved = self.reserved_bytes + nbytes
+        if self.limit_bytes is not None and reserved > self.limit_bytes:
+            return False
+        self.reserved_bytes = reserved
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
+        return True

@@ -1,0 +1,121 @@
+"""Autocast on the device that stands in for a GPU, by CUDA's lists (aten/src/ATen/autocast_mode.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+_KEY = "AutocastPrivateUse1"
+_LOWER = (
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
+    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
+    "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "linalg_vecdot",
+)  # fmt: skip
+_FLOAT32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "group_norm", "cosine_similarity", "nll_loss", "nll_loss2d", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "mse_loss", "binary_cross_entropy_with_logits", "dist", "cdist", "renorm", "logsumexp", "cross_entropy_loss",
+)  # fmt: skip
+# These are told the type of their result where they are not told one already.
+_FLOAT32_RESULT = ("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum",
+                   "sum.dim_IntList")  # fmt: skip
+_WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "index_put", "tensordot", "scatter_add")
+
+_casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
+    """Return the floating-point tensors of the device in ``value`` in a type; parameters are cast once per region."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        eligible = tensor.is_floating_point() and tensor.device.type == device_type and tensor.dtype != torch.float64
+        if not eligible or tensor.dtype == dtype:
+            return tensor
+        kept = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        if not (kept and dtype != torch.float32 and torch.is_autocast_cache_enabled()):
+            return tensor.to(dtype)
+        key = (id(tensor), dtype)
+        if key not in _casts:
+            _casts[key] = (tensor, tensor.to(dtype))
+        return _casts[key][1]
+
+    return tree_map_only(torch.Tensor, one, value)
+
+
+@contextmanager
+def forgetting_casts() -> Iterator[None]:
+    """Have the end of the outermost autocast region forget the casts of parameters."""
+    original = torch.clear_autocast_cache
+
+    def clear() -> None:
+        _casts.clear()
+        original()
+
+    with mock.patch.object(torch, "clear_autocast_cache", clear):
+        yield
+    _casts.clear()
+
+
+@cache
+def register_autocast(device_type: str) -> tuple[torch.library.Library, ...]:
+    """Register autocast for the device, once; what is returned has to be kept."""
+    everything = torch.library.Library("_", "IMPL", _KEY)
+    everything.fallback(torch.library.fallthrough_kernel)
+    library = torch.library.Library("aten", "IMPL", _KEY)
+    for names, choose in (
+        (_LOWER, lambda arguments: torch.get_autocast_dtype(device_type)),
+        (_FLOAT32, lambda arguments: torch.float32),
+        (_WIDEST, _widest),
+    ):
+        for name in names:
+            library.impl(name, _casting(_operator(name), choose, device_type))
+    for name in _FLOAT32_RESULT:
+        library.impl(name, _with_float32_result(_operator(name), device_type))
+    return everything, library
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _without_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY)))
+
+
+def _casting(operator: Any, choose: Callable[[Any], torch.dtype], device_type: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            args, kwargs = cast((args, kwargs), choose((args, kwargs)), device_type)
+            return operator(*args, **kwargs)
+
+    return run
+
+
+def _with_float32_result(operator: Any, device_type: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        first = args[0]
+        names = [argument.name for argument in operator._schema.arguments]
+        told = kwargs.get("dtype") is not None or (
+            "dtype" in names and len(args) > names.index("dtype") and args[names.index("dtype")] is not None
+        )
+        if not told and first.dtype in (torch.bfloat16, torch.float16) and first.device.type == device_type:
+            kwargs = {**kwargs, "dtype": torch.float32}
+            args = args[: names.index("dtype")] if len(args) > names.index("dtype") else args
+        with _without_autocast():
+            return operator(*args, **kwargs)
+
+    return run
+
+
+def _widest(arguments: Any) -> torch.dtype:
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    wide = any(leaf.dtype == torch.float32 for leaf in leaves)
+    return torch.float32 if wide else leaves[0].dtype

@@ -1,0 +1,216 @@
+"""The blocks that segments of device memory are cut into, and the free ones of them in the order of best fit."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+# A key orders by size, then by address: the size stands above the 64 bits of an address.
+_ADDRESS_BITS = 64
+
+
+class Block:
+    """A stretch of addresses within a segment, between the neighbours that the segment has been cut into.
+
+    Attributes:
+        address: where it begins.
+        size: bytes.
+        free_list: the pool and stream that it belongs to.
+        previous, next: the neighbours in the segment, or None at its ends.
+        allocated: whether it has been handed out.
+        pending: whether it was freed while other streams still use it.
+        mapped: whether memory stands behind the addresses; False only within expandable segments.
+        expandable: whether its segment can grow.
+    """
+
+    __slots__ = ("address", "allocated", "expandable", "free_list", "mapped", "next", "pending", "previous", "size")
+
+    def __init__(self, address: int, size: int, free_list: FreeList) -> None:
+        self.address = address
+        self.size = size
+        self.free_list = free_list
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.allocated = False
+        self.pending = False
+        self.mapped = True
+        self.expandable = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole segment of fixed size."""
+        return self.previous is None and self.next is None and not self.expandable
+
+    @property
+    def expandable_size(self) -> int:
+        """What it could grow to: itself and the unmapped addresses behind it."""
+        following = self.next
+        return self.size + (following.size if following is not None and not following.mapped else 0)
+
+    def split(self, size: int) -> Block:
+        """Cut the block down to ``size``, put the rest into the cache, and return the block."""
+        self.free_list.add(self.cut(size))
+        return self
+
+    def cut(self, size: int) -> Block:
+        """Cut the block down to ``size`` and return the rest, which nothing else knows of yet."""
+        rest = Block(self.address + size, self.size - size, self.free_list)
+        rest.mapped, rest.expandable = self.mapped, self.expandable
+        rest.previous, rest.next = self, self.next
+        if self.next is not None:
+            self.next.previous = rest
+        self.next = rest
+        self.size = size
+        return rest
+
+    def merge_into_cache(self) -> None:
+        """Make the block reusable, together with the free neighbours that have memory behind them."""
+        self.join_neighbours()
+        self.free_list.add(self)
+
+    def join_neighbours(self) -> None:
+        """Take in the neighbours that are free and, like the block itself, mapped or not."""
+        before, after = self.previous, self.next
+        if before is not None and not before.allocated and not before.pending and before.mapped is self.mapped:
+            self.free_list.remove(before)
+            self.address = before.address
+            self.size += before.size
+            self.previous = before.previous
+            if before.previous is not None:
+                before.previous.next = self
+        if after is not None and not after.allocated and not after.pending and after.mapped is self.mapped:
+            self.free_list.remove(after)
+            self.size += after.size
+            self.next = after.next
+            if after.next is not None:
+                after.next.previous = self
+
+    def map(self, nbytes: int) -> Block:
+        """Put memory behind the first ``nbytes`` of an unmapped block; return the free block they are now part of."""
+        self.free_list.remove(self)
+        if nbytes < self.size:
+            self.free_list.add(self.cut(nbytes))
+        self.mapped = True
+        self.merge_into_cache()
+        return self
+
+    def unmap(self, page_bytes: int) -> int:
+        """Take the memory away from the whole pages within a free block; return how many bytes that were."""
+        begin = -(-self.address // page_bytes) * page_bytes
+        end = (self.address + self.size) // page_bytes * page_bytes
+        if begin >= end:
+            return 0
+        self.free_list.remove(self)
+        freed = self
+        if begin > self.address:
+            freed = self.cut(begin - self.address)
+            self.free_list.add(self)
+        if end < freed.address + freed.size:
+            self.free_list.add(freed.cut(end - freed.address))
+        freed.mapped = False
+        freed.merge_into_cache()
+        return end - begin
+
+
+class FreeList:
+    """The free blocks of one pool on one stream: mapped ones by size, then address; unmapped ones by address.
+
+    Attributes:
+        stream: the stream that may reuse the blocks.
+        small: whether this is the pool for small requests.
+        page_bytes: what an expandable segment of this pool grows by.
+    """
+
+    __slots__ = ("_blocks", "_keys", "_unmapped", "page_bytes", "small", "stream")
+
+    def __init__(self, stream: int, small: bool, page_bytes: int) -> None:
+        self.stream = stream
+        self.small = small
+        self.page_bytes = page_bytes
+        self._keys: list[int] = []
+        self._blocks: dict[int, Block] = {}
+        self._unmapped: list[int] = []
+
+    def add(self, block: Block) -> None:
+        """Take in a block that is free."""
+        if block.mapped:
+            key = block.size << _ADDRESS_BITS | block.address
+            insort(self._keys, key)
+            self._blocks[key] = block
+        else:
+            insort(self._unmapped, block.address)
+            self._blocks[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        """Let a block go that was taken in."""
+        if block.mapped:
+            keys, key = self._keys, block.size << _ADDRESS_BITS | block.address
+        else:
+            keys, key = self._unmapped, block.address
+        del keys[bisect_left(keys, key)]
+        del self._blocks[key]
+
+    def take_best_fit(self, size: int, *, expandable: bool) -> Block | None:
+        """Remove and return the smallest mapped block that holds ``size``, the lowest of equals, or None.
+
+        Where segments can expand, a block counts with what it can grow to, so that the growing end of a segment is the
+        last to be used (get_free_block in c10/cuda/CUDACachingAllocator.cpp).
+        """
+        keys = self._keys
+        index = bisect_left(keys, size << _ADDRESS_BITS)
+        if index == len(keys):
+            return None
+        if expandable:
+            blocks = self._blocks
+            while index + 1 < len(keys):
+                if blocks[keys[index + 1]].expandable_size >= blocks[keys[index]].expandable_size:
+                    break
+                index += 1
+        return self._blocks.pop(keys.pop(index))
+
+    def first_expandable(self, size: int) -> Block | None:
+        """Return the lowest free or unmapped block that, with what follows it, has addresses for ``size``, or None."""
+        for address in self._unmapped:
+            block: Block = self._blocks[address]
+            before = block.previous
+            if before is not None and not before.allocated and not before.pending:
+                block = before
+            room, at = 0, block
+            while room < size and not at.allocated and not at.pending:
+                room += at.size
+                if at.next is None:
+                    break
+                at = at.next
+            if room >= size:
+                return block
+        return None
+
+    def add_expandable(self, address: int, span: int) -> Block:
+        """Take in a new expandable segment, with no memory behind its addresses yet, and return its one block."""
+        block = Block(address, span, self)
+        block.mapped, block.expandable = False, True
+        self.add(block)
+        return block
+
+    def whole_pages(self, nbytes: int) -> int:
+        """Return ``nbytes`` rounded up to whole pages."""
+        return -(-nbytes // self.page_bytes) * self.page_bytes
+
+    def release(self) -> int:
+        """Drop whole free segments and unmap free pages; return the bytes that the device has back."""
+        released = 0
+        for block in list(self.blocks()):
+            if block.expandable:
+                released += block.unmap(self.page_bytes)
+            elif block.is_whole:
+                self.remove(block)
+                released += block.size
+        for address in list(self._unmapped):
+            segment = self._blocks[address]
+            if segment.previous is None and segment.next is None:
+                self.remove(segment)
+        return released
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the mapped blocks, the smallest first."""
+        return (self._blocks[key] for key in self._keys)

@@ -1,0 +1,108 @@
+"""The time of a step on a GPU: each operator against the roofline, with launches and copies beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.step_time import Factors, StepTime
+from autotune.errors import InputError
+
+
+class Kind(StrEnum):
+    """What an operator keeps busy."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    ELEMENTWISE = "elementwise"
+    TO_DEVICE = "copy to device"
+    TO_HOST = "copy to host"
+    SYNCHRONIZE = "synchronize"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one operator does.
+
+    Attributes:
+        kind: what it keeps busy; ``NOTHING`` is a view, an allocation, or an operator of the host.
+        dtype: the type that it computes in, such as ``bfloat16``.
+        flops: floating-point operations, a multiply-add counted as two.
+        bytes_read: what it reads of the device's memory, or of the host's when it copies from there.
+        bytes_written: what it writes.
+        waits: for a copy, whether the host waits until it is done.
+    """
+
+    kind: Kind
+    dtype: str = ""
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    waits: bool = False
+
+
+def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors) -> float:
+    """Return how long an operator keeps the device or a copy engine busy: the larger of computing and moving bytes."""
+    if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
+        return work.bytes_written / speeds.pcie * factors.copies
+    moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth * factors.memory
+    if work.kind is Kind.MATMUL:
+        return max(work.flops / speeds.peak(work.dtype, allow_tf32=factors.allow_tf32) * factors.matmul, moving)
+    if work.kind is Kind.ATTENTION:
+        return max(work.flops / speeds.peak(work.dtype, allow_tf32=factors.allow_tf32) * factors.attention, moving)
+    if work.kind is Kind.ELEMENTWISE:
+        return max(work.flops / speeds.fp32, moving)
+    return 0.0
+
+
+def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None) -> StepTime:
+    """Return the time of the operators ``works``, in their order, on a GPU.
+
+    The host launches one operator after the other and runs ahead of the device, which computes one after the other;
+    so a step is bound by the launches where operators are short, and by the device where they are long. Copies that
+    the host does not wait for take place beside that, one in each direction at a time, not before what they copy has
+    been computed; nothing is held up by waiting for what they bring, so their overlap is the best possible.
+
+    Raises:
+        InputError: the speeds of the GPU are not known.
+    """
+    speeds = gpu.speeds
+    if speeds is None:
+        raise InputError(f"The speed of {gpu.name} is not known.", hint="Name a GPU whose time can be predicted.")
+    factors = factors or Factors()
+    host = device = 0.0
+    engines = {Kind.TO_DEVICE: 0.0, Kind.TO_HOST: 0.0}
+    busy = dict.fromkeys(Kind, 0.0)
+    launches, flops = 0, 0
+    for work in works:
+        kind = work.kind
+        if kind is Kind.NOTHING:
+            continue
+        if kind is Kind.SYNCHRONIZE:
+            host = device = max(host, device)
+            continue
+        launches += 1
+        host += factors.launch_seconds
+        seconds = operator_seconds(work, speeds, factors)
+        busy[kind] += seconds
+        begin = max(host, device)
+        if kind not in engines:
+            device = begin + seconds
+            flops += work.flops if kind is not Kind.ELEMENTWISE else 0
+        elif work.waits:
+            host = device = engines[kind] = max(begin, engines[kind]) + seconds
+        else:
+            ready = begin if kind is Kind.TO_HOST else host
+            engines[kind] = max(ready, engines[kind]) + seconds
+    return StepTime(
+        seconds=max(host, device, *engines.values()),
+        matmul_seconds=busy[Kind.MATMUL],
+        attention_seconds=busy[Kind.ATTENTION],
+        elementwise_seconds=busy[Kind.ELEMENTWISE],
+        copy_seconds=busy[Kind.TO_DEVICE] + busy[Kind.TO_HOST],
+        launch_seconds=launches * factors.launch_seconds,
+        flops=flops,
+    )

@@ -1,0 +1,68 @@
+"""What PyTorch's CPU kernels take for themselves while they run, each rule with the source that has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+# aten/src/ATen/native/ReduceOps.cpp: on the CPU a reduction first converts its input to the type of its result.
+_REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum})
+# These are tagged as pointwise, but convert as they go or take a mask beside their data.
+_CONVERT_THEMSELVES = frozenset({
+    _aten.copy_, _aten._to_copy, _aten.where, _aten.clone, _aten.masked_fill, _aten.masked_fill_,
+})  # fmt: skip
+_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_REDUCED = (torch.bfloat16, torch.float16)
+
+
+def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    """Return the bytes of the blocks that an operator's CPU kernel allocates and frees before it returns."""
+    if func is _FLASH:
+        return _flash(args[0], args[1])
+    if func is _FLASH_BACKWARD:
+        return _flash_backward(args[1], args[2])
+    if func.overloadpacket in _REDUCTIONS:
+        return _converted((args[0],), result.dtype)
+    if torch.Tag.pointwise in func.tags and func.overloadpacket not in _CONVERT_THEMSELVES:
+        return _promoted(args)
+    return ()
+
+
+def _promoted(args: Any) -> tuple[int, ...]:
+    # aten/src/ATen/TensorIterator.cpp, promote_inputs_to_common_dtype: on the CPU, operands are copied to one type.
+    operands = [argument for argument in args if isinstance(argument, torch.Tensor)]
+    if len(operands) < 2 or len({operand.dtype for operand in operands}) == 1:
+        return ()
+    common = operands[0].dtype
+    for operand in operands[1:]:
+        common = torch.result_type(torch.empty(1, dtype=common, device="meta"), operand) if operand.dim() else common
+    return _converted(operands, common)
+
+
+def _converted(operands: Any, dtype: torch.dtype) -> tuple[int, ...]:
+    return tuple(operand.numel() * dtype.itemsize for operand in operands if operand.dtype != dtype)
+
+
+def _splits(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    # aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: queries by 256, 64 or 32, keys by 512.
+    # Sizes are [B, H, tokens, D].
+    queries, keys = query.size(2), key.size(2)
+    split = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return min(split, queries), min(512, keys)
+
+
+def _flash(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    queries, keys = _splits(query, key)
+    threads = torch.get_num_threads()
+    floats = threads * (queries * keys + 2 * queries + queries * query.size(3))
+    reduced = threads * queries * keys * query.itemsize if query.dtype in _REDUCED else 0
+    return (4 * floats, reduced)
+
+
+def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    queries, keys = _splits(query, key)
+    blocks = torch.get_num_threads() * 2 * queries * keys
+    return (4 * blocks, blocks * query.itemsize if query.dtype in _REDUCED else 0)

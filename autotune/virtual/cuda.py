@@ -1,0 +1,81 @@
+"""What CUDA's kernels take for themselves while they run, each rule with the source that has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autotune.virtual.flash import backward_workspace
+
+_aten = torch.ops.aten
+_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
+_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+_STAND_IN_BACKWARD = "autotune_flash.backward.default"
+# Largest head, and blocks of queries and of keys, for GPUs with 99 KiB of shared memory or more per block.
+_EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
+
+
+def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns."""
+    if func is _FLASH_BACKWARD:
+        return _flash_backward(args[1], args[2])
+    if func is _EFFICIENT_BACKWARD:
+        return _efficient_backward(args[1], args[2])
+    if str(func) == _STAND_IN_BACKWARD:
+        return backward_workspace(args[1], args[2], args[-2], args[-1])
+    rule = _BITSANDBYTES.get(str(func))
+    return rule(args, kwargs, result) if rule is not None else ()
+
+
+def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum in float32, and
+    # keys' and values' gradients for every query head where heads are grouped. Sizes are [B, H, tokens, D].
+    batch, heads, tokens, head = query.shape
+    rounded_tokens = -(-tokens // 128) * 128
+    rounded_head = -(-head // 32) * 32 if head <= 192 else 256
+    softmax_d = 4 * batch * heads * rounded_tokens
+    dq_accum = softmax_d * rounded_head
+    if heads == key.size(1):
+        return (softmax_d, dq_accum)
+    expanded = batch * heads * key.size(2) * head * key.itemsize
+    return (softmax_d, dq_accum, expanded, expanded)
+
+
+def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    # aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta in float32, and
+    # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the gradient of queries in float32,
+    # by blocks of queries and of elements with 16 bytes each, and that of keys and values by splits where a head's
+    # elements do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order.
+    # Sizes are [B, H, tokens, D].
+    batch, heads, tokens, head = query.shape
+    rows, columns = next(block for size, block in _EFFICIENT_BLOCKS if head <= size)
+    delta = 4 * batch * heads * tokens
+    elements = -(-tokens // rows) * -(-head // columns) * (4 + rows * columns)
+    in_registers = query.itemsize == 2 and head <= rows
+    if query.itemsize == 2 and not in_registers:
+        splits = max(1, min(-(-key.size(2) // columns), 200 // (batch * heads)))
+        elements += 2 * splits * columns * -(-head // rows) * rows
+    return (delta, 4 * batch * heads * elements)
+
+
+def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is expanded, then multiplied; scales that
+    # are quantised themselves are expanded first. (A, B, shapeB, absmax, blocksize, quant_type).
+    weight = args[2][0] * args[2][1]
+    nested = 4 * -(-weight // args[4]) if kwargs.get("absmax_8bit") is not None else 0
+    return (nested, weight * args[0].itemsize)
+
+
+def _int8_product(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    # bitsandbytes/backends/default/ops.py, int8_scaled_mm: a product in int32, which becomes float16, and then the type
+    # of the input where that is another.
+    output = result[0] if isinstance(result, (tuple, list)) else result
+    return (4 * output.numel(), 0 if output.dtype == torch.float16 else 2 * output.numel())
+
+
+_BITSANDBYTES = {
+    "bitsandbytes.gemm_4bit.default": _gemm_4bit,
+    "bitsandbytes.int8_mixed_scaled_mm.default": _int8_product,
+    "bitsandbytes.int8_scaled_mm.default": _int8_product,
+}

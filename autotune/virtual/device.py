@@ -1,0 +1,141 @@
+"""The device that stands in for a GPU: registered with PyTorch from Python, for the rest of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from autotune.virtual.attention import attention_as_on_cuda
+from autotune.virtual.autocast import forgetting_casts, register_autocast
+from autotune.virtual.cuda import scratch
+from autotune.virtual.flash import flash_attention_installed
+from autotune.virtual.kernels import noting_launches
+from autotune.virtual.ledger import Ledger
+
+NAME = "virtual"
+# State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
+_RNG_STATE_BYTES = 16
+
+
+class _Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Stream(_Event):
+    """A stream on which everything has happened already; as a context manager, it is the current one."""
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> _Event:
+        return event or _Event()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def _rng_state(device: Any = None) -> torch.Tensor:
+    return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
+
+
+_real_address = torch.UntypedStorage.data_ptr
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    # Activation offloading tells storages apart by their address, which those without memory do not have.
+    return int(_real_address(storage) or storage._cdata)
+
+
+_MODULE = SimpleNamespace(
+    Event=_Event,
+    Stream=_Stream,
+    stream=lambda stream: stream if stream is not None else _Stream(),
+    current_stream=lambda device=None: _Stream(),
+    default_stream=lambda device=None: _Stream(),
+    synchronize=lambda device=None: None,
+    is_available=lambda: True,
+    is_initialized=lambda: True,
+    _is_in_bad_fork=lambda: False,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    set_device=lambda device: None,
+    device=lambda device: _Stream(),
+    manual_seed=lambda seed: None,
+    manual_seed_all=lambda seed: None,
+    get_rng_state=_rng_state,
+    set_rng_state=lambda state, device=None: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    is_bf16_supported=lambda including_emulation=True: True,
+    empty_cache=lambda: None,
+    memory_stats=lambda device=None: {},
+    max_memory_allocated=lambda device=None: 0,
+    memory_allocated=lambda device=None: 0,
+    memory_reserved=lambda device=None: 0,
+    reset_peak_memory_stats=lambda device=None: None,
+)
+
+
+@cache
+def _registered() -> torch.device:
+    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_MODULE)
+    register_autocast(NAME)
+    return torch.device(NAME)
+
+
+@contextmanager
+def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterator[tuple[torch.device, Any]]:
+    """Yield the device, and the rule of what CUDA's kernels take for themselves, with code taking it for a GPU.
+
+    Args:
+        ledger: of a trace on the device that is called :data:`NAME`.
+        capability: CUDA's compute capability of that GPU.
+    """
+    device = _registered()
+    with ExitStack() as stack:
+        stack.enter_context(attention_as_on_cuda(NAME, capability))
+        stack.enter_context(flash_attention_installed())
+        stack.enter_context(noting_launches(ledger))
+        stack.enter_context(forgetting_casts())
+        # A tensor without storage has no pages to pin.
+        stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
+        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _address))
+        stack.enter_context(_data_first_on_the_host())
+        yield device, scratch
+
+
+@contextmanager
+def _data_first_on_the_host() -> Iterator[None]:
+    """Have ``torch.tensor(data, device=…)`` build on the host and then move, so that modes see the move."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)

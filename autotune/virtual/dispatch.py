@@ -1,0 +1,174 @@
+"""What happens at every operator of a trace: it is run without storage, and what it does to memory is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autotune.virtual.accumulation import Accumulation
+from autotune.virtual.known import Knowledge, known, set_known
+from autotune.virtual.ledger import Ledger
+from autotune.virtual.records import Category, OperatorRecord, Place
+from autotune.virtual.stand_ins import STAND_INS
+from autotune.virtual.work import operator_work
+
+_aten = torch.ops.aten
+
+Scratch = Callable[[Any, Any, Any, Any], tuple[int, ...]]
+"""Bytes of the blocks that an operator's kernel takes for itself and gives back, from the operator, its positional and
+named arguments, and its result."""
+
+# What these return has a shape that depends on values.
+_SHAPED_BY_VALUES = frozenset({
+    _aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.unique_consecutive.default,
+    _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
+})  # fmt: skip
+_INDEXES = frozenset({_aten.index.Tensor})
+
+
+class UnknownShapeError(RuntimeError):
+    """The shape of a result depends on values that a trace does not have."""
+
+
+class VirtualMode(TorchDispatchMode):
+    """Runs operators under the fake tensor mode below it on the stack, and keeps the ledger."""
+
+    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
+        super().__init__()
+        self.knowledge = Knowledge()
+        self._accumulation = Accumulation()
+        self._ledger = ledger
+        self._fake = fake
+        self._scratch = scratch
+        self._in_backward = False
+        self._recomputing_since: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator."""
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        if func is _aten._local_scalar_dense.default:
+            return self.knowledge.item(args[0])
+        if func is _aten.equal.default:
+            return self._equal(args[0], args[1])
+        if func is _aten.is_pinned.default:
+            return False
+        self._follow_autograd()
+        values = self.knowledge.compute(func, args, kwargs)
+        if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
+            result = self._shaped(func, args, values)
+        elif self._accumulation.is_in_place(func, args, kwargs):
+            func = _aten.add_.Tensor
+            result = func(*args)
+        elif (stand_in := STAND_INS.get(str(func))) is not None:
+            with self._fake:
+                result = stand_in(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+        self._keep(func, args, result, values)
+        self._record(func, args, kwargs, result)
+        return result
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a storage-less copy, on the host, of a real tensor, whose values it knows."""
+        with self._fake:
+            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        set_known(copy, tensor)
+        self._ledger.note(copy)
+        return copy
+
+    def _equal(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        values = known(first), known(second)
+        if values[0] is not None and values[1] is not None:
+            return bool(torch.equal(*values))
+        self.knowledge.assume("two tensors that are compared are equal")
+        return True
+
+    def _shaped(self, func: Any, args: Any, values: Any) -> Any:
+        if func in _INDEXES:
+            # An index by a mask is an index by the places where it is true.
+            masks = [known(index) if index is not None else None for index in args[1]]
+            places = [_expanded(index, mask) for index, mask in zip(args[1], masks, strict=True)]
+            indices = [self._place(place) for group in places for place in group]
+            return func(args[0], indices)
+        if values is None:
+            raise UnknownShapeError(f"The shape of what {func} returns depends on data that a trace does not have.")
+        kept = [self._place(value, args[0].device) for value in tree_leaves(values)]
+        return kept[0] if isinstance(values, torch.Tensor) else tuple(kept)
+
+    def _place(self, value: Any, device: torch.device | None = None) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        with self._fake:
+            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device or value.device)
+        set_known(copy, value)
+        return copy
+
+    def _keep(self, func: Any, args: Any, result: Any, values: Any) -> None:
+        if func is _aten.lift_fresh.default and isinstance(result, FakeTensor):
+            # The fake tensor mode would compute on its own constant for real, on a device that can compute nothing.
+            result.constant = None
+        if values is not None:
+            for leaf, value in zip(tree_leaves(result), tree_leaves(values), strict=True):
+                if isinstance(leaf, FakeTensor):
+                    set_known(leaf, value)
+        elif func is _aten.topk.default:
+            dimension = args[2] if len(args) > 2 else -1
+            self.knowledge.balance(result[1], args[0].size(dimension))
+
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+        ledger = self._ledger
+        for tensor in inputs:
+            if getattr(tensor, "_is_param", False) and ledger.is_untagged(tensor):
+                ledger.tag(tensor, Category.PARAMETER)
+        place = ledger.place(outputs[0]) if outputs else Place.HOST
+        for tensor in outputs:
+            ledger.note(tensor)
+        ledger.scratch(self._scratch(func, args, kwargs, result), place)
+        every = inputs + outputs
+        ledger.operators.append(
+            OperatorRecord(
+                name=str(func),
+                shapes=tuple(tuple(tensor.shape) for tensor in every),
+                dtypes=tuple(str(tensor.dtype) for tensor in every),
+                work=operator_work(func, args, kwargs, result, device_type=ledger.device_type),
+                place=place,
+                in_backward=self._in_backward,
+            )
+        )
+
+    def _follow_autograd(self) -> None:
+        """Tag what the forward pass, or a recomputation in the backward pass, has left for the backward pass."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        recomputing = in_backward and torch.is_grad_enabled()
+        if in_backward and not self._in_backward:
+            self._ledger.tag_live(Category.ACTIVATION)
+        if recomputing and self._recomputing_since is None:
+            self._recomputing_since = self._ledger.next_number
+        elif not recomputing and self._recomputing_since is not None:
+            self._ledger.tag_live(Category.ACTIVATION, since=self._recomputing_since)
+            self._recomputing_since = None
+        self._in_backward = in_backward
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _expanded(index: torch.Tensor | None, mask: torch.Tensor | None) -> list[torch.Tensor | None]:
+    if index is None or index.dtype not in (torch.bool, torch.uint8):
+        return [index]
+    if mask is None:
+        raise UnknownShapeError("A tensor is indexed by a mask that depends on data that a trace does not have.")
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return list(mask.nonzero(as_tuple=True))

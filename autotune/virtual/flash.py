@@ -1,0 +1,210 @@
+"""FlashAttention 2 and 3 in a trace: functions with the names of the packages' own, which allocate what those do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import flop_registry
+
+from autotune.virtual.known import known
+
+_NAMESPACE = "autotune_flash"
+# Names that transformers knows them by, with the version whose allocations they make.
+_VERSIONS = {
+    "flash_attention_2": 2,
+    "kernels-community/flash-attn2": 2,
+    "flash_attention_3": 3,
+    "kernels-community/flash-attn3": 3,
+    "kernels-community/vllm-flash-attn3": 3,
+}
+# Heads are padded to a multiple of 8 (flash_attn/flash_attn_interface.py, FlashAttnVarlenFunc).
+_HEAD_ALIGNMENT = 8
+
+
+@contextmanager
+def flash_attention_installed() -> Iterator[None]:
+    """Have transformers take the FlashAttention packages for installed, and get the functions of this module."""
+    module = sys.modules.get("transformers.modeling_flash_attention_utils")
+    if module is None:
+        yield
+        return
+    from transformers import PreTrainedModel
+
+    _define()
+    real: Callable[..., Any] = module._lazy_imports
+
+    def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        version = _VERSIONS.get(str(implementation))
+        if version is None:
+            return real(implementation, *args, **kwargs)
+        _register(str(implementation))
+        fixed, varlen = partial(_fixed, version), partial(_varlen, version)
+        return fixed, varlen, None, module._pad_input, module._unpad_input
+
+    with (
+        mock.patch.object(module, "_lazy_imports", lazy_imports),
+        mock.patch.object(module, "_loaded_implementation", None),
+        mock.patch.object(PreTrainedModel, "_flash_attn_import_error", lambda *args, **kwargs: None),
+    ):
+        yield
+
+
+def _register(implementation: str) -> None:
+    """Make a kernel of the Hub known as transformers does once it has been loaded."""
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if implementation not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        ALL_ATTENTION_FUNCTIONS.register(implementation, flash_attention_forward)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
+
+
+def _fixed(
+    version: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+) -> Tensor:
+    """``flash_attn_func``: rows of one length; tensors are [batch, tokens, heads, head]."""
+    pairs = q.size(0) * _pairs(q.size(1), k.size(1), window_size)
+    return _attend(q, k, v, pairs // 2 if causal else pairs, 1, version)
+
+
+def _varlen(
+    version: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+) -> Tensor:
+    """``flash_attn_varlen_func``: documents after one another; tensors are [tokens, heads, head]."""
+    bounds = known(cu_seqlens_q)
+    if bounds is None:
+        lengths = [q.size(0) // (cu_seqlens_q.numel() - 1)] * (cu_seqlens_q.numel() - 1)
+    else:
+        values = bounds.tolist()
+        lengths = [end - start for start, end in pairwise(values)]
+    pairs = sum(_pairs(length, length, window_size) for length in lengths)
+    return _attend(q, k, v, pairs // 2 if causal else pairs, len(lengths), version)
+
+
+def _pairs(queries: int, keys: int, window: tuple[int, int]) -> int:
+    """Return how many pairs of a query and a key are looked at, whichever side of the diagonal they are on."""
+    return queries * (keys if window[0] < 0 else min(keys, window[0] + window[1] + 1))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, pairs: int, documents: int, version: int) -> Tensor:
+    head = q.size(-1)
+    missing = -head % _HEAD_ALIGNMENT
+    if missing:
+        q, k, v = (functional.pad(tensor, (0, missing)) for tensor in (q, k, v))
+    out: Tensor = _Flash.apply(q, k, v, pairs, documents, version)
+    return out[..., :head] if missing else out
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: int, documents: int, version: int) -> Tensor:
+        q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
+        out, lse, rng_state = torch.ops.autotune_flash.forward(q, k, v, pairs, version)
+        ctx.save_for_backward(q, k, v, out, lse, rng_state)
+        ctx.sizes = pairs, documents, version
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        q, k, v, out, lse, _ = ctx.saved_tensors
+        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+        dq, dk, dv = torch.ops.autotune_flash.backward(dout, q, k, v, out, lse, *ctx.sizes)
+        return dq, dk, dv, None, None, None
+
+
+@cache
+def _define() -> torch.library.Library:
+    library = torch.library.Library(_NAMESPACE, "DEF")
+    library.define("forward(Tensor q, Tensor k, Tensor v, int pairs, int version) -> (Tensor, Tensor, Tensor)")
+    library.define(
+        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs, int documents,"
+        " int version) -> (Tensor, Tensor, Tensor)"
+    )
+    torch.library.register_fake(f"{_NAMESPACE}::forward", _forward, lib=library)
+    torch.library.register_fake(f"{_NAMESPACE}::backward", _backward, lib=library)
+    flop_registry[torch.ops.autotune_flash.forward] = partial(_flops, 4)
+    flop_registry[torch.ops.autotune_flash.backward] = partial(_flops, 10)
+    return library
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int, version: int) -> tuple[Tensor, Tensor, Tensor]:
+    # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), and hopper/flash_api.cpp, mha_fwd
+    # (3): beside the output, softmax_lse in float32 for every query and head, and in (2) two integers of random state.
+    queries = q.shape[:-2].numel()
+    lse = q.new_empty(q.size(-2) * queries, dtype=torch.float32)
+    return torch.empty_like(q), lse, q.new_empty(2 if version == 2 else 0, dtype=torch.int64)
+
+
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, pairs: int, documents: int, version: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _flops(per_pair: int, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    # benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention: 4 operations per pair of
+    # query and key, head and element forwards, 2.5 times that backwards.
+    query = args[1 if per_pair == 10 else 0]
+    pairs = next(argument for argument in args if isinstance(argument, int))
+    return int(per_pair * pairs * query.size(-2) * query.size(-1))
+
+
+def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int) -> tuple[int, ...]:
+    """Return the bytes of the blocks that the backward pass takes for itself.
+
+    FlashAttention 2 (csrc/flash_attn/flash_api.cpp, mha_bwd and mha_varlen_bwd): softmax_d and dq_accum in float32, and
+    keys' and values' gradients for every query head where heads are grouped. FlashAttention 3 (hopper/flash_api.cpp,
+    mha_bwd): also softmax_lse_log2, and keys' and values' gradients in float32 where heads are grouped.
+    """
+    heads, head = query.size(-2), query.size(-1)
+    keys = key.shape[:-2].numel()
+    if version == 2:
+        padded = _padded(query, documents, 128)
+        rounded = -(-head // 32) * 32 if head <= 192 else 256
+        blocks: tuple[int, ...] = (4 * heads * padded, 4 * heads * padded * rounded)
+        expanded = heads * keys * head * key.itemsize
+    else:
+        rounded = next(size for size in (64, 96, 128, 192, 256) if head <= size)
+        padded = _padded(query, documents, 128 if rounded <= 64 else 64)
+        blocks = (4 * heads * padded, 4 * heads * padded, 4 * heads * padded * rounded)
+        expanded = 4 * key.size(-2) * _padded(key, documents, 128 if rounded <= 128 else 96) * rounded
+    return blocks if heads == key.size(-2) else (*blocks, expanded, expanded)
+
+
+def _padded(tensor: Tensor, documents: int, step: int) -> int:
+    """Return how many tokens there are once every row, or all documents together, are padded to whole blocks."""
+    rows = int(tensor.size(0)) if tensor.dim() == 4 else 1
+    tokens = int(tensor.size(1) if tensor.dim() == 4 else tensor.size(0) + step * documents)
+    return rows * -(-tokens // step) * step

@@ -1,0 +1,73 @@
+"""Triton kernels in a trace: their host code runs and allocates as on a GPU, their launches are only noted."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from autotune.virtual.costs import Kind, Work
+from autotune.virtual.ledger import Ledger
+from autotune.virtual.records import OperatorRecord
+
+
+@contextmanager
+def noting_launches(ledger: Ledger) -> Iterator[None]:
+    """Have launches of Triton kernels only be noted, and TRL's fused head take the device for one that has Triton."""
+    with ExitStack() as stack:
+        if importlib.util.find_spec("triton") is not None:
+            from triton.runtime.autotuner import Autotuner, Heuristics
+            from triton.runtime.jit import JITFunction
+
+            for kind in (JITFunction, Autotuner, Heuristics):
+                stack.enter_context(mock.patch.object(kind, "run", _launching(ledger)))
+        _patch_fused_head(stack, ledger.device_type)
+        yield
+
+
+def _launching(ledger: Ledger) -> Any:
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        tensors = [tensor for tensor in tensors if tensor.device.type == ledger.device_type]
+        if not tensors:
+            return
+        # What a kernel reads and what it writes is not told apart; each of its tensors is passed over once.
+        passed_over = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        elements = max(tensor.numel() for tensor in tensors)
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        ledger.operators.append(
+            OperatorRecord(
+                name=f"triton.{getattr(kernel, '__name__', type(kernel).__name__)}",
+                shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+                dtypes=tuple(str(tensor.dtype) for tensor in tensors),
+                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over),
+                in_backward=torch._C._current_graph_task_id() != -1,
+            )
+        )
+
+    return launch
+
+
+def _patch_fused_head(stack: ExitStack, device_type: str) -> None:
+    def has_triton(device: torch.device) -> bool:
+        return bool(device.type == device_type)
+
+    def add_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        # On CUDA, cuBLAS multiplies half types into float32 with no copies; the product itself is only noted.
+        if a.dtype == acc.dtype:
+            acc.addmm_(a, b)
+        else:
+            torch.ops.aten.addmm.dtype_out(acc, a, b, torch.float32, out=acc)
+
+    for name in ("trl.kernels.chunked_logprob", "trl.trainer.utils"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "_use_triton"):
+            stack.enter_context(mock.patch.object(module, "_use_triton", has_triton))
+    module = sys.modules.get("trl.kernels.chunked_logprob")
+    if module is not None and hasattr(module, "_addmm_fp32"):
+        stack.enter_context(mock.patch.object(module, "_addmm_fp32", add_product))

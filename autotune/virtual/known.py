@@ -1,0 +1,113 @@
+"""Known values: integers and booleans that depend on nothing but shapes and the batch are computed for real.
+
+A training step looks at values: whether a padding mask is all true, how many labels count, where packed documents
+begin. Those are integers and booleans, computed from the batch alone, so beside the storage-less tensor a small real
+one is kept and every operator on it is done twice. Floating-point data is never computed. What a function reads of it
+anyway is answered by an assumption, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+# A mask over 4096 x 4096 positions is still computed (16 MiB); a larger one is never looked into.
+_LARGEST = 2**24
+_KNOWN = "_autotune_known"
+_STALE = "_autotune_stale"
+_CREATORS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("arange", "full", "zeros", "ones", "scalar_tensor", "randperm", "linspace", "eye")
+)
+_RANDOM = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "native_dropout", "empty_like",
+                 "uniform_", "normal_", "random_", "multinomial", "new_empty", "new_empty_strided")
+)  # fmt: skip
+
+
+def known(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the real values of a tensor, or None when they are not known."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    value: torch.Tensor | None = getattr(tensor, _KNOWN, None)
+    return None if value is None or hasattr(value.untyped_storage(), _STALE) else value
+
+
+def set_known(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Keep the real values of a storage-less tensor beside it, where values of this type and size are worth it."""
+    whole = not value.is_floating_point() and not value.is_complex() and value.numel() <= _LARGEST
+    if whole or value.numel() == 1:
+        setattr(tensor, _KNOWN, value)
+
+
+class Knowledge:
+    """Computes known values beside an operator, and answers for unknown ones."""
+
+    def __init__(self) -> None:
+        self.assumptions: Counter[str] = Counter()
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the operator's real result where all its tensor inputs are known, else None."""
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if not leaves and (func.overloadpacket not in _CREATORS or _is_large(func, args, kwargs)):
+            return None
+        if func.overloadpacket in _RANDOM or any(known(leaf) is None for leaf in leaves):
+            if func._schema.is_mutable:
+                self._forget(func, args, kwargs)
+            return None
+        values, words = tree_map(lambda leaf: known(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+        words.pop("pin_memory", None)
+        if "device" in words:
+            words["device"] = torch.device("cpu")
+        with _disable_current_modes(), torch.no_grad():
+            if func is torch.ops.aten.histc.default:
+                # CUDA counts integers, the CPU has no kernel for them.
+                return func(values[0].double(), *values[1:], **words).to(values[0].dtype)
+            return func(*values, **words)
+
+    def assume(self, what: str) -> None:
+        """Count an assumption."""
+        self.assumptions[what] += 1
+
+    def item(self, tensor: torch.Tensor) -> bool | int | float:
+        """Return the value of a one-element tensor, assumed where it is not known."""
+        value = known(tensor)
+        if value is not None:
+            with _disable_current_modes():
+                return cast(bool | int | float, value.item())
+        if tensor.dtype == torch.bool:
+            self.assume("a condition on floating-point data is false")
+            return False
+        if tensor.is_floating_point():
+            self.assume("a floating-point value that is read is one")
+            return 1.0
+        self.assume("an integer that is read is one")
+        return 1
+
+    def balance(self, indices: torch.Tensor, choices: int) -> None:
+        """Assume that picks among ``choices`` experts are spread evenly: pick number i is expert i mod choices."""
+        self.assume("a router spreads its tokens evenly over the experts")
+        with _disable_current_modes():
+            set_known(indices, (torch.arange(indices.numel()) % choices).view(indices.shape))
+
+    def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            for leaf in tree_leaves(given):
+                if isinstance(leaf, torch.Tensor) and getattr(leaf, _KNOWN, None) is not None:
+                    setattr(getattr(leaf, _KNOWN).untyped_storage(), _STALE, True)
+
+
+def _is_large(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether what an operator creates is more than is kept, so that it must not be computed: it can be a weight."""
+    with _disable_current_modes():
+        created = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})
+    return bool(created.numel() > 1 and (created.is_floating_point() or created.numel() > _LARGEST))

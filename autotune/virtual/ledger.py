@@ -1,0 +1,155 @@
+"""The ledger of a trace: which storages live, in what order they came and went, and what each was for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    name: str
+    first_event: int
+    first_operator: int
+    start_bytes: int
+
+
+class Ledger:
+    """Notes allocations and frees of tensor storages, the moment that they happen.
+
+    A storage is freed when the last tensor over it is gone, as in every allocator of PyTorch, so the order of events
+    is that of a real run.
+
+    Attributes:
+        device_type: type of the device that is traced; what lies on any other lies on the host.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.events: list[MemoryEvent] = []
+        self.operators: list[OperatorRecord] = []
+        self.categories: dict[int, Category] = {}
+        self.phases: list[Phase] = []
+        self.device_type = device_type
+        self._live: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._next = 0
+        self._device_bytes = 0
+
+    def place(self, tensor: torch.Tensor) -> Place:
+        """Return where a tensor's bytes lie."""
+        return Place.DEVICE if tensor.device.type == self.device_type else Place.HOST
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Note the storage of a tensor, unless it is known already or the tensor only has a shape."""
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None:
+            if known[1] != storage.nbytes():
+                self._resize(key, known, storage.nbytes(), self.place(tensor))
+            return
+        number, size, place = self._next, storage.nbytes(), self.place(tensor)
+        self._next += 1
+
+        def free(_: object) -> None:
+            _, freed, _ = self._live.pop(key)
+            self._add(-freed, place, number, operator=-1)
+
+        self._live[key] = (number, size, weakref.ref(storage, free))
+        self._add(size, place, number)
+
+    def scratch(self, sizes: Iterable[int], place: Place) -> None:
+        """Note blocks that a kernel takes for itself and gives back before it returns."""
+        taken = []
+        for size in sizes:
+            self._add(size, place, self._next)
+            self.categories[self._next] = Category.TEMPORARY
+            taken.append((self._next, size))
+            self._next += 1
+        for number, size in reversed(taken):
+            self._add(-size, place, number, operator=-1)
+
+    def is_untagged(self, tensor: torch.Tensor) -> bool:
+        """Whether it is not yet known what a tensor's storage is for."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return known is not None and known[0] not in self.categories
+
+    def tag(self, tensor: torch.Tensor, category: Category) -> None:
+        """Say what a tensor's storage is for."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            self.categories[known[0]] = category
+
+    def tag_live(self, category: Category, *, since: int = 0) -> None:
+        """Say what every live storage is for whose number is at least ``since`` and that nothing was said of."""
+        for number, _, _ in self._live.values():
+            if number >= since:
+                self.categories.setdefault(number, category)
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next storage will have."""
+        return self._next
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Have what happens inside be a phase of the trace."""
+        opened = _Open(name, len(self.events), len(self.operators), self._device_bytes)
+        try:
+            yield
+        finally:
+            self._close(opened)
+
+    def _close(self, opened: _Open) -> None:
+        empty = Peak()
+        self.phases.append(
+            Phase(
+                opened.name,
+                opened.first_event,
+                len(self.events),
+                opened.first_operator,
+                len(self.operators),
+                opened.start_bytes,
+                self._device_bytes,
+                empty,
+                empty,
+            )
+        )
+
+    def peak(self, place: Place, first: int = 0, end: int | None = None) -> Peak:
+        """Return the most bytes that were live at once after one of the events from ``first`` to before ``end``."""
+        end = len(self.events) if end is None else end
+        total = best = 0
+        at = -1
+        for index, event in enumerate(self.events[:end]):
+            if event.place is place:
+                total += event.change_bytes
+            if index >= first - 1 and (total > best or at < 0):
+                best, at = total, index
+        parts: dict[Category, int] = {}
+        for event in self.events[: at + 1]:
+            if event.place is place:
+                category = self.categories.get(event.storage, Category.TEMPORARY)
+                parts[category] = parts.get(category, 0) + event.change_bytes
+        return Peak(best, at, {category: size for category, size in parts.items() if size})
+
+    def _resize(
+        self, key: int, known: tuple[int, int, weakref.ref[torch.UntypedStorage]], size: int, place: Place
+    ) -> None:
+        number, before, reference = known
+        self._live[key] = (number, size, reference)
+        self._add(size - before, place, number)
+
+    def _add(self, change_bytes: int, place: Place, number: int, operator: int | None = None) -> None:
+        if change_bytes:
+            operator = len(self.operators) if operator is None else operator
+            self.events.append(MemoryEvent(change_bytes, place, number, operator))
+            if place is Place.DEVICE:
+                self._device_bytes += change_bytes

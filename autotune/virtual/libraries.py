@@ -1,0 +1,50 @@
+"""What libraries do differently when they notice that tensors have no storage, and how they are kept from it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+
+# State of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp, CPUGeneratorImplState).
+_RNG_STATE_BYTES = 5056
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Have transformers take tensors without storage for ordinary ones, and checkpointing keep the generator's state.
+
+    Otherwise transformers builds the attention masks that an exported graph needs, not those of a training step.
+    """
+    module = sys.modules.get("transformers.utils.import_utils")
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # torch.Tensor.__deepcopy__ asks for the address of every tensor, to find those without one.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        if module is not None:
+            stack.enter_context(mock.patch.object(module, "is_fake_tensor", lambda tensor: False))
+        functional = sys.modules.get("bitsandbytes.functional")
+        if functional is not None:
+            # Managed memory, whose pages move between host and device as they are used; PyTorch does not count it.
+            stack.enter_context(mock.patch.object(functional, "get_paged", _paged))
+            stack.enter_context(mock.patch.object(functional, "prefetch_tensor", lambda *args, **kwargs: None))
+            stack.enter_context(
+                mock.patch.object(functional, "fill", lambda tensor, value, **more: tensor.fill_(value))
+            )
+        stack.enter_context(mock.patch.object(torch, "get_rng_state", _rng_state))
+        stack.enter_context(mock.patch.object(torch, "set_rng_state", lambda state: None))
+        yield
+
+
+def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
+    paged = torch.empty(shape, dtype=dtype, device="cpu")
+    paged.is_paged = True
+    return paged
+
+
+def _rng_state() -> torch.Tensor:
+    return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8, device="cpu")

@@ -1,0 +1,64 @@
+"""What the CPU's allocator really did while a function ran: the reference that a trace for the CPU is held against."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True)
+class RealPhase:
+    """One phase on the real CPU.
+
+    Attributes:
+        peak_bytes: the most bytes that the CPU's allocator had handed out at once.
+        events: changes in bytes with the bytes handed out after them, in order.
+    """
+
+    name: str
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    events: tuple[tuple[int, int, str], ...]
+
+
+def run_on_cpu(fn: Callable[[torch.device], object], *, phases: str = "optimizer step") -> dict[str, RealPhase]:
+    """Run ``fn`` on the real CPU and return, by name, what each :func:`~autotune.virtual.tracing.phase` did.
+
+    Args:
+        phases: what the names of the phases that are wanted begin with.
+    """
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        fn(torch.device("cpu"))
+        # What is freed after the profiler has ended would be counted as live in this process for ever.
+        gc.collect()
+    allocations: list[tuple[int, int, int, str]] = []
+    spans: list[tuple[str, int, int]] = []
+    stack: list[tuple[Any, str]] = [(event, "") for event in profiler.profiler.kineto_results.experimental_event_tree()]
+    while stack:
+        event, parent = stack.pop()
+        tag, fields = event.typed
+        if tag == _EventType.Allocation:
+            if fields.device.type == "cpu":
+                allocations.append((event.start_time_ns, fields.alloc_size, fields.total_allocated, parent))
+        elif event.name.startswith(phases):
+            spans.append((event.name, event.start_time_ns, event.end_time_ns))
+        stack.extend((child, event.name) for child in event.children)
+    allocations.sort(key=lambda item: item[0])
+    # The profiler's total starts from what it has seen before in this process.
+    zero = allocations[0][2] - allocations[0][1]
+    found = {}
+    for name, start, end in spans:
+        inside = [(size, total - zero, parent) for time, size, total, parent in allocations if start <= time <= end]
+        before = inside[0][1] - inside[0][0]
+        found[name] = RealPhase(
+            name, before, max([before, *(total for _, total, _ in inside)]), inside[-1][1], tuple(inside)
+        )
+    return found

@@ -1,0 +1,91 @@
+"""What a trace needs of a GPU's caching allocator: its events replayed, with the workspaces that libraries take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.units import MIB
+from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
+from autotune.virtual.blocks import Block
+from autotune.virtual.costs import Kind
+from autotune.virtual.records import Place, Trace
+
+# cuBLAS's workspace, which PyTorch takes from the caching allocator and keeps, for cuBLASLt too: 32 MiB on Hopper and
+# Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
+# parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces). There is one per handle and stream, and each thread
+# has a handle of its own: that of the forward pass and that of the backward pass.
+_WORKSPACE_BYTES = 2 * 4 * MIB + 8 * 16 * 1024
+_LARGE_WORKSPACE_BYTES = 32 * MIB
+_LARGE_WORKSPACE_GENERATIONS = (9, 10, 12)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the caching allocator did.
+
+    Attributes:
+        peak_allocated_bytes: what ``torch.cuda.max_memory_allocated`` would say.
+        peak_reserved_bytes: what ``torch.cuda.max_memory_reserved`` would say.
+        retries: how often it had to give back its cache for a request.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    retries: int
+
+
+def replay(
+    traced: Trace,
+    *,
+    capability: tuple[int, int] | None = None,
+    limit_bytes: int | None = None,
+    expandable_segments: bool = False,
+) -> Replay:
+    """Feed a trace's allocations and frees on the device through the caching allocator, in their order.
+
+    Args:
+        capability: CUDA's compute capability of the GPU, which says how large cuBLAS's workspace is; it is taken at the
+            first product of each pass. None: that of most GPUs.
+        limit_bytes: what the allocator may reserve, or None.
+        expandable_segments: PyTorch's setting.
+
+    Raises:
+        OutOfMemoryError: the limit does not hold it.
+    """
+    workspace = _workspace_bytes(capability)
+    allocator = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
+    first_products = _first_products(traced)
+    blocks: dict[int, tuple[int, Block]] = {}
+    for event in traced.events:
+        while first_products and event.operator >= first_products[0]:
+            first_products.pop(0)
+            allocator.allocate(workspace)
+        if event.place is not Place.DEVICE:
+            continue
+        size, block = blocks.pop(event.storage, (0, None))
+        wanted = size + event.change_bytes
+        # A storage that grows is copied to a new block before the old one is given back.
+        if wanted:
+            blocks[event.storage] = (wanted, allocator.allocate(wanted))
+        if block is not None:
+            allocator.free(block)
+    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
+
+
+def _workspace_bytes(capability: tuple[int, int] | None) -> int:
+    generation = capability[0] if capability else 0
+    return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES
+
+
+def _first_products(traced: Trace) -> list[int]:
+    """Return the indices of the first matrix product of the forward and of the backward pass, in order."""
+    found: dict[bool, int] = {}
+    for index, operator in enumerate(traced.operators):
+        if operator.work.kind is Kind.MATMUL:
+            found.setdefault(operator.in_backward, index)
+            if len(found) == 2:
+                break
+    return sorted(found.values())
+
+
+__all__ = ["OutOfMemoryError", "Replay", "replay"]

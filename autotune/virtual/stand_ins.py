@@ -1,0 +1,52 @@
+"""Operators whose fake kernels need what a trace does not have, each with what stands in for its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+
+
+def _int8_vectorwise_quant(tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
+    # bitsandbytes/backends/cuda/ops.py; columns with outliers depend on values, and are taken to be none.
+    rows = tensor.shape[:-1].numel()
+    values = tensor.new_empty(tensor.shape, dtype=torch.int8)
+    scales = tensor.new_empty(rows, dtype=torch.float32)
+    return values, scales, tensor.new_empty(0, dtype=torch.int64) if threshold > 0 else None
+
+
+def _int8_mixed_scaled_mm(
+    a: torch.Tensor, ca: torch.Tensor, cb: torch.Tensor, *others: Any, **more: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # bitsandbytes/backends/default/ops.py, where no column has outliers.
+    return a.new_empty((*ca.shape[:-1], cb.shape[0])), a.new_empty(0)
+
+
+def _grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    # PyTorch's meta kernel takes bfloat16 alone; the CPU's takes every type. Rows are padded to 16 bytes as in
+    # create_grouped_gemm_output_tensor of aten/src/ATen/native/GroupedMMUtils.h.
+    groups = offs.numel() if offs is not None else 0
+    batch = [groups] if a.dim() == b.dim() == 2 else [a.size(0)] if a.dim() == b.dim() == 3 else []
+    rows, columns = a.size(-2), b.size(-1)
+    dtype = out_dtype or a.dtype
+    step = 16 // dtype.itemsize
+    padded = -(-columns // step) * step
+    strides = [rows * padded, padded, 1] if batch else [padded, 1]
+    return torch.empty_strided([*batch, rows, columns], strides, dtype=dtype, device=a.device)
+
+
+STAND_INS: Mapping[str, Callable[..., Any]] = {
+    str(_aten._grouped_mm.default): _grouped_mm,
+    "bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant,
+    "bitsandbytes.int8_mixed_scaled_mm.default": _int8_mixed_scaled_mm,
+}
+"""By the operator's full name; each is called with the operator's arguments, under a fake tensor mode."""

@@ -1,0 +1,153 @@
+"""Tracing: a function runs on the virtual device, and what it did to memory comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from autotune.virtual.dispatch import VirtualMode
+from autotune.virtual.ledger import Ledger
+from autotune.virtual.libraries import unnoticed
+from autotune.virtual.modules import movable_modules
+from autotune.virtual.records import Category, Place, Trace
+
+Target = Literal["cpu", "cuda"]
+
+_running: list[tuple[VirtualMode, Ledger]] = []
+
+
+def trace(
+    fn: Callable[[torch.device], object], *, target: Target = "cuda", capability: tuple[int, int] = (8, 0)
+) -> Trace:
+    """Run ``fn`` on a virtual device, with no storage, and return what it did to memory, in order.
+
+    ``fn`` is given the device and builds everything itself: model, optimizer, batch. Once for the target ``cuda``,
+    a device is registered with PyTorch for the rest of the process, so this belongs in a process of its own.
+
+    Args:
+        fn: any PyTorch code; what it does inside :func:`phase` is a phase of the trace.
+        target: ``cpu`` stands for the CPU's allocator and kernels (the device is ``cpu`` then), ``cuda`` for a GPU.
+        capability: CUDA's compute capability of that GPU, by which PyTorch chooses among kernels.
+
+    Raises:
+        UnknownShapeError: a shape depends on data that a trace does not have.
+    """
+    with ExitStack() as stack:
+        if target == "cuda":
+            from autotune.virtual.device import NAME, standing_in_for_cuda
+
+            ledger = Ledger(NAME)
+            device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability))
+        else:
+            from autotune.virtual.cpu import scratch
+
+            device, ledger = torch.device("cpu"), Ledger("cpu")
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = VirtualMode(ledger, fake, scratch)
+        stack.enter_context(unnoticed())
+        stack.enter_context(movable_modules())
+        stack.enter_context(_tagging(ledger))
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(fake)
+        stack.enter_context(mode)
+        _running.append((mode, ledger))
+        stack.callback(_running.pop)
+        fn(device)
+        phases = tuple(
+            replace(
+                phase,
+                device_peak=ledger.peak(Place.DEVICE, phase.first_event, phase.end_event),
+                host_peak=ledger.peak(Place.HOST, phase.first_event, phase.end_event),
+            )
+            for phase in ledger.phases
+        )
+        return Trace(
+            target=target,
+            events=tuple(ledger.events),
+            operators=tuple(ledger.operators),
+            categories=dict(ledger.categories),
+            phases=phases,
+            device_peak=ledger.peak(Place.DEVICE),
+            host_peak=ledger.peak(Place.HOST),
+            assumptions=dict(mode.knowledge.assumptions),
+        )
+
+
+def assume(what: str) -> None:
+    """Have the running trace say that something was assumed; without one, do nothing."""
+    if _running:
+        _running[-1][0].knowledge.assume(what)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Have what happens inside be a phase of the running trace; on a real device, a range of PyTorch's profiler."""
+    with _running[-1][1].phase(name) if _running else torch.profiler.record_function(name):
+        yield
+
+
+@contextmanager
+def for_real() -> Iterator[None]:
+    """Have what happens inside, such as reading data, be done for real and not be part of the running trace."""
+    with _disable_current_modes():
+        yield
+
+
+def adopt(tree: Any) -> Any:
+    """Return ``tree`` with its arrays as tensors on the host, whose values a running trace knows."""
+    with for_real():
+        real = tree_map_only(np.ndarray, torch.from_numpy, tree)
+    if not _running:
+        return tree_map_only(torch.Tensor, torch.clone, real)
+    return tree_map_only(torch.Tensor, _running[-1][0].adopt, real)
+
+
+@contextmanager
+def _tagging(ledger: Ledger) -> Iterator[None]:
+    """Say what storages are for, as modules and optimizers take them."""
+
+    def tag(category: Category) -> Callable[[Any, str, Any], None]:
+        def registered(module: Any, name: str, tensor: Any) -> None:
+            if isinstance(tensor, torch.Tensor):
+                ledger.tag(tensor, category)
+
+        return registered
+
+    handles = [
+        register_module_parameter_registration_hook(tag(Category.PARAMETER)),
+        register_module_buffer_registration_hook(tag(Category.BUFFER)),
+        register_optimizer_step_pre_hook(partial(_tag_gradients, ledger)),
+        register_optimizer_step_post_hook(partial(_tag_state, ledger)),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tag_gradients(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                ledger.tag(parameter.grad, Category.GRADIENT)
+
+
+def _tag_state(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for leaf in tree_leaves(dict(optimizer.state)):
+        if isinstance(leaf, torch.Tensor):
+            ledger.tag(leaf, Category.OPTIMIZER_STATE)

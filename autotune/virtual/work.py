@@ -1,0 +1,175 @@
+"""What an operator that was dispatched has to do: floating-point operations, and bytes to read, write and copy."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from autotune.virtual.costs import Kind, Work
+
+_aten = torch.ops.aten
+
+# What gives the host a value that the device has computed.
+_READ_BY_HOST = frozenset({_aten._local_scalar_dense, _aten.equal, _aten.is_nonzero})
+# What only hands out memory; views are told by their own mark, and looks at a description by writing nothing.
+_NO_KERNEL = frozenset({
+    _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten._unsafe_view,
+    _aten.resize_, _aten.set_, _aten.record_stream, _aten.lift_fresh_copy,
+})  # fmt: skip
+# What overwrites its first argument without reading it.
+_OVERWRITES = frozenset({
+    _aten.fill_, _aten.zero_, _aten.copy_, _aten.normal_, _aten.uniform_, _aten.bernoulli_, _aten.exponential_,
+    _aten.random_, _aten._foreach_zero_, _aten._foreach_copy_,
+})  # fmt: skip
+# What reads of its first argument only what it returns.
+_GATHERS = frozenset({_aten.embedding, _aten.index, _aten.index_select, _aten.gather, _aten._unsafe_index})
+# What changes its first argument only where the values among the other arguments go.
+_SCATTERS = frozenset({
+    _aten.index_put_, _aten._index_put_impl_, _aten.index_add_, _aten.index_copy_, _aten.scatter_, _aten.scatter_add_,
+    _aten.masked_scatter_,
+})  # fmt: skip
+# The formulas take the matrices alone; overloads with a type for the result have it among their positional arguments.
+_MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: 3, _aten.baddbmm: 3}
+# Products with quantised weights, with the position of their input.
+_WEIGHTS = {
+    "bitsandbytes.gemm_4bit.default": 0,
+    "bitsandbytes.int8_mixed_scaled_mm.default": 0,
+    "bitsandbytes.int8_scaled_mm.default": 0,
+}
+
+
+def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type: str) -> Work:
+    """Return what one dispatched operator does on the device.
+
+    Args:
+        func: the operator, such as ``torch.ops.aten.mm.default``.
+        args: its positional arguments; tensors are only asked for their description, so they may be fake.
+        kwargs: its named arguments.
+        result: what it returned.
+        device_type: type of the device that is planned for; tensors on any other lie on the host.
+    """
+    packet = func.overloadpacket
+    if packet in _READ_BY_HOST:
+        return Work(Kind.SYNCHRONIZE) if args[0].device.type == device_type else Work(Kind.NOTHING)
+    if func.is_view or packet in _NO_KERNEL:
+        return Work(Kind.NOTHING)
+    fresh, changed = _written(func, args, kwargs, result)
+    written = fresh + changed
+    inputs = _tensors((args, tuple(kwargs.values())))
+    on_device = [tensor for tensor in (*inputs, *written) if tensor.device.type == device_type]
+    if not on_device or not written:
+        return Work(Kind.NOTHING)
+    if len(on_device) < len(inputs) + len(written) and packet in (_aten._to_copy, _aten.copy_):
+        return _copy(func, args, kwargs, written[0], device_type)
+    overwritten = {id(tensor) for tensor in changed} if packet in _OVERWRITES else set()
+    read = [tensor for tensor in inputs if id(tensor) not in overwritten]
+    bytes_read, bytes_written = sum(map(_touched, read)), sum(map(_touched, written))
+    if packet in _GATHERS:
+        bytes_read -= max(0, _touched(inputs[0]) - bytes_written)
+    elif packet in _SCATTERS:
+        untouched = max(0, _touched(inputs[0]) - max(map(_touched, inputs[1:]), default=0))
+        bytes_read, bytes_written = bytes_read - untouched, bytes_written - untouched
+    flops = _flops(func, args, kwargs, result)
+    kind = _kind(packet) if flops is not None else Kind.ELEMENTWISE
+    if flops is None:
+        flops = max((tensor.numel() for tensor in on_device), default=0)
+    return Work(kind, _dtype(on_device), flops, bytes_read, bytes_written)
+
+
+def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type: str) -> Work:
+    kind = Kind.TO_DEVICE if written.device.type == device_type else Kind.TO_HOST
+    nbytes = _touched(written)
+    waits = not _argument(func, args, kwargs, "non_blocking")
+    return Work(kind, _dtype([written]), 0, nbytes, nbytes, waits)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
+    """Return the operations by PyTorch's own formula, or None where it has none.
+
+    The formulas of attention count the whole square of tokens. With ``is_causal``, kernels leave out the half above the
+    diagonal, as does benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
+    """
+    position = _WEIGHTS.get(str(func))
+    if position is not None:
+        # A product with a quantised weight: every output is a sum over the input's last dimension.
+        output = result[0] if isinstance(result, (tuple, list)) else result
+        return int(2 * output.numel() * args[position].shape[-1])
+    formula = flop_registry.get(func.overloadpacket)
+    if formula is None:
+        return None
+    matrices = _MATRICES.get(func.overloadpacket)
+    if matrices is not None:
+        return int(formula(*args[:matrices], out_val=result))
+    flops = int(formula(*args, **kwargs, out_val=result))
+    return flops // 2 if _argument(func, args, kwargs, "is_causal") else flops
+
+
+def _kind(packet: Any) -> Kind:
+    return Kind.ATTENTION if "attention" in str(packet) or "flash" in str(packet) else Kind.MATMUL
+
+
+def _dtype(tensors: list[torch.Tensor]) -> str:
+    floating = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
+    return str(floating.dtype).removeprefix("torch.")
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """Return each tensor among arguments or results once; a tensor that is passed twice is read once."""
+    found: dict[int, torch.Tensor] = {}
+    _collect(tree, found)
+    return list(found.values())
+
+
+def _collect(tree: Any, found: dict[int, torch.Tensor]) -> None:
+    # PyTorch's tree_leaves knows more kinds of containers than operators take, and takes ten times as long.
+    if isinstance(tree, torch.Tensor):
+        found[id(tree)] = tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            _collect(item, found)
+
+
+def _touched(tensor: torch.Tensor) -> int:
+    """Return the bytes of memory that a pass over the tensor touches: an expanded dimension is one element wide."""
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or size == 0]
+    return int(prod(sizes) * tensor.itemsize)
+
+
+def _written(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors that an operator made and those that it changed in place."""
+    changes, returns_fresh = _schema(func)
+    changed = [tensor for name in changes for tensor in _tensors(_argument(func, args, kwargs, name))]
+    if _argument(func, args, kwargs, "grad_scale") is None and "grads" in changes:
+        # The fused optimizers write gradients back only where they unscale them.
+        grads = {id(tensor) for tensor in _tensors(_argument(func, args, kwargs, "grads"))}
+        changed = [tensor for tensor in changed if id(tensor) not in grads]
+    return (_tensors(result) if returns_fresh else []), changed
+
+
+@cache
+def _schema(func: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the arguments that an operator changes, and whether what it returns is new."""
+    schema = func._schema
+    changes = tuple(
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return changes, all(value.alias_info is None for value in schema.returns)
+
+
+@cache
+def _positions(func: Any) -> dict[str, int]:
+    return {argument.name: position for position, argument in enumerate(func._schema.arguments)}
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """Return an argument by its name in the schema, or None where there is none or it was left to its default."""
+    if name in kwargs:
+        return kwargs[name]
+    position = _positions(func).get(name)
+    return args[position] if position is not None and position < len(args) else None

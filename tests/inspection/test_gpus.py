@@ -1,0 +1,121 @@
+"""The catalogue of GPUs is complete and sourced, and a user's word finds the right one."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.gpu import Gpu
+from autotune.errors import InputError
+from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, find_gpu, gpus
+from autotune.units import GIB
+
+PROMISED = {
+    "T4", "V100-16GB", "V100-32GB", "RTX3090", "RTX4090", "RTX5090", "A10", "L4", "L40S", "A100-40GB", "A100-80GB",
+    "H100-PCIe", "H100-SXM", "H200", "B200", "MI300X",
+}  # fmt: skip
+EVERY = pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
+
+
+def test_the_catalogue_has_every_gpu_that_is_promised() -> None:
+    assert {gpu.name for gpu in gpus()} >= PROMISED
+
+
+def test_no_name_means_two_gpus() -> None:
+    meanings: dict[str, set[str]] = {}
+    for gpu in gpus():
+        for name in (gpu.name, *gpu.aliases):
+            meanings.setdefault("".join(filter(str.isalnum, name.lower())), set()).add(gpu.name)
+    assert [name for name, meant in meanings.items() if len(meant) > 1] == []
+
+
+@EVERY
+def test_every_row_says_where_its_figures_come_from(gpu: Gpu) -> None:
+    assert gpu.memory_source.startswith("https://")
+    assert gpu.speeds is None or gpu.speeds.source.startswith("https://")
+    assert gpu.context_source.startswith("https://") or gpu.context_bytes == UNMEASURED_CONTEXT_BYTES
+
+
+@EVERY
+def test_every_row_has_figures_of_the_right_order(gpu: Gpu) -> None:
+    assert 8 * GIB < gpu.memory_bytes < 300 * GIB
+    assert GIB // 10 < gpu.context_bytes < GIB
+    if gpu.speeds is None:
+        return
+    speeds = gpu.speeds
+    assert 2e11 < speeds.bandwidth < 1e13
+    assert 5e12 < speeds.fp32 < 2e14
+    assert speeds.fp32 <= speeds.fp16 < 5e15
+    assert speeds.bf16 in (None, speeds.fp16)
+    assert speeds.tf32 is None or speeds.tf32 == pytest.approx(speeds.fp16 / 2, rel=0.03)
+    assert 1e10 < speeds.pcie < 1e11
+    assert speeds.nvlink is None or speeds.pcie < speeds.nvlink < 1e12
+    # Tensor cores learned bfloat16 and TF32 with compute capability 8.
+    assert gpu.compute_capability is not None
+    assert (speeds.bf16 is None) == (speeds.tf32 is None) == (gpu.compute_capability < (8, 0))
+
+
+def test_the_gpu_without_known_speeds_is_marked_unverified() -> None:
+    assert [gpu.name for gpu in gpus() if gpu.speeds is None] == ["MI300X"]
+    assert [gpu.name for gpu in gpus() if not gpu.verified] == ["MI300X"]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("H100-80GB", "H100-SXM"),
+        ("h100 sxm", "H100-SXM"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("RTX4090", "RTX4090"),
+        ("rtx 4090", "RTX4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("4090", "RTX4090"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_names_are_found_however_they_are_written(word: str, name: str) -> None:
+    assert find_gpu(word).name == name
+
+
+@pytest.mark.parametrize(("word", "size"), [("24GiB", 24 * GIB), ("80 GB", 80 * 10**9), ("0.5TiB", 512 * GIB)])
+def test_a_size_is_a_gpu_with_that_memory_and_no_known_speeds(word: str, size: int) -> None:
+    gpu = find_gpu(word)
+    assert (gpu.memory_bytes, gpu.memory_kind, gpu.speeds) == (size, "given", None)
+
+
+@pytest.mark.parametrize(
+    ("word", "close"),
+    [("A100", ["A100-40GB", "A100-80GB"]), ("V100", ["V100-16GB", "V100-32GB"]), ("RTX4080", ["RTX4090"])],
+)
+def test_an_unknown_name_is_answered_with_the_closest_ones(word: str, close: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        find_gpu(word)
+    assert word in caught.value.message
+    for name in close:
+        assert name in caught.value.hint
+    assert "T4" not in caught.value.hint
+
+
+def test_a_name_that_is_like_none_is_answered_with_all_of_them() -> None:
+    with pytest.raises(InputError) as caught:
+        find_gpu("quantum")
+    assert all(gpu.name in caught.value.hint for gpu in gpus())
+
+
+@pytest.mark.parametrize("word", ["24", "24 apples", "-3GiB", "", "0GiB"])
+def test_what_is_neither_a_name_nor_a_size_is_refused(word: str) -> None:
+    with pytest.raises(InputError):
+        find_gpu(word)
+
+
+def test_float32_uses_the_tensor_cores_only_where_tf32_is_allowed() -> None:
+    speeds = find_gpu("A100-80GB").speeds
+    assert speeds is not None
+    assert (speeds.peak("float32"), speeds.peak("float32", allow_tf32=True)) == (19.5e12, 156e12)
+
+
+def test_bfloat16_without_tensor_cores_for_it_runs_at_the_rate_of_float32() -> None:
+    speeds = find_gpu("T4").speeds
+    assert speeds is not None
+    assert (speeds.peak("bfloat16"), speeds.peak("float16")) == (8.1e12, 65e12)

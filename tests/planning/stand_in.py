@@ -1,0 +1,65 @@
+"""A stand-in for traces, by a formula: it has the parts of a step, and costs that grow as a model's would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autotune.core.protocol import TracedPeak, TraceReply, TraceRequest
+from autotune.core.step_time import StepTime
+from autotune.core.timeline import Part, Section
+from autotune.planning.traces import Traced, Untraceable
+from autotune.units import MIB
+
+WEIGHT_BYTES = 100 * MIB
+UNTRACEABLE = "flex_attention"
+
+
+def kept_by_layer(request: TraceRequest) -> float:
+    """Return the bytes of activations that a layer keeps for each token."""
+    return 4_000.0 if request.plan.args.get("gradient_checkpointing") else 60_000.0
+
+
+class AnalyticTracer:
+    """Answers requests by a formula, and counts them."""
+
+    def __init__(self) -> None:
+        self.requests: list[TraceRequest] = []
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        """Answer requests."""
+        self.requests += requests
+        return [_answer(request) for request in requests]
+
+
+def _answer(request: TraceRequest) -> Traced:
+    if request.plan.model.get("attn_implementation") == UNTRACEABLE:
+        return Untraceable(f"{UNTRACEABLE} is not supported")
+    layers = request.layers or 0
+    rows = int(str(request.plan.args["per_device_train_batch_size"]))
+    longest = sum(request.worst) if request.plan.args["packing"] else max(request.worst)
+    tokens = rows * longest
+    weights, kept = WEIGHT_BYTES * layers, round(kept_by_layer(request) * tokens)
+    state = 0 if request.plan.args["optim"] == "sgd" else 2 * weights
+    head = 5_000 * tokens
+    held = {"parameter": weights, "optimizer state": state}
+    forward = [{**held, "activation": kept * layer, "temporary": kept} for layer in range(1, layers + 1)]
+    names = ["layer"] * layers + ["head"]
+    sections = []
+    for part in (Part.FIRST_MICRO_BATCH, Part.FURTHER_MICRO_BATCH):
+        gradients = weights if part is Part.FURTHER_MICRO_BATCH else 0
+        moments = [*forward, {**held, "activation": kept * layers, "temporary": head}]
+        sections.append(_section(part, names, [{**moment, "gradient": gradients} for moment in moments], tokens))
+    sections.append(_section(Part.OPTIMIZER, ["step"], [{**held, "gradient": weights}], 0))
+    peak = max(max(section.totals) for section in sections)
+    allocated_bytes = peak + 64 * MIB
+    return TraceReply(
+        layers=layers, device=TracedPeak(peak), host=TracedPeak(0), allocated_bytes=allocated_bytes,
+        reserved_bytes=round(1.05 * allocated_bytes), fits_limit=True, worst_rows=rows, worst_tokens=tokens, step=None,
+        tokens_per_step=0.0, sections=tuple(sections),
+    )  # fmt: skip
+
+
+def _section(part: Part, names: list[str], moments: list[dict[str, int]], tokens: int) -> Section:
+    levels = {name: tuple(moment[name] for moment in moments) for name in moments[0]}
+    seconds = 0.001 + 1e-6 * tokens
+    return Section(part, tuple(names), levels, 0, StepTime(seconds, seconds, 0.0, 0.0, 0.0, 0.0, 0))

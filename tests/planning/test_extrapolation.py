@@ -1,0 +1,83 @@
+"""Small traces against full-size ones: what follows from few layers and few rows is what the whole model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.workload import ModelSource
+from autotune.inspection.gpus import find_gpu
+from autotune.planning.depth import traced_depths
+from autotune.planning.fit import Fit
+from autotune.planning.shape import Basis, Shape
+from autotune.probing import JobServer, trace
+from tests.small import write_small_model
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 8
+TOKENS = 128
+FULL = Shape(6, TOKENS)
+KNOWN = (Shape(1, TOKENS), Shape(4, TOKENS))
+# With the period in which kinds of layers alternate.
+MODELS = {"llama": 1, "qwen2": 1, "gemma2": 2, "mistral": 1, "gpt2": 1, "qwen3_moe": 1}
+PLANS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
+    "stored": ({"gradient_checkpointing": False}, {}, 1),
+    "checkpointed": ({"gradient_checkpointing": True}, {}, 1),
+    "every second": (
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}, {}, 2,
+    ),
+    "offloaded": ({"gradient_checkpointing": False, "activation_offloading": True}, {}, 1),
+    "lora": (
+        {"gradient_checkpointing": False}, {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}, 1,
+    ),
+}  # fmt: skip
+CASES = [(model, "checkpointed") for model in MODELS] + [("llama", plan) for plan in PLANS if plan != "checkpointed"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[JobServer]:
+    with JobServer("cpu", threads=1) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("model", "plan"), CASES)
+def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server: JobServer, tmp_path: Path) -> None:
+    args, words, every = PLANS[plan]
+    source = ModelSource(str(write_small_model(tmp_path / "model", model, weights=False, num_hidden_layers=LAYERS)))
+
+    def run(depth: int, shape: Shape) -> TraceReply:
+        sizes = {
+            "per_device_train_batch_size": shape.rows,
+            "gradient_accumulation_steps": 2,
+            "max_length": TOKENS,
+            "bf16": True,
+        }
+        request = TraceRequest(
+            plan=TrainingPlan("sft", {**args, **sizes}, words),
+            model=source,
+            target="cuda",
+            worst=(TOKENS,) * shape.rows,
+            layers=depth,
+            gpu=find_gpu("H100-80GB"),
+        )
+        return trace(server, request, tmp_path / f"{depth}-{shape.rows}")
+
+    kinds = [str(layer % MODELS[model]) for layer in range(LAYERS)]
+    small = Fit(
+        Basis.ROWS, {(depth, shape): run(depth, shape) for depth in traced_depths(kinds, every) for shape in KNOWN}
+    )
+    foretold, full = small.forecast(LAYERS, FULL, 2), run(LAYERS, FULL)
+
+    assert small.aligned
+    assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
+    assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.005, abs=0.005 * full.device.bytes)
+    for category, size in full.device.categories.items():
+        assert foretold.categories.get(category, 0) == pytest.approx(size, abs=0.005 * full.device.bytes)
+    assert foretold.peak_bytes + foretold.overhead_bytes == pytest.approx(full.allocated_bytes, rel=0.02)
+    assert full.step is not None
+    assert foretold.step_seconds(2) == pytest.approx(full.step.seconds, rel=0.02)

@@ -1,0 +1,59 @@
+"""What a candidate makes of a dataset's lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from autotune.core.candidate import Candidate
+from autotune.planning.load import load_of
+from autotune.planning.shape import Kind, Shape
+from tests.settings import setting, workload
+
+
+def candidate(**choices: str | int) -> Candidate:
+    start: dict[str, str | int] = {
+        "per_device_train_batch_size": 2,
+        "max_length": 1000,
+        "pad_to_multiple_of": "none",
+        "packing": "none",
+        "padding_free": "off",
+    }
+    return Candidate({**start, **choices})
+
+
+def loads(lengths: Mapping[int, int], **choices: str | int) -> tuple[Kind, Shape, Shape, float, int]:
+    load = load_of(candidate(**choices), setting(of=workload(lengths=lengths)))
+    return load.kind, load.worst, load.typical, load.tokens, load.micro_batches
+
+
+def test_a_padded_micro_batch_is_as_long_as_its_longest_row() -> None:
+    # Of two rows out of as many of 100 as of 200 tokens, three times in four one has 200.
+    found = loads({100: 1, 200: 1})
+    assert found == (Kind.PADDED, Shape(2, 200), Shape(2, 175), 300, 4)
+
+
+def test_rows_are_cut_and_then_rounded_up() -> None:
+    assert loads({100: 1, 2000: 1}, pad_to_multiple_of=64)[1] == Shape(2, 1024)
+
+
+@pytest.mark.parametrize(("lengths", "rows"), [({100: 1, 200: 1}, 1), ({100: 9}, 2)])
+def test_rows_of_one_length_need_no_mask(lengths: Mapping[int, int], rows: int) -> None:
+    assert loads(lengths, per_device_train_batch_size=rows)[0] is Kind.EQUAL
+
+
+def test_padding_free_rows_lie_end_to_end_and_the_longest_are_the_worst() -> None:
+    found = loads({100: 2, 400: 1}, padding_free="on")
+    assert found == (Kind.FLAT, Shape(1, 500), Shape(1, 400), 400, 4)
+
+
+def test_packed_rows_are_as_full_as_documents_fill_them() -> None:
+    # 600 and 400 fill a row of 1000; of the three rows, the last holds 600 alone.
+    kind, worst, _, tokens, _ = loads({600: 3, 400: 2}, packing="bfd")
+    assert (kind, worst) == (Kind.FLAT, Shape(1, 2000))
+    assert tokens == pytest.approx(2 * 2600 / 3)
+
+
+def test_a_dataset_smaller_than_a_micro_batch_repeats_its_rows() -> None:
+    assert loads({100: 1, 50: 1}, padding_free="on", per_device_train_batch_size=4)[1] == Shape(1, 300)

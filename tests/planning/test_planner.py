@@ -1,0 +1,153 @@
+"""The planner on traces that a formula stands in for: what is shared, followed, composed and ranked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.estimate import Estimate, Origin
+from autotune.inspection.gpus import find_gpu
+from autotune.planning.cache import Cache
+from autotune.planning.changes import smallest_changes
+from autotune.planning.planner import Planner, Target, legal_candidates
+from autotune.planning.traces import Traces
+from autotune.space import Wishes, default_file, load, resolve
+from autotune.trainers import find_trainer
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import GIB, MIB
+from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
+from tests.settings import GPU, setting, workload
+
+LAYERS = 16
+TOKENS = 1024
+H100 = find_gpu("H100-80GB")
+
+
+def problem_of(**fixed: str | int) -> TrainerProblem:
+    trainer = find_trainer("sft")
+    where = setting(machine=GPU, of=workload(lengths={TOKENS: 8}))
+    wishes = Wishes({"max_length": TOKENS, **fixed})
+    return TrainerProblem(trainer, resolve(load(default_file("sft"), "sft"), trainer.techniques, where, wishes), where,
+                          wishes)  # fmt: skip
+
+
+def planner_of(problem: TrainerProblem, tracer: AnalyticTracer, directory: Path, budget_bytes: int) -> Planner:
+    traces = Traces(tracer, Cache(directory), "model", {})
+    target = Target(H100, budget_bytes)
+    return Planner(problem, target, traces, ("full",) * LAYERS, legal_candidates(problem))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planner, AnalyticTracer]:
+    tracer = AnalyticTracer()
+    planner = planner_of(problem_of(), tracer, tmp_path_factory.mktemp("cache"), 10 * GIB)
+    planner.explore(14)
+    planner.refine(10, 2)
+    return planner, tracer
+
+
+def test_the_whole_space_needs_few_traces(whole: tuple[Planner, AnalyticTracer]) -> None:
+    planner, tracer = whole
+    assert len(planner.candidates) > 3000
+    assert len(tracer.requests) < 90
+    assert {request.layers for request in tracer.requests} == {2, 3, 4}
+
+
+def test_peaks_at_full_depth_and_batch_are_those_of_the_formula(whole: tuple[Planner, AnalyticTracer]) -> None:
+    planner, _ = whole
+    baseline = planner.candidates[0].but(gradient_checkpointing="off", attention="sdpa", liger="off")
+    for rows in (1, 2, 4):
+        estimate = planner.estimate(baseline.but(per_device_train_batch_size=rows))
+        tokens, held = rows * TOKENS, 4 * WEIGHT_BYTES * LAYERS
+        assert estimate.memory is not None
+        tensors = held + 60_000 * tokens * LAYERS + 60_000 * tokens
+        assert estimate.memory.peak_bytes == pytest.approx(tensors + 64 * MIB, rel=1e-6)
+        assert estimate.memory.breakdown["activation"] == 60_000 * tokens * LAYERS
+
+
+def test_a_step_of_one_micro_batch_holds_no_gradients_beside_its_activations(
+    whole: tuple[Planner, AnalyticTracer],
+) -> None:
+    planner, _ = whole
+    candidate = planner.candidates[0].but(gradient_checkpointing="off", per_device_train_batch_size=8)
+    memory = planner.estimate(candidate).memory
+    assert memory is not None
+    assert "gradient" not in memory.breakdown
+
+
+def test_the_parts_of_an_estimate_make_the_whole(whole: tuple[Planner, AnalyticTracer]) -> None:
+    for estimate in whole[0].ranked():
+        if estimate.memory is not None:
+            assert sum(estimate.memory.breakdown.values()) == estimate.memory.device_bytes
+            assert estimate.spare_bytes == 10 * GIB - estimate.memory.device_bytes
+
+
+def test_those_that_fit_come_first_and_the_fastest_of_them_first(whole: tuple[Planner, AnalyticTracer]) -> None:
+    ranked = whole[0].ranked()
+    fitting = [estimate for estimate in ranked if estimate.fits]
+    assert 0 < len(fitting) < len(ranked)
+    assert ranked[: len(fitting)] == fitting
+    rates = [estimate.tokens_per_second or 0 for estimate in fitting]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_what_cannot_be_traced_is_said_and_left_to_a_probe(whole: tuple[Planner, AnalyticTracer]) -> None:
+    planner, _ = whole
+    unknown = [estimate for estimate in planner.ranked() if estimate.origin is Origin.UNKNOWN]
+    assert unknown
+    assert {estimate.candidate["attention"] for estimate in unknown} == {"flex_attention"}
+    assert not any(estimate.fits for estimate in unknown)
+    assert list(planner.untraceable.values()) == ["flex_attention is not supported"]
+
+
+def test_the_best_stand_on_traces_of_their_own(whole: tuple[Planner, AnalyticTracer]) -> None:
+    assert whole[0].ranked()[0].origin is Origin.TRACED
+
+
+def test_a_small_space_is_traced_whole(tmp_path: Path) -> None:
+    problem = problem_of(attention="sdpa", liger="off", optimizer="adamw_torch", activation_offloading="off",
+                         packing="none", precision="float32", padding_free="off")  # fmt: skip
+    planner = planner_of(problem, AnalyticTracer(), tmp_path, 10 * GIB)
+    planner.explore(14)
+    assert {estimate.origin for estimate in planner.ranked()} == {Origin.TRACED}
+
+
+def test_kept_traces_are_not_run_again(tmp_path: Path) -> None:
+    problem = problem_of(attention="sdpa", liger="off", precision="float32")
+    first, second = AnalyticTracer(), AnalyticTracer()
+    plans: list[list[Estimate]] = []
+    for tracer in (first, second):
+        planner = planner_of(problem, tracer, tmp_path, 10 * GIB)
+        planner.explore(14)
+        plans.append(planner.ranked())
+    assert first.requests
+    assert second.requests == []
+    assert plans[0] == plans[1]
+
+
+def test_a_broken_entry_is_dropped_and_traced_again(tmp_path: Path) -> None:
+    problem = problem_of(attention="sdpa", liger="off", precision="float32", optimizer="adamw_torch")
+    planner_of(problem, AnalyticTracer(), tmp_path, GIB).explore(14)
+    files = sorted(tmp_path.glob("*.json"))
+    files[0].write_text("{")
+    files[1].write_text('{"kind": "reply", "body": {}}')
+    tracer = AnalyticTracer()
+    planner_of(problem, tracer, tmp_path, GIB).explore(14)
+    assert len(tracer.requests) == 2
+
+
+def test_the_smallest_change_is_the_nearest_that_fits(whole: tuple[Planner, AnalyticTracer]) -> None:
+    ranked = whole[0].ranked()
+    asked = [estimate for estimate in ranked if estimate.memory is not None and not estimate.fits][:5]
+    changes = smallest_changes(asked, ranked)
+    assert [change.candidate for change in changes] == [estimate.candidate for estimate in asked]
+    for change in changes:
+        distance = len(change.instead.candidate.differences(change.candidate))
+        assert change.instead.fits
+        assert all(len(other.candidate.differences(change.candidate)) >= distance for other in ranked if other.fits)
+
+
+def test_without_a_candidate_that_fits_there_is_no_change_to_propose(whole: tuple[Planner, AnalyticTracer]) -> None:
+    too_large = [estimate for estimate in whole[0].ranked() if not estimate.fits]
+    assert smallest_changes(too_large[:1], too_large) == ()

@@ -1,0 +1,183 @@
+"""The job ``trace`` through the server of jobs: what it tells of TRL's own step, with no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.workload import ModelSource
+from autotune.errors import AutotuneError, InputError
+from autotune.inspection.gpus import find_gpu
+from autotune.probing import JobServer, trace
+from tests.small import write_small_model
+
+LORA: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 6 layers whose peak is not that of the vocabulary's logits."""
+    directory = tmp_path_factory.mktemp("traced") / "model"
+    return write_small_model(
+        directory, weights=False, num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=1024
+    )
+
+
+@pytest.fixture(scope="module")
+def run(job_server: JobServer, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that traces a plan, once: trainer arguments and model words, and what else the request should say."""
+    folder = tmp_path_factory.mktemp("trace")
+    replies: dict[str, TraceReply] = {}
+
+    def traced(
+        args: Mapping[str, object] | None = None, words: Mapping[str, object] | None = None, **more: Any
+    ) -> TraceReply:
+        shape = {"per_device_train_batch_size": 2, "max_length": 128, "gradient_checkpointing": False, "bf16": True}
+        request = TraceRequest(
+            plan=TrainingPlan("sft", {**shape, **(args or {})}, words or {}),
+            model=ModelSource(str(model)),
+            target="cuda",
+            worst=(120, 100),
+            gpu=find_gpu("A100-80GB"),
+        )
+        request = replace(request, **more)
+        if repr(request) not in replies:
+            replies[repr(request)] = trace(job_server, request, folder / str(len(replies)))
+        return replies[repr(request)]
+
+    return traced
+
+
+def test_the_parts_of_the_peak_sum_to_it_and_the_allocator_holds_more(run: Any) -> None:
+    reply = run()
+
+    assert sum(reply.device.categories.values()) == reply.device.bytes
+    assert reply.device.bytes < reply.allocated_bytes < reply.reserved_bytes
+    assert (reply.layers, reply.worst_rows, reply.worst_tokens) == (LAYERS, 2, 240)
+    assert reply.fits_limit
+
+
+def test_the_peak_of_many_layers_follows_from_those_of_few(run: Any) -> None:
+    two, four, six = (run(layers=count).device.bytes for count in (2, 4, LAYERS))
+
+    assert two + 2 * (four - two) == pytest.approx(six, rel=0.005)
+
+
+def test_a_limit_that_is_too_low_is_told(run: Any) -> None:
+    free = run()
+    tight = run(limit_bytes=free.allocated_bytes - 1)
+
+    assert not tight.fits_limit
+    assert tight.reserved_bytes == free.reserved_bytes
+
+
+def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
+    steps = [run({"gradient_accumulation_steps": count}, typical=(60, 40), layers=2) for count in (2, 8)]
+
+    assert steps[1].tokens_per_step == 4 * steps[0].tokens_per_step == 800
+    assert 3 < steps[1].step.seconds / steps[0].step.seconds < 4
+    assert steps[1].device.bytes == steps[0].device.bytes
+
+
+def test_without_the_speeds_of_a_gpu_no_time_is_told(run: Any) -> None:
+    assert run(gpu=None).step is None
+
+
+def test_on_the_cpu_tensors_are_all_there_is(run: Any) -> None:
+    reply = run({"bf16": False}, target="cpu", gpu=None)
+
+    assert reply.allocated_bytes == reply.device.bytes
+    assert reply.reserved_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"gradient_checkpointing": True}, {}),
+        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, {}),
+        ({"activation_offloading": True}, {}),
+        ({"optim": "adafactor"}, {}),
+        ({"optim": "sgd"}, {}),
+        ({"optim": "adamw_bnb_8bit"}, {}),
+        ({"optim": "paged_adamw_8bit"}, {}),
+        ({}, LORA),
+        ({}, {"dtype": "bfloat16"}),
+        ({}, {"attn_implementation": "flash_attention_2"}),
+        ({}, {"attn_implementation": "kernels-community/vllm-flash-attn3", "dtype": "bfloat16"}),
+    ],
+    ids=str,
+)
+def test_what_saves_memory_is_seen_to(run: Any, args: dict[str, Any], words: dict[str, Any]) -> None:
+    assert run(args, words).device.bytes < run().device.bytes
+
+
+@pytest.mark.parametrize(
+    ("words", "bits_per_weight"),
+    [({"load_in_8bit": True}, 8), ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, 4.5)],
+    ids=["8bit", "4bit"],
+)
+def test_quantised_weights_have_the_bits_that_they_are_stored_in(
+    run: Any, words: dict[str, Any], bits_per_weight: float
+) -> None:
+    bf16 = {**LORA, "dtype": "bfloat16"}
+    plain, quantised = (run({}, model).device.categories["parameter"] for model in (bf16, {**bf16, **words}))
+
+    # Queries and output are square, keys and values half as wide; three are the feed-forward's.
+    weights = LAYERS * (3 * 256 * 256 + 3 * 256 * 1024)
+    # TRL holds the adapters of a quantised model in bfloat16, PEFT those of others in float32.
+    adapters = LAYERS * LORA["lora_r"] * (2 * 512 + 2 * 384 + 3 * 1280)
+    assert plain - quantised == pytest.approx(weights * (16 - bits_per_weight) / 8 + 2 * adapters, rel=0.02)
+
+
+def test_offloaded_activations_lie_on_the_host(run: Any) -> None:
+    plain, offloaded = run(), run({"activation_offloading": True})
+    moved = plain.device.categories["activation"] - offloaded.device.categories["activation"]
+
+    assert offloaded.host.bytes - plain.host.bytes >= 0.9 * moved > 0
+
+
+def test_paged_optimizer_state_lies_on_the_host(run: Any) -> None:
+    plain, paged = run(), run({"optim": "paged_adamw_32bit"})
+
+    assert paged.host.bytes - plain.host.bytes == pytest.approx(
+        plain.device.categories["optimizer state"] - paged.device.categories["optimizer state"], rel=0.01
+    )
+
+
+def test_flash_attention_keeps_packed_rows_without_a_mask(run: Any) -> None:
+    rows = {"worst": (120, 60, 60), "layers": 2}
+    masked, flash = (
+        run({"packing": True}, {"attn_implementation": name, "dtype": "bfloat16"}, **rows)
+        for name in ("sdpa", "flash_attention_2")
+    )
+
+    assert flash.worst_tokens == masked.worst_tokens
+    assert flash.device.bytes < masked.device.bytes
+
+
+def test_a_compiled_step_is_traced_uncompiled_and_says_so(run: Any) -> None:
+    assert "a compiled step needs what the same step needs uncompiled" in run({"torch_compile": True}).assumptions
+
+
+def test_what_cannot_be_traced_is_named(run: Any) -> None:
+    with pytest.raises(AutotuneError, match="FlexAttention is only supported on"):
+        run({"packing": True}, {"attn_implementation": "flex_attention"})
+
+
+def test_a_model_that_is_not_there_is_the_users_to_mend(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be loaded"):
+        run(model=ModelSource(str(tmp_path / "nowhere")))
+
+
+def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) -> None:
+    before = run({"learning_rate": 1e-5})
+    run({"use_liger_kernel": True})
+
+    assert run({"learning_rate": 2e-5}).device == before.device

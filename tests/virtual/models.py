@@ -1,0 +1,37 @@
+"""Small models of the architectures that traces are held against the CPU on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.small import VOCABULARY
+
+_DENSE = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 128}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": _DENSE,
+    "qwen2": _DENSE,
+    "gemma": {**_DENSE, "head_dim": 16},
+    "mistral": {**_DENSE, "sliding_window": 24},
+    "gpt_neox": {"num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128},
+    "qwen3_moe": {**_DENSE, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+}
+
+
+def config_of(architecture: str, **changes: Any) -> Any:
+    """Return the configuration of a small model; ``changes`` win."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {
+        "vocab_size": VOCABULARY,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 4096,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+        **ARCHITECTURES[architecture],
+        **changes,
+    }
+    config = AutoConfig.for_model(architecture, **shape)
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    return config

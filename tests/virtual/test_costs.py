@@ -1,0 +1,109 @@
+"""The time of a step: every operator against the roofline, and launches and copies beside the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.step_time import Factors
+from autotune.errors import InputError
+from autotune.inspection.gpus import find_gpu, gpus
+from autotune.units import GIB
+from autotune.virtual.costs import Kind, Work, operator_seconds, step_seconds
+
+# Round figures, so that the expected times can be read off: 1e12 bytes/s, 100e12 in bfloat16, 10e12 in float32.
+SPEEDS = GpuSpeeds(bandwidth=1e12, fp32=1e13, fp16=1e14, bf16=1e14, tf32=5e13, pcie=1e10, nvlink=None, source="")
+ROUND = Gpu("round", 80 * GIB, "given", "", GIB, speeds=SPEEDS)
+NO_LAUNCH = Factors(launch_seconds=0.0)
+SECOND_OF_MATMUL = Work(Kind.MATMUL, "bfloat16", flops=10**14)
+SECOND_TO_HOST = Work(Kind.TO_HOST, "bfloat16", bytes_read=10**10, bytes_written=10**10)
+SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_written=10**10)
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (Work(Kind.MATMUL, "bfloat16", 10**14, 10**9, 10**9), 1.0),
+        (Work(Kind.MATMUL, "float32", 10**14, 10**9, 10**9), 10.0),
+        (Work(Kind.MATMUL, "bfloat16", 10**9, 10**12, 10**12), 2.0),
+        (Work(Kind.ATTENTION, "float16", 3 * 10**14, 10**9, 10**9), 3.0),
+        (Work(Kind.ELEMENTWISE, "bfloat16", 10**9, 10**12, 5 * 10**11), 1.5),
+        (SECOND_TO_HOST, 1.0),
+        (Work(Kind.NOTHING), 0.0),
+    ],
+    ids=["compute-bound", "float32", "memory-bound", "attention", "elementwise", "copy", "view"],
+)
+def test_an_operator_takes_the_longer_of_computing_and_moving_bytes(work: Work, seconds: float) -> None:
+    assert operator_seconds(work, SPEEDS, Factors()) == pytest.approx(seconds)
+
+
+def test_float32_products_are_faster_where_tf32_is_allowed() -> None:
+    work = Work(Kind.MATMUL, "float32", 10**14)
+    assert operator_seconds(work, SPEEDS, Factors(allow_tf32=True)) == pytest.approx(2.0)
+
+
+def test_each_factor_lengthens_only_what_it_is_for() -> None:
+    works = [SECOND_OF_MATMUL, Work(Kind.ATTENTION, "bfloat16", 10**14), Work(Kind.ELEMENTWISE, "", 0, 10**12)]
+    plain = step_seconds(works, ROUND, NO_LAUNCH)
+    assert (plain.matmul_seconds, plain.attention_seconds, plain.elementwise_seconds) == (1.0, 1.0, 1.0)
+    fitted = step_seconds(works, ROUND, Factors(matmul=2.0, attention=3.0, memory=4.0, launch_seconds=0.0))
+    assert (fitted.matmul_seconds, fitted.attention_seconds, fitted.elementwise_seconds) == (2.0, 3.0, 4.0)
+    assert (plain.seconds, fitted.seconds) == (3.0, 9.0)
+
+
+def test_long_operators_hide_their_launches() -> None:
+    time = step_seconds([SECOND_OF_MATMUL] * 3, ROUND, Factors(launch_seconds=0.1))
+    assert time.seconds == pytest.approx(3.1)
+    assert time.launch_seconds == pytest.approx(0.3)
+    assert time.flops == 3 * 10**14
+
+
+def test_short_operators_are_bound_by_their_launches() -> None:
+    time = step_seconds([Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)] * 1000, ROUND, Factors(launch_seconds=1e-5))
+    assert time.seconds == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:
+    factors = Factors(launch_seconds=0.25)
+    works = [SECOND_OF_MATMUL, Work(Kind.SYNCHRONIZE), SECOND_OF_MATMUL]
+    assert step_seconds(works, ROUND, factors).seconds == pytest.approx(2.5)
+
+
+def test_a_copy_that_is_not_waited_for_takes_place_beside_the_device() -> None:
+    works = [SECOND_OF_MATMUL, SECOND_TO_HOST, SECOND_OF_MATMUL, SECOND_TO_HOST, SECOND_OF_MATMUL]
+    time = step_seconds(works, ROUND, NO_LAUNCH)
+    assert (time.seconds, time.copy_seconds) == (3.0, 2.0)
+
+
+def test_what_has_not_been_computed_cannot_be_copied_yet() -> None:
+    assert step_seconds([SECOND_OF_MATMUL, SECOND_TO_HOST], ROUND, NO_LAUNCH).seconds == 2.0
+
+
+def test_copies_in_the_two_directions_do_not_delay_each_other_but_those_in_one_do() -> None:
+    assert step_seconds([SECOND_TO_DEVICE, SECOND_TO_HOST], ROUND, NO_LAUNCH).seconds == 1.0
+    assert step_seconds([SECOND_TO_DEVICE, SECOND_TO_DEVICE], ROUND, NO_LAUNCH).seconds == 2.0
+
+
+def test_more_copies_than_the_device_has_work_for_bound_the_step() -> None:
+    works = [SECOND_OF_MATMUL, *[SECOND_TO_HOST] * 4, SECOND_OF_MATMUL]
+    assert step_seconds(works, ROUND, NO_LAUNCH).seconds == 5.0
+
+
+def test_a_copy_that_the_host_waits_for_stops_everything() -> None:
+    waiting = Work(Kind.TO_DEVICE, "bfloat16", 0, 10**10, 10**10, waits=True)
+    assert step_seconds([SECOND_OF_MATMUL, waiting, SECOND_OF_MATMUL], ROUND, NO_LAUNCH).seconds == 3.0
+
+
+def test_no_operators_take_no_time() -> None:
+    assert step_seconds([], ROUND).seconds == 0.0
+
+
+def test_a_gpu_of_unknown_speed_has_no_predicted_time() -> None:
+    with pytest.raises(InputError, match="24GiB"):
+        step_seconds([SECOND_OF_MATMUL], find_gpu("24GiB"))
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in gpus() if gpu.speeds], ids=lambda gpu: gpu.name)
+def test_twice_the_work_never_takes_less_time(gpu: Gpu) -> None:
+    works = [SECOND_OF_MATMUL, SECOND_TO_HOST, Work(Kind.ELEMENTWISE, "float32", 10**9, 10**9, 10**9)]
+    assert 0 < step_seconds(works, gpu).seconds < step_seconds(works * 2, gpu).seconds

@@ -1,0 +1,64 @@
+"""What the caching allocator would make of a trace's events."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.units import MIB
+from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES
+from autotune.virtual.costs import Kind, Work
+from autotune.virtual.records import MemoryEvent, OperatorRecord, Peak, Place, Trace
+from autotune.virtual.replay import OutOfMemoryError, replay
+
+
+def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecord, ...] = ()) -> Trace:
+    """Return a trace of changes in bytes: (storage, bytes, place); each allocation is by the operator of its number."""
+    events = tuple(
+        MemoryEvent(change, place, storage, index if change > 0 else -1)
+        for index, (storage, change, place) in enumerate(changes)
+    )
+    return Trace("cuda", events, operators, {}, (), Peak(), Peak(), {})
+
+
+def operator(kind: Kind, *, in_backward: bool = False) -> OperatorRecord:
+    return OperatorRecord("aten.mm.default", (), (), Work(kind), in_backward=in_backward)
+
+
+def test_blocks_are_rounded_and_come_from_segments() -> None:
+    found = replay(traced([(0, 100, Place.DEVICE), (1, 2 * MIB, Place.DEVICE)]))
+
+    assert found.peak_allocated_bytes == 512 + 2 * MIB
+    assert found.peak_reserved_bytes == SMALL_BUFFER_BYTES + LARGE_BUFFER_BYTES
+
+
+def test_what_lies_on_the_host_is_not_the_devices() -> None:
+    assert replay(traced([(0, 10 * MIB, Place.HOST)])).peak_allocated_bytes == 0
+
+
+def test_a_storage_that_grows_is_held_twice_for_a_moment() -> None:
+    found = replay(traced([(0, 2 * MIB, Place.DEVICE), (0, 2 * MIB, Place.DEVICE)]))
+
+    assert found.peak_allocated_bytes == 6 * MIB
+
+
+@pytest.mark.parametrize(
+    ("capability", "workspace"), [(None, 8 * MIB + 128 * 1024), ((8, 6), 8 * MIB + 128 * 1024), ((9, 0), 32 * MIB)]
+)
+def test_each_pass_has_a_workspace_for_its_products(capability: tuple[int, int] | None, workspace: int) -> None:
+    forward, backward = operator(Kind.MATMUL), operator(Kind.MATMUL, in_backward=True)
+    changes = [(0, MIB, Place.DEVICE), (1, MIB, Place.DEVICE)]
+
+    once = replay(traced(changes, (forward, forward)), capability=capability)
+    twice = replay(traced(changes, (forward, backward)), capability=capability)
+
+    assert once.peak_allocated_bytes == 2 * MIB + workspace
+    assert twice.peak_allocated_bytes == 2 * MIB + 2 * workspace
+
+
+def test_without_products_there_is_no_workspace() -> None:
+    assert replay(traced([(0, MIB, Place.DEVICE)], (operator(Kind.ELEMENTWISE),))).peak_allocated_bytes == MIB
+
+
+def test_a_limit_that_does_not_hold_it_is_an_error() -> None:
+    with pytest.raises(OutOfMemoryError):
+        replay(traced([(0, 64 * MIB, Place.DEVICE)]), limit_bytes=32 * MIB)

@@ -1,0 +1,104 @@
+"""What a trace says of plain PyTorch code, with no TRL in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.virtual import phase, trace
+from autotune.virtual.dispatch import UnknownShapeError
+from autotune.virtual.records import Category, Place
+from autotune.virtual.reference import run_on_cpu
+
+
+def _training_of_a_small_network(device: torch.device) -> None:
+    with device:
+        network = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8))
+    optimizer = torch.optim.AdamW(network.parameters())
+    for number in range(2):
+        with phase(f"optimizer step {number}"):
+            batch = torch.randn(32, 64).to(device)
+            network(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_training_loop_has_the_peak_that_the_cpu_has() -> None:
+    traced = trace(_training_of_a_small_network, target="cpu")
+    real = run_on_cpu(_training_of_a_small_network)
+
+    for name, expected in real.items():
+        assert traced.phase(name).device_peak.bytes == pytest.approx(expected.peak_bytes, rel=0.002)
+
+
+def test_every_byte_of_the_peak_has_a_category() -> None:
+    peak = trace(_training_of_a_small_network, target="cpu").phase("optimizer step 1").device_peak
+
+    parameters = 4 * (64 * 256 + 256 + 256 * 8 + 8)
+    assert sum(peak.categories.values()) == peak.bytes
+    assert peak.categories[Category.PARAMETER] == parameters
+    # Two moments per parameter, and one step counter per tensor.
+    assert peak.categories[Category.OPTIMIZER_STATE] == 2 * parameters + 4 * 4
+
+
+def test_allocations_and_frees_come_in_the_order_of_the_code() -> None:
+    def fn(device: torch.device) -> None:
+        first = torch.empty(100, device=device)
+        second = torch.empty(50, device=device)
+        del first
+        second.resize_(0)
+        del second
+
+    events = trace(fn, target="cpu").events
+
+    assert [event.change_bytes for event in events] == [400, 200, -400, -200]
+    assert {event.place for event in events} == {Place.DEVICE}
+
+
+def test_views_take_no_memory() -> None:
+    def fn(device: torch.device) -> None:
+        torch.empty(8, 8, device=device).view(4, 16).transpose(0, 1)[1:]
+
+    assert trace(fn, target="cpu").device_peak.bytes == 4 * 64
+
+
+def test_operators_come_with_their_shapes_bytes_and_work() -> None:
+    def fn(device: torch.device) -> None:
+        torch.empty(16, 32, device=device) @ torch.empty(32, 8, device=device)
+
+    operator = trace(fn, target="cpu").operators[-1]
+
+    assert operator.name == "aten.mm.default"
+    assert operator.shapes == ((16, 32), (32, 8), (16, 8))
+    assert operator.work.flops == 2 * 16 * 32 * 8
+    assert operator.work.bytes_read == 4 * (16 * 32 + 32 * 8)
+    assert operator.work.bytes_written == 4 * 16 * 8
+
+
+def test_shapes_that_follow_from_integers_are_known() -> None:
+    seen = []
+
+    def fn(device: torch.device) -> None:
+        labels = torch.tensor([5, -100, 7, -100, 9], device=device)
+        seen.append(torch.empty(5, 4, device=device)[labels != -100].shape)
+        seen.append((labels != -100).sum().item())
+
+    trace(fn, target="cpu")
+
+    assert seen == [(3, 4), 3]
+
+
+def test_what_is_read_of_floating_point_data_is_counted_as_assumed() -> None:
+    def fn(device: torch.device) -> None:
+        torch.empty(3, device=device).sum().item()
+
+    assert trace(fn, target="cpu").assumptions == {"a floating-point value that is read is one": 1}
+
+
+def test_a_shape_that_follows_from_floating_point_data_is_refused() -> None:
+    def fn(device: torch.device) -> None:
+        torch.empty(3, device=device).nonzero()
+
+    with pytest.raises(UnknownShapeError, match="depends on data"):
+        trace(fn, target="cpu")
