@@ -27,13 +27,10 @@ def main() -> None:
     args = parser.parse_args()
     model, data = args.workload or small_workload()
 
-    # Padding-free training without packing needs rows that were cut beforehand. The bundle's train.py has them cut;
-    # here the dataset goes to the trainer as it is.
     result = autotune.probe(
         model,
         data,
         memory_budget=args.memory_budget,
-        exclude={"padding_free"},
         effort="quick",
         trials=args.trials,
         output=args.output,
@@ -43,7 +40,6 @@ def main() -> None:
     print(f"recommended: {dict(result.recommended.candidate)}")
 
     # From here on it is a training script as TRL's documentation writes it.
-    from datasets import load_dataset
     from trl import SFTTrainer
 
     config = result.config
@@ -53,7 +49,7 @@ def main() -> None:
         args=config,
         peft_config=result.peft_config,
         quantization_config=result.quantization_config,
-        train_dataset=load_dataset("json", data_files=data, split="train"),
+        train_dataset=result.train_dataset,
     )
     trainer.train()
     print(f"trained {trainer.state.global_step} steps")

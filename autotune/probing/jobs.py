@@ -53,9 +53,7 @@ def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path)
     return _expect(CheckPackingReply, server.run(Job.CHECK_PACKING, request, folder), folder)
 
 
-def trace(
-    server: JobServer, request: TraceRequest, folder: Path, timeout_seconds: float | None = None
-) -> TraceReply:
+def trace(server: JobServer, request: TraceRequest, folder: Path, timeout_seconds: float | None = None) -> TraceReply:
     """Run training steps of a plan on the virtual accelerator, with no GPU.
 
     Raises:
