@@ -156,15 +156,15 @@ def test_timing_goes_on_until_the_rate_is_known_or_the_time_is_up(prober: Prober
 def test_a_larger_batch_and_no_checkpointing_need_more_memory(
     prober: Prober, workload_of: Callable[..., PrepareReply]
 ) -> None:
-    workload = workload_of([512] * 8, hidden_size=128)
+    workload = workload_of([512] * 8, hidden_size=128, num_hidden_layers=8)
     peaks = []
     for rows, checkpointing in ((1, True), (4, True), (4, False)):
         args = {"max_length": None, "gradient_checkpointing": checkpointing}
         measurement = prober(plan(args, rows=rows), workload)
         assert measurement.peak_bytes is not None
         peaks.append(measurement.peak_bytes)
-    assert peaks == sorted(peaks)
-    assert peaks[0] + 20 * MIB < peaks[2]
+    assert peaks[0] + 20 * MIB < peaks[1]
+    assert peaks[1] + 20 * MIB < peaks[2]
 
 
 @pytest.mark.parametrize(
