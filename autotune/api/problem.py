@@ -13,9 +13,6 @@ from autotune.space import resolve
 from autotune.techniques import find
 from autotune.trainers.problem import TrainerProblem, require_legal
 
-# TRL's default per_device_train_batch_size, with one step of accumulation.
-_DEFAULT_ROWS_PER_PROCESS = 8
-
 
 def global_batch_of(options: Options, machine: Machine) -> int:
     """Return the rows of an optimizer step: those asked for, or TRL's default.
@@ -26,7 +23,8 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     processes = machine.hardware.processes
     asked = options.global_batch_size
     if asked is None:
-        return _DEFAULT_ROWS_PER_PROCESS * processes
+        # TRL accumulates over one micro-batch unless it is told otherwise.
+        return int(find("per_device_train_batch_size", options.trainer.name).trl_default) * processes
     if asked % processes:
         raise InputError(
             f"A global batch of {asked} rows cannot be reached with {processes} processes.",

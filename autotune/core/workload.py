@@ -9,6 +9,9 @@ from autotune.core.lengths import LengthDistribution
 
 Init = Literal["random", "pretrained"]
 
+IGNORED_LABEL = -100
+"""Label of tokens that the loss leaves out: ``ignore_index`` of ``torch.nn.CrossEntropyLoss``, which TRL keeps to."""
+
 
 @dataclass(frozen=True)
 class ModelSource:

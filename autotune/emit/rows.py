@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import Workload
+from autotune.core.workload import IGNORED_LABEL, Workload
 from autotune.emit.files import written_beside
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 CUT_ROWS = "rows.parquet"
 COLUMNS = ("input_ids", "labels")
-# The label that PyTorch's cross entropy ignores by default, and that transformers and TRL mark such tokens with.
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True)

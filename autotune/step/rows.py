@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_IGNORED_LABEL = -100  # torch.nn.CrossEntropyLoss's ignore_index, TRL's mark of tokens that the loss leaves out
+from autotune.core.workload import IGNORED_LABEL
+
 _BATCH_ROWS = 1000
 
 Counts = npt.NDArray[np.int64]
@@ -61,5 +62,5 @@ def _list_lengths(column: pa.ChunkedArray) -> Counts:
 
 def _trainable(column: pa.ChunkedArray) -> Counts:
     offsets, values = _offsets(column)
-    counted = np.concatenate([[0], np.cumsum(values.to_numpy(zero_copy_only=False) != _IGNORED_LABEL)])
+    counted = np.concatenate([[0], np.cumsum(values.to_numpy(zero_copy_only=False) != IGNORED_LABEL)])
     return np.asarray(counted[offsets[1:]] - counted[offsets[:-1]], dtype=np.int64)

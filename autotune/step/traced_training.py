@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import IGNORED_LABEL
 from autotune.step.batches import StepSize, drawn, worst_micro_batch
 from autotune.step.model import virtual_model
 from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
 from autotune.step.rows import Counts, RowSizes, row_sizes
-from autotune.step.training import IGNORED_LABEL, run_arguments
+from autotune.step.training import run_arguments
 from autotune.virtual import adopt, assume, for_real, phase
 
 WORST_STEPS = 2

@@ -8,6 +8,7 @@ from typing import Any
 from datasets import Dataset, load_from_disk
 
 from autotune.core.protocol import ProbeRequest
+from autotune.core.workload import IGNORED_LABEL
 from autotune.step.batches import StepSize, plan_batches
 from autotune.step.model import load_processor, random_model
 from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
@@ -16,9 +17,6 @@ from autotune.step.rows import row_sizes
 
 OUTPUT_DIRECTORY = "output"
 """Where in the job's folder the trainer would save what it never does."""
-
-IGNORED_LABEL = -100
-"""``torch.nn.CrossEntropyLoss``'s mark of tokens that the loss leaves out."""
 
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:

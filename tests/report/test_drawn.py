@@ -69,7 +69,7 @@ def test_a_summary_tells_what_was_found_and_what_to_do(width: int) -> None:
         "Not measured, since it changes training: --allow quantization",
         "An optimizer step now sees 52.4 documents rather than 8",
         "The driver reports",
-        "trl sft --config /home/me/autotune-Qwen2.5-0.5B-chats/config.yaml",
+        "trl sft --config /runs/autotune-Qwen2.5-0.5B-chats/config.yaml",
     ):
         assert part in text
 
