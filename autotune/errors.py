@@ -28,5 +28,9 @@ class StudyMismatchError(AutotuneError):
     """The study found on disk belongs to another workload, hardware, software or search space."""
 
 
+class JobLostError(AutotuneError):
+    """A job's process ended before it could say why: it was killed, or took too long. Another time it may not."""
+
+
 class ProbeServerError(AutotuneError):
     """The process that starts probes could not be started, or died and could not be replaced."""

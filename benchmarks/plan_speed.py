@@ -16,19 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.small import small_config, small_tokenizer
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
-_LLAMA_8B = {
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131072,
-}
+from benchmarks.shapes import CONFIGURATIONS, write_model
 
 
 def main() -> None:
@@ -39,8 +29,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
-        small_config("llama", **_LLAMA_8B).save_pretrained(model)
-        small_tokenizer().save_pretrained(model)
+        write_model(model, CONFIGURATIONS["llama-3.1-8b"])
         print("| cache | wall | processor | largest process | candidates | traces run |")
         print("|---|--:|--:|--:|--:|--:|", flush=True)
         for cache in ("empty", "filled"):

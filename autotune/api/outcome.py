@@ -11,7 +11,7 @@ from autotune.inspection.machine import environment
 from autotune.study.problem import Record, SearchOutcome
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_rate
+from autotune.units import format_bytes, format_rate, format_share
 
 # Probes know a rate to about 5 % (core.effort); two runs that are this far apart were not on the same machine.
 _STEADY_RATIO = 1.25
@@ -60,7 +60,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         trials=tuple(_trial(record) for record in outcome.records),
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
-        notes=(*_failed_later(outcome), *_unsteady(outcome), *facts.notes),
+        notes=(*_failed_later(outcome), *_contradicted(outcome), *_unsteady(outcome), *facts.notes),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
         wall_seconds=facts.wall_seconds,
         settings=facts.settings,
@@ -103,6 +103,20 @@ def _failed_later(outcome: SearchOutcome) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _contradicted(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note for each candidate that was predicted not to fit, and fits."""
+    notes = []
+    for record in outcome.contradicted:
+        predicted, shown = record.prediction, record.measurement
+        if predicted is not None:
+            measured = format_bytes(shown.reserved_bytes or shown.peak_bytes or 0)
+            notes.append(
+                f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
+                f"{format_share(predicted.error)}, and ran with {measured}: a bug of the prediction, please report it."
+            )
+    return tuple(notes)
+
+
 def _unsteady(outcome: SearchOutcome) -> tuple[str, ...]:
     """Return a note when a candidate's two runs disagree by more than their errors explain."""
     notes = []
@@ -138,6 +152,8 @@ def _trial(record: Record) -> Trial:
         tokens_per_second=shown.tokens_per_second,
         start_seconds=shown.start_seconds,
         wall_seconds=shown.wall_seconds,
+        predicted_bytes=record.prediction.need_bytes if record.prediction else None,
+        predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
     )
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.api.options import checked_options
-from autotune.api.planned import Planned, planned_machine, planned_workload
+from autotune.api.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.api.problem import global_batch_of, problem_of
 from autotune.api.tracing import ServerTracer
 from autotune.core.candidate import Choice
-from autotune.core.estimate import SCHEMA, Plan
+from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener, ignore
-from autotune.core.lengths import LengthDistribution
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source
@@ -26,12 +24,10 @@ from autotune.planning.planner import Planner, Target, legal_candidates
 from autotune.planning.sources import source_digest
 from autotune.planning.traces import Traces
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_share
+from autotune.units import format_bytes
 
-# Ways to train that are traced at the most before and after the first ranking. A trace takes about a second, a way to
-# train four to six of them.
-_EXPLORED = 14
-_REFINED = 2
+# Ways to train that are traced at the most after the first ranking, so that what is shown first is not added up.
+_REFINED = 8
 
 
 def plan(
@@ -76,23 +72,20 @@ def plan(
         AutotuneError: processes cannot be started.
     """
     started = time.monotonic()
-    if (dataset is None) == (seq_len is None):
-        what = "neither a dataset nor a length" if dataset is None else "both a dataset and a length"
-        raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
+    _check_rows(dataset, seq_len, token_coverage)
     if top < 1:
         raise InputError(f"A top of {top} candidates is not possible.", hint="It is at least 1.")
-    if seq_len is not None and seq_len < 1:
-        raise InputError(f"A length of {seq_len} tokens is not possible.", hint="It is at least 1.")
+    fixed, excluded = dict(fix or {}), tuple(exclude)
     options = checked_options(
         trainer=trainer,
         device="auto",
         margin=0.0,
         global_batch_size=global_batch_size,
-        max_length=seq_len if max_length is None else max_length,
+        max_length=_whole_rows(seq_len, fixed, excluded) if max_length is None else max_length,
         token_coverage=token_coverage,
         allow=allow,
-        fix=fix or {},
-        exclude=exclude,
+        fix=fixed,
+        exclude=excluded,
         space=space,
         effort="normal",
         trials=None,
@@ -108,24 +101,18 @@ def plan(
     with ServerTracer(planned.cores, listener) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener)
         if seq_len is not None:
-            lengths = LengthDistribution({seq_len: batch})
-            workload = replace(
-                workload,
-                dataset=replace(
-                    workload.dataset, name=f"rows of {seq_len} tokens", lengths=lengths, trainable_tokens=lengths.tokens
-                ),
-            )
+            workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
         traces = Traces(
             tracer, cache, workload.model.fingerprint, {**environment(planned.machine), "autotune": source_digest()}
         )
         candidates = legal_candidates(problem)
         planner = Planner(problem, Target(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates)
-        planner.explore(_EXPLORED)
+        planner.explore()
         planner.refine(top, _REFINED)
         estimates = tuple(planner.ranked())
         baseline = planner.estimate(problem.baseline)
-    shown = (baseline, *estimates[:top])
+    shown = (baseline, *distinct(estimates, top))
     return Plan(
         schema=SCHEMA,
         model=workload.model.name,
@@ -138,42 +125,61 @@ def plan(
         changes=smallest_changes(shown, estimates),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=_notes(problem, planner, planned, cache, seq_len),
+        notes=tuple(_notes(problem, planner, planned, cache)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
-        settings={"model": model, "dataset": dataset, "gpu": gpu, "seq_len": seq_len},
+        settings={"model": model, "dataset": dataset, "gpu": gpu, "seq_len": seq_len, "fix": fixed},
     )
 
 
-def _notes(
-    problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, seq_len: int | None
-) -> tuple[str, ...]:
+def _check_rows(dataset: str | None, seq_len: int | None, token_coverage: float | None) -> None:
+    """Check that the rows are known in one way.
+
+    Raises:
+        InputError: they are not.
+    """
+    if (dataset is None) == (seq_len is None):
+        what = "neither a dataset nor a length" if dataset is None else "both a dataset and a length"
+        raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
+    if seq_len is None:
+        return
+    if not 1 <= seq_len <= MOST_TOKENS:
+        raise InputError(
+            f"A length of {seq_len} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."
+        )
+    if token_coverage is not None:
+        raise InputError(
+            "--token-coverage says nothing of rows that are all --seq-len long.", hint="Give --max-length to cut them."
+        )
+
+
+def _whole_rows(seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
+    """Return the length that keeps rows of equal length whole, unless the user says something of it."""
+    return None if "max_length" in (*fixed, *excluded) else seq_len
+
+
+def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
-    notes = ["Nothing was measured: these are predictions, which no GPU has been held against yet."]
-    notes += [
-        f"{', '.join(f'{knob}={choice}' for knob, choice in group.choices.items() if problem.baseline[knob] != choice)}"
-        f" on {group.kind.value} cannot be traced, and has to be probed: {reason}"
-        for group, reason in planner.untraceable.items()
-    ]
+    gpu = planned.gpu
+    if gpu is None:
+        yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
+    else:
+        yield "Nothing was measured, and no prediction has been held against this GPU yet."
     if planner.misaligned:
-        notes.append(
+        yield (
             f"The traces of {planner.misaligned} ways to train differ in more than their sizes: their peaks alone were"
             " followed from small to large."
         )
     if model.max_positions is not None and lengths.longest > model.max_positions:
-        notes.append(
-            f"{'Rows' if seq_len else 'The longest row'} of {lengths.longest} tokens: the model was made for"
-            f" {model.max_positions} positions."
+        yield (
+            f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
-    if planned.gpu is not None and planned.gpu.speeds is None:
-        notes.append(f"The speed of {planned.gpu.name} is not known, so that nothing is said of time: name a GPU.")
-    if planned.gpu is not None and not planned.gpu.verified:
-        notes.append(f"Whether autotune's rules hold for {planned.gpu.name} has not been verified.")
+    if gpu is not None and gpu.speeds is None:
+        yield f"The speed of {gpu.name} is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."
+    if gpu is not None and gpu.memory_kind in ("total", "nominal"):
+        yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
+    if gpu is not None and not gpu.verified:
+        yield f"Whether autotune's rules hold for {gpu.name} has not been verified."
     if cache.problem:
-        notes.append(f"Traces are not kept for the next time: {cache.problem}.")
-    notes.append(
-        f"Errors with 'about' are of estimates that add up traces of single techniques: up to "
-        f"{format_share(planner.composed_error)}."
-    )
-    return tuple(notes)
+        yield f"Traces are not kept for the next time: {cache.problem}."

@@ -15,15 +15,18 @@ from autotune.api.workload import WorkloadReader
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.events import Listener
 from autotune.core.gpu import Gpu
+from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
-from autotune.inspection.gpus import find_gpu
+from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.planning.cache import Cache, fingerprint
 from autotune.planning.sources import source_digest
 
 CPU = "cpu"
+MOST_TOKENS = 1 << 24
+"""Tokens of a micro-batch that are traced at the most; shapes of tensors stay within 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,8 @@ def planned_machine(word: str | None) -> Planned:
                 f"There is no GPU here to plan for: {own.device_reason}.",
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
-        # Only what the driver says is certain; speeds are those of the catalogue.
-        known = replace(find_gpu(own.hardware.name), memory_bytes=own.hardware.memory_bytes, memory_kind="usable")
-        return Planned(own, known, here.hardware.cores)
-    if word == CPU:
+        return Planned(own, described(own.hardware), here.hardware.cores)
+    if word.strip().lower() == CPU:
         return Planned(here, None, here.hardware.cores)
     gpu = find_gpu(word)
     hardware = Hardware(
@@ -110,6 +111,14 @@ def planned_workload(
     return workload
 
 
+def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
+    """Return the workload with so many rows of one length for its dataset."""
+    lengths = LengthDistribution({tokens: rows})
+    name = f"rows of {tokens} tokens"
+    dataset = replace(workload.dataset, name=name, lengths=lengths, trainable_tokens=lengths.tokens)
+    return replace(workload, dataset=dataset)
+
+
 def _kept(cache: Cache, key: str) -> Workload | None:
     document: Any = cache.get(key)
     if document is None:
@@ -124,7 +133,7 @@ def _kept(cache: Cache, key: str) -> Workload | None:
 def _stand_in(folder: Path) -> DatasetSource:
     file = folder / "rows.jsonl"
     file.write_text((json.dumps({"text": "a b"}) + "\n") * 2, encoding="utf-8")
-    return DatasetSource("no dataset", "json", str(file))
+    return DatasetSource("a stand-in for data", "json", str(file))
 
 
 def _state(name: str) -> list[tuple[str, int, int]] | None:

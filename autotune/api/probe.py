@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
+from autotune.api.ahead import Ahead, predicting
 from autotune.api.notes import notes_on
 from autotune.api.options import checked_options
 from autotune.api.outcome import RunFacts, result_of
@@ -51,6 +53,7 @@ def probe(
     study: str | None = None,
     resume: bool = False,
     output: str | Path | None = None,
+    plan: bool = True,
     listener: Listener = ignore,
 ) -> ProbeResult:
     """Search for the fastest configuration that fits, by training steps in processes of their own on this machine.
@@ -78,6 +81,7 @@ def probe(
         study: name of the study in it; None: the output directory's name.
         resume: whether to continue the study that is there.
         output: directory of the bundle; None: ``autotune-<model>-<dataset>``.
+        plan: whether steps are traced before the first probe, so that what cannot fit is not probed.
         listener: is told what happens, as it happens.
 
     Raises:
@@ -113,14 +117,18 @@ def probe(
         problem = problem_of(options, workload, machine, batch)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline))
         out.remember_budget(budget_bytes)
-        run = Run(options, problem, server, out, int(budget_bytes * (1 - margin)), storage, study, resume)
-        outcome = run_search(run, listener)
+        limit_bytes = int(budget_bytes * (1 - margin))
+        with predicting(problem, limit_bytes, options, server, listener) if plan else nullcontext(Ahead()) as ahead:
+            run = Run(
+                ahead.left_of(options), problem, server, out, limit_bytes, storage, study, resume, ahead.predictor
+            )
+            outcome = run_search(run, listener)
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=margin,
-        notes=notes_on(problem, options),
+        notes=(*notes_on(problem, options), *ahead.notes()),
         wall_seconds=time.monotonic() - started,
-        settings={"model": model, "dataset": dataset, "effort": effort, "init": init, "seed": seed},
+        settings={"model": model, "dataset": dataset, "effort": effort, "init": init, "seed": seed, "plan": plan},
         output_directory=str(out.directory),
     )
     result = result_of(outcome, problem, facts)

@@ -16,6 +16,7 @@ from autotune.inspection.machine import environment
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
 from autotune.study import SearchOutcome, StudyStorage, search
+from autotune.study.prediction import Predictor
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -27,6 +28,7 @@ class Run:
         limit_bytes: memory that a probe may use; what it needs beyond fails.
         storage: URL of an Optuna storage, or None for the output directory's own.
         study: name of the study, or None for the output directory's name.
+        predictor: what is known before any probe, or None.
     """
 
     options: Options
@@ -37,6 +39,7 @@ class Run:
     storage: str | None
     study: str | None
     resume: bool
+    predictor: Predictor | None = None
 
 
 def run_search(run: Run, listener: Listener) -> SearchOutcome:
@@ -81,6 +84,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
             fingerprint=fingerprint(problem, run.limit_bytes),
         ),
         listener=listener,
+        predictor=run.predictor,
     )
 
 

@@ -11,12 +11,13 @@ from types import TracebackType
 
 from autotune.core.events import Listener, StageStarted
 from autotune.core.protocol import TraceRequest
-from autotune.errors import AutotuneError, InputError, ProbeServerError
+from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
+from autotune.planning.groups import way_to_train
 from autotune.planning.traces import Traced, Untraceable
-from autotune.probing import JobServer, trace
+from autotune.probing import JobServer, trace_all
 
-# A trace holds one of torch's processes, of about half a GiB each with what they share.
-_MOST_SERVERS = 2
+# Each has one of torch's processes, of about half a GiB.
+_MOST_SERVERS = 4
 _LONGEST_SECONDS = 120.0
 
 
@@ -62,22 +63,25 @@ class ServerTracer:
             ProbeServerError: processes cannot be started.
         """
         self._listener(StageStarted(f"Tracing {len(requests)} training steps with no GPU"))
-        servers = self._started(min(self._count, len(requests)))
+        jobs = shared_out(requests, self._count)
+        servers = self._started(min(self._count, len(jobs)))
         free: SimpleQueue[JobServer] = SimpleQueue()
         for server in servers:
             free.put(server)
 
-        def run(number: int, request: TraceRequest) -> Traced:
+        def run(number: int, job: Sequence[int]) -> Sequence[Traced]:
             server = free.get()
             try:
-                return _traced(server, request, self.folder / f"trace-{number}")
+                return _traced(server, [requests[index] for index in job], self.folder / f"trace-{number}")
             finally:
                 free.put(server)
 
-        numbers = range(self._done, self._done + len(requests))
-        self._done += len(requests)
+        numbers = range(self._done, self._done + len(jobs))
+        self._done += len(jobs)
         with ThreadPoolExecutor(len(servers)) as pool:
-            return list(pool.map(run, numbers, requests))
+            done = zip(jobs, pool.map(run, numbers, jobs), strict=True)
+            found = {index: traced for job, replies in done for index, traced in zip(job, replies, strict=True)}
+        return [found[index] for index in range(len(requests))]
 
     def _started(self, count: int) -> list[JobServer]:
         while len(self._servers) < count:
@@ -85,10 +89,25 @@ class ServerTracer:
         return self._servers[:count]
 
 
-def _traced(server: JobServer, request: TraceRequest, folder: Path) -> Traced:
+def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[int]]:
+    """Return the indices of the requests of each job: those of one way to train together, unless servers lay idle."""
+    by_way: dict[str, list[int]] = {}
+    for index, request in enumerate(requests):
+        by_way.setdefault(way_to_train(request), []).append(index)
+    jobs = list(by_way.values())
+    while len(jobs) < servers and max(map(len, jobs)) > 1:
+        largest = max(jobs, key=len)
+        jobs.remove(largest)
+        half = (len(largest) + 1) // 2
+        jobs += [largest[:half], largest[half:]]
+    # The longest first, so that none is left to one server in the end.
+    return sorted(jobs, key=len, reverse=True)
+
+
+def _traced(server: JobServer, requests: Sequence[TraceRequest], folder: Path) -> Sequence[Traced]:
     try:
-        return trace(server, request, folder, _LONGEST_SECONDS)
+        return trace_all(server, requests, folder, _LONGEST_SECONDS * len(requests))
     except (InputError, ProbeServerError):
         raise
     except AutotuneError as error:
-        return Untraceable(error.message)
+        return [Untraceable(error.message, lasting=not isinstance(error, JobLostError))] * len(requests)

@@ -7,7 +7,8 @@ import argparse
 SUMMARY = "predict what fits and how fast it is, with no GPU"
 DESCRIPTION = (
     "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, and predicts for every\n"
-    "configuration the memory that it needs and the speed that it reaches on a GPU that need not be here."
+    "configuration the memory that it needs and the speed that it reaches on a GPU that need not be here.\n"
+    "Predictions are no measurements: their errors are stated, and autotune probe measures."
 )
 _LIST = "list"
 _TOP = 20
@@ -20,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dataset", metavar="DATASET", nargs="?", help="hub id, or .jsonl, .json, .csv, .parquet file or directory"
     )
     parser.add_argument(
-        "--gpu", metavar="NAME|SIZE", help="such as H100-80GB or 24GiB, or cpu (default: this machine's); list: all"
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="such as H100-80GB, or 24GiB, or cpu (default: this machine's GPU); list: show all that are known",
     )
     parser.add_argument("--seq-len", type=int, metavar="TOKENS", help="tokens of every row, instead of a dataset")
     parser.add_argument("--memory-budget", metavar="SIZE", help="memory for training, as 24GiB (default: all of it)")
@@ -34,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="append", metavar="KNOB=VALUE", help="look only at this choice; repeatable")
     parser.add_argument("--exclude", action="append", metavar="KNOB", help="leave this knob at TRL's default")
     parser.add_argument("--space", metavar="FILE", help="YAML file of knobs and choices (default: shipped)")
-    parser.add_argument("--top", type=int, metavar="N", help="how many candidates to show (default: 20)")
+    parser.add_argument("--top", type=int, metavar="N", help="candidates to show, the best first (default: 20)")
     parser.add_argument("--json", action="store_true", help="write all estimates to stdout as JSON, and nothing else")
 
 
@@ -44,7 +47,9 @@ def epilog() -> str:
         "examples:\n"
         "  autotune plan Qwen/Qwen2.5-0.5B --seq-len 2048 --gpu RTX4090\n"
         "  autotune plan ./my-model chats.parquet --gpu 24GiB --allow lora,quantization\n"
-        "  autotune plan --gpu list\n"
+        "  autotune plan ./my-model --seq-len 2048 --gpu T4 --fix lora=r16 --fix quantization=4bit-nf4 --json\n"
+        "  autotune plan --gpu list\n\n"
+        "exit codes: 0 something is predicted to fit, 1 nothing is, 2 the input cannot be used\n"
     )
 
 
@@ -53,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.cli.probe import fixes, names
     from autotune.errors import InputError
-    from autotune.report.plan import show_gpus, show_plan
+    from autotune.report.gpus import show_gpus
+    from autotune.report.plan import show_plan
     from autotune.report.watch import watching
 
     options = vars(arguments)

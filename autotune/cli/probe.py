@@ -61,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     searched.add_argument("--seed", type=int, metavar="N", help="of the search and the order of batches (default: 42)")
 
+    searched.add_argument(
+        "--no-plan", dest="plan", action="store_false", help="trace nothing beforehand: find out all by probing"
+    )
+
     study = parser.add_argument_group("what is kept")
     study.add_argument("--output", metavar="DIR", help="where to write (default: autotune-<model>-<dataset>)")
     study.add_argument("--storage", metavar="URL", help="Optuna storage (default: study.db in the output directory)")

@@ -14,6 +14,9 @@ from autotune.core.candidate import Candidate
 T = TypeVar("T")
 
 
+_PLAIN = (int, str)
+
+
 class DecodeError(ValueError):
     """A document does not have the shape that was asked for; the message names the place."""
 
@@ -68,14 +71,22 @@ def _decode(hint: Any, document: Any, place: str) -> Any:
         keys = int if key_hint is int else str
         return {keys(key): _decode(value_hint, item, f"{place}[{key}]") for key, item in document.items()}
     if origin in (tuple, list, Sequence, frozenset):
-        _check(isinstance(document, list), document, place)
-        hints = args if origin is tuple and args[-1] is not Ellipsis else (args[0],) * len(document)
-        _check(len(hints) == len(document), document, place)
-        items = [_decode(item_hint, item, place) for item_hint, item in zip(hints, document, strict=True)]
+        items = _decode_items(origin, args, document, place)
         return origin(items) if origin in (tuple, frozenset) else items
     if hint is float:
         return float(_check(isinstance(document, (int, float)), document, place))
     return _check(isinstance(document, hint), document, place)
+
+
+def _decode_items(origin: Any, args: tuple[Any, ...], document: Any, place: str) -> list[Any]:
+    items: list[Any] = _check(isinstance(document, list), document, place)
+    varied = origin is tuple and args[-1] is not Ellipsis
+    if not varied and args[0] in _PLAIN and all(type(item) is args[0] for item in items):
+        # Documents of traces are mostly long rows of numbers and names.
+        return items
+    hints = args if varied else (args[0],) * len(items)
+    _check(len(hints) == len(items), document, place)
+    return [_decode(hint, item, place) for hint, item in zip(hints, items, strict=True)]
 
 
 def _decode_union(args: tuple[Any, ...], document: Any, place: str) -> Any:

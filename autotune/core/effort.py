@@ -13,11 +13,14 @@ class Effort:
 
     Attributes:
         name: what ``--effort`` calls it.
-        trials: probes at the most, contributions included and confirmation excluded.
+        trials: probes at the most, contributions included, audits and confirmation excluded.
         patience: probes in a row without a better candidate after which nothing promising is left.
         probe: schedule of a search probe.
         confirmation: schedule of the longer run that a winner has to pass.
         probe_timeout_seconds: after which a probe is ended.
+        planning_seconds: what predicting may take before the first probe.
+        audits: candidates that are predicted not to fit and probed all the same, beside the trials, to hold the
+            predictions against the truth.
     """
 
     name: str
@@ -26,6 +29,8 @@ class Effort:
     probe: Schedule
     confirmation: Schedule
     probe_timeout_seconds: float
+    planning_seconds: float
+    audits: int = 0
 
 
 EFFORTS: dict[str, Effort] = {
@@ -36,6 +41,7 @@ EFFORTS: dict[str, Effort] = {
         probe=Schedule(worst_steps=2, warmup_steps=1, min_steps=3, max_seconds=3.0, target_error=0.05),
         confirmation=Schedule(worst_steps=2, warmup_steps=1, min_steps=6, max_seconds=10.0, target_error=0.02),
         probe_timeout_seconds=300.0,
+        planning_seconds=30.0,
     ),
     "normal": Effort(
         name="normal",
@@ -44,6 +50,7 @@ EFFORTS: dict[str, Effort] = {
         probe=Schedule(worst_steps=2, warmup_steps=2, min_steps=5, max_seconds=10.0, target_error=0.03),
         confirmation=Schedule(worst_steps=3, warmup_steps=2, min_steps=10, max_seconds=30.0, target_error=0.01),
         probe_timeout_seconds=600.0,
+        planning_seconds=60.0,
     ),
     "thorough": Effort(
         name="thorough",
@@ -52,5 +59,7 @@ EFFORTS: dict[str, Effort] = {
         probe=Schedule(worst_steps=3, warmup_steps=3, min_steps=8, max_seconds=30.0, target_error=0.02),
         confirmation=Schedule(worst_steps=4, warmup_steps=3, min_steps=20, max_seconds=120.0, target_error=0.01),
         probe_timeout_seconds=1200.0,
+        planning_seconds=180.0,
+        audits=4,
     ),
 }

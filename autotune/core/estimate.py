@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -40,6 +40,7 @@ class MemoryEstimate:
         host_bytes: what lies in the host's memory beside the device (offloaded activations, batches).
         step_seconds: of a typical optimizer step, for ranking; None where the device's speed is not known.
         error: share of :attr:`device_bytes` by which the estimate may be off.
+        assumptions: what was assumed where neither the configuration nor the trace can tell, in sentences.
     """
 
     peak_bytes: int
@@ -49,6 +50,7 @@ class MemoryEstimate:
     host_bytes: int
     step_seconds: float | None
     error: float
+    assumptions: tuple[str, ...] = ()
 
     @property
     def device_bytes(self) -> int:
@@ -79,6 +81,18 @@ class Estimate:
     def fits(self) -> bool:
         """Whether it is predicted to fit."""
         return self.spare_bytes is not None and self.spare_bytes >= 0
+
+
+def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
+    """Return the first so many that predict something else: choices such as padding may change nothing on some rows."""
+    kept: dict[tuple[object, ...], Estimate] = {}
+    for estimate in estimates:
+        memory = estimate.memory
+        figures = memory and (memory.peak_bytes, memory.reserved_bytes, memory.host_bytes)
+        kept.setdefault((figures, estimate.tokens_per_second, estimate.reason), estimate)
+        if len(kept) == count:
+            break
+    return tuple(kept.values())
 
 
 @dataclass(frozen=True)

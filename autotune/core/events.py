@@ -43,7 +43,11 @@ class Noted:
 
 @dataclass(frozen=True)
 class ProbeStarted:
-    """A probe began. ``purpose`` is ``baseline``, ``recipe``, ``search``, ``contribution`` or ``confirmation``."""
+    """A probe began.
+
+    Attributes:
+        purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``audit`` or ``confirmation``.
+    """
 
     number: int
     candidate: Candidate

@@ -50,7 +50,7 @@ class Gpu:
         memory_bytes: its memory.
         memory_kind: what ``memory_bytes`` is: ``usable`` is what CUDA says can be allocated, ``total`` what the driver
             says, of which it keeps some for itself, ``nominal`` what the card is sold with, ``given`` what a user said.
-        memory_source: address of what says so; empty where a user named it.
+        memory_source: address of what says so; empty where a user named it, or the driver of this machine.
         context_bytes: estimate of what a process with PyTorch holds outside its allocator: context, kernels, libraries.
         context_source: address of the report that it was derived from; empty where it is a guess.
         speeds: None where they are not known.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autotune.core.gpu import Gpu
+from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
@@ -32,6 +32,7 @@ class Job(StrEnum):
     CHECK_PACKING = "check_packing"
     PROBE = "probe"
     TRACE = "trace"
+    MEASURE_SPEEDS = "measure_speeds"
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,13 @@ class TraceRequest:
         target: what is stood in for: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
         worst: tokens of the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
             as many as a micro-batch has (fewer are repeated). With packing: rows enough to fill one.
-        typical: tokens of rows drawn as the trainer draws them, for the time of a step: those of one micro-batch or of
-            several (fewer are repeated). Empty: a typical step is one on ``worst``.
+        typical: tokens of rows drawn as the trainer draws them, for the time of a step: those of one micro-batch,
+            which stands for all of a step (fewer are repeated). Empty: a typical step is one on ``worst``.
         trainable: share of each row's tokens, its last, that the loss counts.
         layers: how many of the model's layers to trace, or None for all. Layers of alternating kinds keep their order:
             the first so many are traced.
-        gpu: what is planned for; its speeds give the time of a step, its compute capability the kernels. None: no time.
+        gpu: what is planned for; its speeds give the time of a step, its compute capability the kernels. A CPU whose
+            speeds were measured is told in the same way. None: no time.
         factors: how much longer than the roofline things take on that GPU.
         limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes it give back its cache
             first, as a real one does.
@@ -182,6 +184,42 @@ class TraceReply:
     assumptions: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     sections: tuple[Section, ...] = ()
+
+
+@dataclass(frozen=True)
+class TraceRequests:
+    """Run several traces in one process.
+
+    Attributes:
+        requests: of plans that differ in sizes alone: a library that changes a model's classes leaves them changed.
+    """
+
+    requests: tuple[TraceRequest, ...]
+
+
+@dataclass(frozen=True)
+class TraceReplies:
+    """What they showed, in the order of the requests."""
+
+    replies: tuple[TraceReply, ...]
+
+
+@dataclass(frozen=True)
+class SpeedsRequest:
+    """Measure how fast this CPU computes and moves bytes, with the threads that a training step has.
+
+    Attributes:
+        seconds: about how long each figure is measured.
+    """
+
+    seconds: float = 0.05
+
+
+@dataclass(frozen=True)
+class SpeedsReply:
+    """What was measured, in the terms in which a GPU's speeds are told."""
+
+    speeds: GpuSpeeds
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ class Trial:
         reason: why it is not ``ok``, in words; empty otherwise.
         start_seconds: from the request to the first training step; None when there was none.
         wall_seconds: what the probe took; 0 for a vetoed candidate.
+        predicted_bytes: what it was predicted to need of the budget, at that time; None when it was not predicted.
+        predicted_tokens_per_second: what it was predicted to reach, at that time.
     """
 
     number: int
@@ -34,6 +36,8 @@ class Trial:
     tokens_per_second: float | None
     start_seconds: float | None
     wall_seconds: float
+    predicted_bytes: int | None = None
+    predicted_tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Section:
         levels: by category, in PyTorch's words, the bytes on the device at each moment; all as long as ``moments``.
         host_bytes: the most bytes beside the device.
         time: how long this part takes, or None where the speed of the device is not known.
+        backward: index of the first moment in the backward pass; as many as there are moments where there is none.
     """
 
     part: Part
@@ -34,6 +35,7 @@ class Section:
     levels: Mapping[str, tuple[int, ...]]
     host_bytes: int = 0
     time: StepTime | None = None
+    backward: int = 0
 
     @property
     def totals(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -11,6 +12,7 @@ from typing import Any
 import yaml
 
 from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.machine import Hardware
 from autotune.errors import InputError
 from autotune.units import GIB, parse_size
 
@@ -43,6 +45,19 @@ def find_gpu(word: str) -> Gpu:
     close = dict.fromkeys(names[match].name for match in _closest(_plain(word), names))
     meant = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
     raise InputError(f"{word!r} is not a known GPU.", hint=f"{meant} A size such as 24GiB works too.")
+
+
+def described(hardware: Hardware) -> Gpu:
+    """Return a GPU that is here: its memory as the driver says, its speeds as the catalogue does, where it has it."""
+    known = _names().get(_plain(hardware.name))
+    gpu = known or Gpu(hardware.name, hardware.memory_bytes, "usable", "", UNMEASURED_CONTEXT_BYTES)
+    return replace(
+        gpu,
+        memory_bytes=hardware.memory_bytes,
+        memory_kind="usable",
+        memory_source="",
+        compute_capability=hardware.compute_capability,
+    )
 
 
 def _closest(plain: str, names: Mapping[str, Gpu]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.planning.groups import Group
+from autotune.planning.design import Fact
+from autotune.planning.groups import KIND, Group
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,30 @@ class Term:
     weight: float
 
 
-class Composition:
-    """Adds up what each technique changed where it was traced, as near as can be to where it is wanted."""
+@dataclass(frozen=True)
+class Sum:
+    """Terms that add up to a group's figures.
 
-    def __init__(self, traced: Sequence[Group]) -> None:
+    Attributes:
+        unseen: how many choices, of those that may not add up, were never traced together with the others.
+    """
+
+    terms: tuple[Term, ...]
+    unseen: int
+
+
+class Composition:
+    """Adds up what each technique changed where it was traced, as near as can be to where it is wanted.
+
+    Args:
+        traced: groups whose figures are known.
+        telling: facts that may not add up with others, with their choices: sizes tell what they change.
+    """
+
+    def __init__(self, traced: Sequence[Group], telling: Collection[Fact] = ()) -> None:
         self._traced = list(traced)
+        self._telling = telling
+        self._sums: dict[Group, Sum | None] = {}
         # By the fact in which two traced groups alone differ.
         self._pairs: dict[str, list[tuple[Group, Group]]] = {}
         for first in self._traced:
@@ -29,11 +49,14 @@ class Composition:
                 if len(differences) == 1:
                     self._pairs.setdefault(differences[0], []).append((first, second))
 
-    def terms(self, group: Group) -> tuple[Term, ...] | None:
+    def sum(self, group: Group) -> Sum | None:
         """Return whose figures add up to a group's, or None where one of its techniques was never traced."""
-        if not self._traced:
-            return None
-        nearest = min(self._traced, key=lambda other: len(group.differences(other)))
+        if group not in self._sums:
+            self._sums[group] = self._sum(group) if self._traced else None
+        return self._sums[group]
+
+    def _sum(self, group: Group) -> Sum | None:
+        nearest = min(self._traced, key=lambda other: self._distance(group, other))
         weights: dict[Group, float] = {nearest: 1.0}
         for fact in group.differences(nearest):
             pairs = list(self._likest(fact, group, nearest))
@@ -42,32 +65,26 @@ class Composition:
             for changed, unchanged in pairs:
                 weights[changed] = weights.get(changed, 0.0) + 1 / len(pairs)
                 weights[unchanged] = weights.get(unchanged, 0.0) - 1 / len(pairs)
-        return tuple(Term(other, weight) for other, weight in weights.items() if weight)
+        terms = tuple(Term(other, weight) for other, weight in weights.items() if weight)
+        return Sum(terms, self._unseen(group, nearest))
+
+    def _distance(self, group: Group, other: Group) -> tuple[int, int]:
+        return self._unseen(group, other), len(group.differences(other))
+
+    def _unseen(self, group: Group, other: Group) -> int:
+        """Return in how many facts they differ that may not add up with others; how rows lie never does."""
+        return sum(
+            fact == KIND or any((fact, of.facts[fact]) in self._telling for of in (group, other))
+            for fact in group.differences(other)
+        )
 
     def _likest(self, fact: str, group: Group, nearest: Group) -> Iterator[tuple[Group, Group]]:
-        """Yield the pairs that show what a fact changes and are most like the group."""
+        """Yield the pairs that show what a fact changes and are most like the group, its kind of rows first of all."""
         wanted = (group.facts[fact], nearest.facts[fact])
         shown = [
-            (len(group.differences(changed)), (changed, unchanged))
+            ((changed.kind is not group.kind, len(group.differences(changed))), (changed, unchanged))
             for changed, unchanged in self._pairs.get(fact, ())
             if (changed.facts[fact], unchanged.facts[fact]) == wanted
         ]
-        least = min((distance for distance, _ in shown), default=0)
+        least = min((distance for distance, _ in shown), default=(False, 0))
         yield from (pair for distance, pair in shown if distance == least)
-
-
-def design(base: Group, wanted: Mapping[Group, object], first: Sequence[Group], limit: int) -> list[Group]:
-    """Return the groups to trace before any other, so that all that are wanted can be composed.
-
-    Args:
-        base: differs from others by single facts.
-        wanted: every group that there is.
-        first: groups of candidates that are recommended somewhere, in their order.
-        limit: how many at the most; all that are wanted where they are no more.
-    """
-    if len(wanted) <= limit:
-        return list(wanted)
-    singles = [group for group in wanted if len(group.differences(base)) <= 1]
-    singles.sort(key=lambda group: len(group.differences(base)))
-    known = [group for group in first if group in wanted]
-    return list(dict.fromkeys([*singles, *known]))[: max(limit, len(singles))]

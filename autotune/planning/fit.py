@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from operator import mul
 from statistics import fmean
 from typing import TypeVar
 
 from autotune.core.protocol import TraceReply
-from autotune.core.step_time import StepTime
 from autotune.core.timeline import Part, Section
 from autotune.planning.alignment import from_end, from_start
-from autotune.planning.shape import Basis, Shape, layer_weights, shape_weights
+from autotune.planning.forecast import Forecast, Stretch
+from autotune.planning.shape import Anchors, Shape, layer_weights
 from autotune.planning.times import mixed_times
 
 T = TypeVar("T")
@@ -20,131 +21,145 @@ Point = tuple[int, Shape]
 """A depth in layers, and a shape."""
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """What follows for one depth and shape.
+def points(depths: Sequence[int], anchors: Anchors) -> list[Point]:
+    """Return where a way to train has to be traced.
 
-    Attributes:
-        peak_bytes: the most bytes of tensors.
-        categories: its parts.
-        overhead_bytes: what the caching allocator counts beyond that: rounding, and workspaces of libraries.
-        reserved_ratio: reserved over allocated bytes.
-        host_bytes: the most bytes beside the device.
-        times: of each part of a step; empty where speeds are not known.
+    What lies beyond the anchors' chunk is the loss's, and no layer's, so that one depth shows it.
     """
-
-    peak_bytes: int
-    categories: Mapping[str, int]
-    overhead_bytes: int
-    reserved_ratio: float
-    host_bytes: int
-    times: Mapping[Part, StepTime]
-
-    def step_seconds(self, micro_batches: int) -> float | None:
-        """Return how long an optimizer step of so many micro-batches takes, or None where it is not known."""
-        if not self.times:
-            return None
-        seconds = {part: time.seconds for part, time in self.times.items()}
-        further = seconds.get(Part.FURTHER_MICRO_BATCH, 0.0) * (micro_batches - 1)
-        return seconds[Part.FIRST_MICRO_BATCH] + further + seconds[Part.OPTIMIZER]
+    known = [(depth, shape) for depth in depths for shape in anchors.shapes]
+    return [*known, (depths[0], anchors.beyond)] if anchors.beyond is not None else known
 
 
 class Fit:
-    """Traces at every pair of some depths and some shapes.
+    """Traces at :func:`points`.
 
     Attributes:
         aligned: whether the traces have the same moments, so that each moment's memory could be followed. Where they
             have not, only the peaks are, and they may be those of different moments.
     """
 
-    def __init__(self, basis: Basis, replies: Mapping[Point, TraceReply]) -> None:
-        self._basis = basis
+    def __init__(self, anchors: Anchors, replies: Mapping[Point, TraceReply]) -> None:
+        self._anchors = anchors
         self._replies = replies
         self._points = sorted(replies)
         self._depths = sorted({layers for layers, _ in replies})
-        self._shapes = sorted({shape for _, shape in replies})
-        parts = {part: self._aligned(part) for part in Part}
-        self.aligned = all(found is not None for found in parts.values())
-        self._parts = {part: found if found is not None else [self._peaks(part)] for part, found in parts.items()}
+        aligned = {part: self._aligned(part) for part in Part}
+        self.aligned = all(found is not None for found in aligned.values())
+        self._series = [
+            series for part, found in aligned.items() for series in (found if found is not None else self._peaks(part))
+        ]
 
     def forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
         """Return what follows for a depth, a shape, and so many micro-batches in an optimizer step."""
         weights = self._weights(layers, shape)
         parts = [part for part in Part if part is not Part.FURTHER_MICRO_BATCH or micro_batches > 1]
-        found = [(*series.highest(weights), series) for part in parts for series in self._parts[part]]
-        _, moment, series = max(found, key=lambda item: item[0])
-        categories = series.categories(weights, moment) if moment >= 0 else {}
-        peak_bytes = sum(categories.values())
+        stretches: dict[Stretch, Mapping[str, int]] = {}
+        for series in self._series:
+            if series.stretch[0] in parts:
+                found, known = series.highest(weights), stretches.get(series.stretch, {})
+                stretches[series.stretch] = max(known, found, key=lambda levels: sum(levels.values()))
+        hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
+        share, workspace_bytes = self._rounding()
         return Forecast(
-            peak_bytes=peak_bytes,
-            categories=categories,
-            overhead_bytes=self._overhead_bytes(peak_bytes),
-            reserved_ratio=self._reserved_ratio,
-            host_bytes=max(
-                (max(0, round(_weighted(self._each(part, lambda section: section.host_bytes), weights))))
+            stretches=stretches,
+            rounding_share=share,
+            workspace_bytes=workspace_bytes,
+            unused_bytes=self._unused_bytes(shape),
+            host_bytes=max(0, round(max(hosts))),
+            times={
+                part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
                 for part in parts
-            ),
-            times=self._times(parts, weights),
+                if part is not Part.BEFORE and all(known_times := self._each(part, lambda section: section.time))
+            },
         )
 
-    def _overhead_bytes(self, peak_bytes: int) -> int:
-        """Return what the allocator adds: a part that is always there, and a share of what tensors hold.
+    def differs_by_sizes(self, other: Fit, tolerance: float) -> bool:
+        """Whether what another way to train needs in micro-batches differs by more or less from shape to shape.
+
+        Args:
+            tolerance: share of the memory that counts as no difference.
+        """
+        for stretch in {series.stretch for series in self._series if series.stretch[0] in _MICRO_BATCHES}:
+            for depth in self._depths:
+                differences, sizes = [], []
+                for shape in self._anchors.shapes:
+                    mine, theirs = self._highest_at((depth, shape), stretch), other._highest_at((depth, shape), stretch)
+                    differences.append(mine - theirs)
+                    sizes.append(mine)
+                if max(differences) - min(differences) > tolerance * max(sizes):
+                    return True
+        return False
+
+    def _highest_at(self, point: Point, stretch: Stretch) -> int:
+        if point not in self._replies:
+            return 0
+        section = _section(self._replies[point], stretch[0])
+        return max(section.totals[_moments_of(section, in_backward=stretch[1])], default=0)
+
+    def _rounding(self) -> tuple[float, int]:
+        """Return what the allocator adds: a share of what tensors hold, and what is always there.
 
         Which blocks are split and which are not differs from size to size without a rule, so that following single
         figures to another size would multiply what is chance in them.
         """
         overheads = [reply.allocated_bytes - reply.device.bytes for reply in self._replies.values()]
         always = max(0, min(overheads))
-        shares = [
-            (overhead - always) / max(1, reply.device.bytes)
-            for overhead, reply in zip(overheads, self._replies.values(), strict=True)
-        ]
-        return always + round(fmean(shares) * peak_bytes)
+        sizes = [max(1, reply.device.bytes) for reply in self._replies.values()]
+        return fmean((added - always) / size for added, size in zip(overheads, sizes, strict=True)), always
 
-    @property
-    def _reserved_ratio(self) -> float:
-        return fmean(
-            max(1.0, (reply.reserved_bytes or 0) / max(1, reply.allocated_bytes)) for reply in self._replies.values()
-        )
+    def _unused_bytes(self, wanted: Shape) -> int:
+        """Return what the allocator keeps beyond what is in use: that goes with the sizes of blocks, not with depth."""
+        by_tokens: dict[float, list[int]] = {}
+        for (_, shape), reply in self._replies.items():
+            unused_bytes = max(0, (reply.reserved_bytes or 0) - reply.allocated_bytes)
+            by_tokens.setdefault(shape.rows * shape.tokens, []).append(unused_bytes)
+        known = sorted((tokens, fmean(found)) for tokens, found in by_tokens.items())
+        return round(_between(known, wanted.rows * wanted.tokens))
 
     def _weights(self, layers: int, shape: Shape) -> tuple[float, ...]:
         by_depth = dict(zip(self._depths, layer_weights(self._depths, layers), strict=True))
-        by_shape = dict(zip(self._shapes, shape_weights(self._basis, self._shapes, shape), strict=True))
-        return tuple(by_depth[point[0]] * by_shape[point[1]] for point in self._points)
-
-    def _times(self, parts: Sequence[Part], weights: Sequence[float]) -> dict[Part, StepTime]:
-        times: dict[Part, StepTime] = {}
-        for part in parts:
-            known = self._each(part, lambda section: section.time)
-            if part is not Part.BEFORE and all(time is not None for time in known):
-                times[part] = mixed_times([(time, weight) for time, weight in zip(known, weights, strict=True) if time])
-        return times
+        by_shape = self._anchors.sums(shape)
+        weights = {(depth, known): by_depth[depth] * by_shape[known] for depth in self._depths for known in by_shape}
+        beyond, excess = self._anchors.beyond, self._anchors.excess(shape)
+        if beyond is not None and excess:
+            for known, weight in self._anchors.sums(beyond).items():
+                weights[self._depths[0], known] -= excess * weight
+            weights[self._depths[0], beyond] = excess
+        return tuple(weights.get(point, 0.0) for point in self._points)
 
     def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
         return [figure(_section(self._replies[point], part)) for point in self._points]
 
-    def _peaks(self, part: Part) -> _Series:
-        return _series([_peak_alone(section) for section in self._each(part, lambda section: section)], 1)
+    def _peaks(self, part: Part) -> list[_Series]:
+        return [
+            _Series((part, backward), self._each(part, partial(_peak, in_backward=backward)))
+            for backward in (False, True)
+        ]
 
     def _aligned(self, part: Part) -> list[_Series] | None:
-        """Return one or two series of levels by point, of equally many moments, or None where there are none."""
+        """Return series of levels by point, of equally many moments, or None where there are none."""
         sections = dict(zip(self._points, self._each(part, lambda section: section), strict=True))
         # What is deeper or larger has whole layers, or chunks of the loss, inserted.
-        short = min((sections[point].moments for point in self._points), key=len)
+        shortest = min(sections.values(), key=lambda section: len(section.moments))
         found_series = []
         for align in (from_start, from_end):
-            series = []
+            levels: list[_Levels] = []
             for point in self._points:
-                chosen = align(short, sections[point].moments)
+                chosen = align(shortest.moments, sections[point].moments)
                 if chosen is None:
                     return None
-                levels = sections[point].levels
-                series.append({name: [values[index] for index in chosen] for name, values in levels.items()})
-            found_series.append(_series(series, len(short)))
-        return found_series
+                levels.append(
+                    {name: [values[index] for index in chosen] for name, values in sections[point].levels.items()}
+                )
+            for backward in (False, True):
+                kept = _moments_of(shortest, in_backward=backward)
+                cut = [{name: values[kept] for name, values in point.items()} for point in levels]
+                found_series.append(_Series((part, backward), cut))
+        return [series for series in found_series if series.moments]
 
 
 _Levels = Mapping[str, Sequence[int]]
+_MICRO_BATCHES = (Part.FIRST_MICRO_BATCH, Part.FURTHER_MICRO_BATCH)
 
 
 def _section(reply: TraceReply, part: Part) -> Section:
@@ -152,40 +167,51 @@ def _section(reply: TraceReply, part: Part) -> Section:
     return next((section for section in reply.sections if section.part is part), Section(part, (), {}))
 
 
-def _peak_alone(section: Section) -> _Levels:
-    totals = section.totals
+def _moments_of(section: Section, *, in_backward: bool) -> slice:
+    return slice(section.backward, None) if in_backward else slice(0, section.backward)
+
+
+def _peak(section: Section, *, in_backward: bool) -> _Levels:
+    chosen = _moments_of(section, in_backward=in_backward)
+    totals = section.totals[chosen]
     if not totals:
         return {}
     highest = totals.index(max(totals))
-    return {name: [values[highest]] for name, values in section.levels.items()}
+    return {name: [values[chosen][highest]] for name, values in section.levels.items()}
 
 
-@dataclass(frozen=True)
 class _Series:
-    """Levels of equally many moments at every point, and the totals of all categories."""
+    """Levels of equally many moments of a stretch at every point.
 
-    levels: tuple[_Levels, ...]
-    totals: tuple[tuple[int, ...], ...]
+    Attributes:
+        moments: how many.
+    """
 
-    def highest(self, weights: Sequence[float]) -> tuple[float, int]:
-        """Return the most bytes that follow, and at which moment."""
-        totals = [sum(map(mul, weights, values)) for values in zip(*self.totals, strict=True)]
-        best = max(totals, default=0.0)
-        return best, totals.index(best) if totals else -1
+    def __init__(self, stretch: Stretch, levels: Sequence[_Levels]) -> None:
+        self.stretch = stretch
+        self._levels = levels
+        self.moments = max((len(values) for point in levels for values in point.values()), default=0)
+        self._totals = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
 
-    def categories(self, weights: Sequence[float], moment: int) -> dict[str, int]:
-        """Return the bytes by category at a moment."""
+    def highest(self, weights: Sequence[float]) -> Mapping[str, int]:
+        """Return the bytes by category at the moment at which the most follow."""
+        totals = [sum(map(mul, weights, values)) for values in zip(*self._totals, strict=True)]
+        if not totals:
+            return {}
+        moment = totals.index(max(totals))
         found: dict[str, float] = {}
-        for weight, levels in zip(weights, self.levels, strict=True):
+        for weight, levels in zip(weights, self._levels, strict=True):
             for name, values in levels.items():
                 found[name] = found.get(name, 0.0) + weight * values[moment]
         return {name: round(size) for name, size in found.items() if round(size) > 0}
 
 
-def _series(levels: Sequence[_Levels], moments: int) -> _Series:
-    zeros = [0] * moments
-    totals = tuple(tuple(map(sum, zip(*point.values(), strict=True))) or tuple(zeros) for point in levels)
-    return _Series(tuple(levels), totals)
+def _between(known: Sequence[tuple[float, float]], place: float) -> float:
+    """Return the figure at a place by lines between those that are known, and the nearest one outside of them."""
+    for (left, low), (right, high) in pairwise(known):
+        if place <= right:
+            return low + (high - low) * max(0.0, place - left) / (right - left)
+    return known[-1][1]
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:

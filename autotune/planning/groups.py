@@ -5,24 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
+from autotune.planning.cache import fingerprint
 from autotune.planning.load import SIZES, Load
-from autotune.planning.shape import Basis, Kind, Shape
+from autotune.planning.shape import Anchors, Basis, Kind, Shape
 
 # Gradients are held from the second micro-batch of a step on, so that two show all there is.
 _TRACED_MICRO_BATCHES = 2
 # An attention mask over all tokens of a row is computed for real while tracing: memory and time go with its square.
-_LONGEST_FLAT = 2048
+_LONGEST_FLAT = 8192
 _TOKENS_STEP = 128
 _DOCUMENTS = 4
-# TRL's fused head takes so many tokens at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py). What follows from
-# fewer for more than these is an overestimate, since no chunk grows beyond it.
+# TRL's fused head takes so many tokens at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py).
 _CHUNK_TOKENS = 4096
+# Trainer arguments that choose the shape of micro-batches; a trace has its own.
+_SIZES = frozenset(
+    {
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "max_length",
+        "pad_to_multiple_of",
+        "padding_free",
+        "packing",
+        "packing_strategy",
+    }
+)
+
+KIND = "kind"
+"""What the kind of rows is called where it is a fact like the choice of a knob."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,7 @@ class Group:
     @cached_property
     def facts(self) -> Mapping[str, Choice]:
         """What tells groups apart, the kind as if it were a knob."""
-        return {**self.choices, "kind": self.kind.value}
+        return dict(self.choices) | {KIND: self.kind.value}
 
     @cached_property
     def _hash(self) -> int:
@@ -50,8 +67,8 @@ class Group:
 
     def differences(self, other: Group) -> tuple[str, ...]:
         """Return the facts in which the groups differ."""
-        theirs = other.facts
-        return tuple(name for name, choice in self.facts.items() if theirs[name] != choice)
+        mine, theirs = self.facts, other.facts
+        return tuple([name for name in mine if mine[name] != theirs[name]])
 
 
 def group_of(candidate: Candidate, kind: Kind) -> Group:
@@ -59,39 +76,29 @@ def group_of(candidate: Candidate, kind: Kind) -> Group:
     return Group(Candidate({knob: choice for knob, choice in candidate.items() if knob not in SIZES}), kind)
 
 
-@dataclass(frozen=True)
-class Anchors:
-    """The shapes at which micro-batches of a kind are traced."""
-
-    basis: Basis
-    shapes: tuple[Shape, ...]
-
-
 def anchors(kind: Kind, loads: Iterable[Load]) -> Anchors:
     """Return the shapes to trace, so that those of the loads follow from them."""
     shapes = {shape for load in loads if load.kind is kind for shape in (load.worst, load.typical)}
+    most_tokens = round(max(shape.rows * shape.tokens for shape in shapes))
     if kind is Kind.FLAT:
-        most = max(shape.tokens for shape in shapes)
-        step = max(_TOKENS_STEP, min(_LONGEST_FLAT, int(most)) // 4 // _TOKENS_STEP * _TOKENS_STEP)
-        return Anchors(Basis.TOKENS, tuple(Shape(1, step * times) for times in (1, 2, 4)))
+        step = max(_TOKENS_STEP, min(_CHUNK_TOKENS, most_tokens) // 4 // _TOKENS_STEP * _TOKENS_STEP)
+        known = tuple(Shape(1, step * times) for times in (1, 2, 4))
+        beyond = Shape(1, min(most_tokens, _LONGEST_FLAT)) if most_tokens > _CHUNK_TOKENS else None
+        return Anchors(Basis.TOKENS, known, _CHUNK_TOKENS, beyond)
     few = 1 if kind is Kind.EQUAL else 2
     tokens = sorted(shape.tokens for shape in shapes)
     longest, shortest = round(tokens[-1]), max(1, round(tokens[0] / 8) * 8)
-    rows = _rows_to_trace(few, max(shape.rows for shape in shapes), longest)
-    at_longest = tuple(Shape(count, longest) for count in rows)
+    most = max(few + 1, *(shape.rows for shape in shapes))
+    whole = _CHUNK_TOKENS // longest
+    several = min(most, whole) if whole > few else most
+    at_longest = (Shape(few, longest), Shape(several, longest))
+    # Where even the fewest rows are more than one chunk, all are computed in chunks.
+    chunked = several < most
+    limits = (float(several * longest), Shape(most, longest)) if chunked else (inf, None)
     if longest == round(tokens[0]):
-        return Anchors(Basis.ROWS, at_longest)
+        return Anchors(Basis.ROWS, at_longest, *limits)
     shortest = shortest if shortest < longest else max(1, longest // 2)
-    return Anchors(Basis.TOKENS, (*at_longest, Shape(rows[0], shortest)))
-
-
-def _rows_to_trace(few: int, most: int, tokens: int) -> tuple[int, int]:
-    """Return two numbers of rows for which the loss is computed in the same way: whole, or in chunks."""
-    whole = _CHUNK_TOKENS // tokens
-    if whole > few:
-        return few, max(few + 1, min(most, whole))
-    fewest = max(few, whole + 1)
-    return fewest, max(fewest + 1, most)
+    return Anchors(Basis.TOKENS, (*at_longest, Shape(few, shortest)), *limits)
 
 
 def trace_request(
@@ -109,10 +116,9 @@ def trace_request(
         "packing": kind is Kind.FLAT,
         **({"packing_strategy": "bfd"} if kind is Kind.FLAT else {}),
     }
-    kept = {name: value for name, value in plan.args.items() if name != "packing_strategy"}
     dataset = setting.workload.dataset
     return TraceRequest(
-        plan=replace(plan, args={**kept, **sizes}, truncate_to=None),
+        plan=replace(plan, args={**_without_sizes(plan.args), **sizes}, truncate_to=None),
         model=setting.workload.model_source,
         target=setting.machine.hardware.kind,
         worst=tuple(_rows(kind, shape.rows, tokens)),
@@ -120,6 +126,15 @@ def trace_request(
         layers=layers,
         gpu=gpu,
     )
+
+
+def way_to_train(request: TraceRequest) -> str:
+    """Return a text that is equal for requests whose plans differ in sizes alone."""
+    return fingerprint(_without_sizes(request.plan.args), request.plan.model, request.model)
+
+
+def _without_sizes(args: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in args.items() if name not in _SIZES}
 
 
 def _rows(kind: Kind, rows: int, tokens: int) -> Sequence[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
-from autotune.planning.fit import Forecast
+from autotune.planning.forecast import Forecast
 
 TRACED_ERROR = 0.10
 """What a traced estimate may be off by, as a share. Tensors' bytes of a trace are within 3 % on the CPU, and
@@ -24,7 +24,7 @@ def memory_estimate(
         error: share that it may be off by.
     """
     peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
-    reserved_bytes = round(peak_bytes * worst.reserved_ratio) if gpu is not None else None
+    reserved_bytes = peak_bytes + worst.unused_bytes if gpu is not None else None
     context_bytes = gpu.context_bytes if gpu is not None else 0
     extra = {
         "rounding": peak_bytes - worst.peak_bytes,

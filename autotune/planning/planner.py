@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
-from autotune.planning.composition import Composition, design
+from autotune.planning.composition import Composition, Sum
 from autotune.planning.depth import traced_depths
-from autotune.planning.fit import Fit, Forecast, Point
-from autotune.planning.groups import Anchors, Group, anchors, group_of, trace_request
+from autotune.planning.design import Design
+from autotune.planning.fit import Fit, Point, points
+from autotune.planning.forecast import Forecast, mixed
+from autotune.planning.groups import Group, anchors, group_of, trace_request
 from autotune.planning.load import Load, load_of
 from autotune.planning.memory import TRACED_ERROR, memory_estimate
-from autotune.planning.mixture import mixed
-from autotune.planning.shape import Kind
+from autotune.planning.shape import Anchors, Kind
 from autotune.planning.traces import Traces, Untraceable
 from autotune.trainers.problem import TrainerProblem
 
-COMPOSED_ERROR = 0.35
-"""What a composed one may be off by. Against full-size traces of an 8B shape, two were 5 % and one was 33 % off: that
-of activation offloading without checkpointing, which share what they save, so that it was an overestimate."""
+COMPOSED_ERRORS = (0.15, 2.0)
+"""What one that is composed may be off by: of choices that add up, and of others that were never traced together.
+
+Of 27 of an 8B shape that were held against full-size traces, the 6 of the first sort were up to 3 % off; half of the
+others were up to 9 % off, and the worst 199 %, where offloading takes away what other choices add.
+"""
+
+EXPLORED = 36
+"""Ways to train that are traced before the first ranking. A trace takes about 0.3 s, a way to train five to seven."""
+# Ways to train that are traced before the best are looked at again.
+_REFINED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -33,10 +42,12 @@ class Target:
     Attributes:
         gpu: None for a CPU.
         budget_bytes: memory that training may need.
+        cpu: a CPU whose speeds were measured; None where nothing is to be said of its time.
     """
 
     gpu: Gpu | None
     budget_bytes: int
+    cpu: Gpu | None = None
 
 
 def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
@@ -54,7 +65,6 @@ class Planner:
 
     Attributes:
         candidates: the legal ones.
-        composed_error: share by which composed estimates may be off.
     """
 
     def __init__(
@@ -77,17 +87,22 @@ class Planner:
             self._groups.setdefault(group_of(candidate, load.kind), candidate)
         loads = set(self._loads.values())
         self._anchors: Mapping[Kind, Anchors] = {kind: anchors(kind, loads) for kind in {load.kind for load in loads}}
+        recipes = [self._group(recipe) for recipe in problem.recipes if recipe in self._loads]
+        self._design = Design(self._groups, self._group(problem.baseline), recipes)
         self._fits: dict[Group, Fit] = {}
         self._untraceable: dict[Group, str] = {}
         self._composition = Composition(())
         self._forecasts: dict[tuple[Group, Load], tuple[MemoryEstimate, Origin] | None] = {}
         self._traced_forecasts: dict[tuple[Group, Load], tuple[Forecast, Forecast]] = {}
-        self._differences: list[float] = []
+        self._differences: dict[int, list[float]] = {}
 
-    @property
-    def composed_error(self) -> float:
-        """Share by which composed estimates may be off: what was seen here where that is more than was seen before."""
-        return max(COMPOSED_ERROR, *self._differences) if self._differences else COMPOSED_ERROR
+    def composed_error(self, unseen: int) -> float:
+        """Return the share by which estimates may be off that are composed with so many choices not seen together.
+
+        It is what was seen here where that is more than was seen before.
+        """
+        place = _place(unseen)
+        return max(COMPOSED_ERRORS[place], *self._differences.get(place, ()), 0.0)
 
     @property
     def misaligned(self) -> int:
@@ -99,11 +114,29 @@ class Planner:
         """Why ways to train could not be traced."""
         return self._untraceable
 
-    def explore(self, limit: int) -> None:
-        """Trace so that every candidate can be estimated, on at most about ``limit`` ways to train."""
-        base = self._group(self._problem.baseline)
-        recipes = [self._group(candidate) for candidate in self._problem.recipes if candidate in self._loads]
-        self._trace(design(base, self._groups, recipes, limit))
+    def explore(
+        self, limit: int = EXPLORED, *, at_once: int = 1 << 16, goes_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Trace so that every candidate can be estimated, the most telling ways to train first.
+
+        Args:
+            limit: about how many ways to train.
+            at_once: how many are traced before the next question.
+            goes_on: asked whether to go on.
+        """
+        for groups in self._design.wanted(self._fits, self._largest_need, limit):
+            for first in range(0, len(groups), at_once):
+                if not goes_on():
+                    return
+                self._trace(groups[first : first + at_once])
+
+    def trace(self, candidates: Iterable[Candidate]) -> None:
+        """Trace the ways to train of candidates of the space, those that were not traced yet."""
+        self._trace([group for group in map(self._group, candidates) if group in self._groups])
+
+    def _largest_need(self, group: Group) -> int:
+        loads = (load for load in self._loads.values() if load.kind is group.kind)
+        return self._forecast(group, max(loads, key=lambda load: load.worst.rows * load.worst.tokens))[0].peak_bytes
 
     def refine(self, places: int, limit: int) -> None:
         """Trace those among the best candidates that are composed, until there are none or the limit is reached."""
@@ -111,15 +144,15 @@ class Planner:
             best = self.ranked()[:places]
             wanted = [estimate.candidate for estimate in best if estimate.origin is not Origin.TRACED]
             groups = list(dict.fromkeys(self._group(candidate) for candidate in wanted))
-            groups = [group for group in groups if group not in self._untraceable][: min(limit, 2)]
+            groups = [group for group in groups if group not in self._untraceable][: min(limit, _REFINED_AT_ONCE)]
             if not groups:
                 return
             limit -= len(groups)
-            before = {
-                estimate.candidate: estimate.memory.device_bytes for estimate in best if estimate.memory is not None
-            }
+            before = [estimate for estimate in best if self._group(estimate.candidate) in groups]
+            seen_before = self._composition
             self._trace(groups)
-            self._compare(before, groups)
+            for estimate in before:
+                self._compare(estimate, seen_before.sum(self._group(estimate.candidate)))
 
     def ranked(self) -> list[Estimate]:
         """Return estimates of all candidates: those that fit first, the fastest first; unknown ones last."""
@@ -149,51 +182,57 @@ class Planner:
     def _group(self, candidate: Candidate) -> Group:
         return group_of(candidate, self._load(candidate).kind)
 
-    def _trace(self, groups: Sequence[Group]) -> None:
-        points = {group: list(self._points(group)) for group in groups}
+    def _trace(self, asked: Iterable[Group]) -> None:
+        known = self._fits.keys() | self._untraceable.keys()
+        groups = [group for group in dict.fromkeys(asked) if group not in known]
+        wanted = {group: self._points(group) for group in groups}
+        setting, timed = self._problem.setting, self._target.gpu or self._target.cpu
         requests = {
-            (group, point): trace_request(
-                self._plan(group), group.kind, point[1], point[0], self._problem.setting, self._target.gpu
-            )
+            (group, point): trace_request(self._plan(group), group.kind, point[1], point[0], setting, timed)
             for group in groups
-            for point in points[group]
+            for point in wanted[group]
         }
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
         for group in groups:
-            replies = {point: found[group, point] for point in points[group]}
+            replies = {point: found[group, point] for point in wanted[group]}
             failed = next((reply for reply in replies.values() if isinstance(reply, Untraceable)), None)
             if failed is not None:
                 self._untraceable[group] = failed.reason
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-            self._fits[group] = Fit(self._anchors[group.kind].basis, good)
-        self._composition = Composition(tuple(self._fits))
+            self._fits[group] = Fit(self._anchors[group.kind], good)
+        effects = self._design.effects(self._fits, self._largest_need)
+        telling = {fact for found in effects.values() for fact in found}
+        self._composition = Composition(tuple(self._fits), telling)
         self._forecasts.clear()
 
-    def _points(self, group: Group) -> Iterator[Point]:
-        return itertools.product(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.kind].shapes)
+    def _points(self, group: Group) -> list[Point]:
+        return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.kind])
 
     def _plan(self, group: Group) -> TrainingPlan:
         return self._problem.trainer.plan(self._groups[group], self._problem.setting)
 
-    def _compare(self, before: Mapping[Candidate, int], groups: Sequence[Group]) -> None:
-        for candidate, composed_bytes in before.items():
-            traced = self.estimate(candidate).memory
-            if self._group(candidate) in groups and self._group(candidate) in self._fits and traced is not None:
-                self._differences.append(abs(composed_bytes / traced.device_bytes - 1))
+    def _compare(self, composed: Estimate, found: Sum | None) -> None:
+        """Remember by how much an estimate that was composed was off, now that its like has been traced."""
+        traced = self.estimate(composed.candidate)
+        if found is not None and composed.memory and traced.memory and traced.origin is Origin.TRACED:
+            off = abs(composed.memory.device_bytes / traced.memory.device_bytes - 1)
+            self._differences.setdefault(_place(found.unseen), []).append(off)
 
     def _estimate(self, group: Group, load: Load) -> tuple[MemoryEstimate, Origin] | None:
         if group in self._fits:
             return memory_estimate(
                 *self._forecast(group, load), load.micro_batches, self._target.gpu, TRACED_ERROR
             ), Origin.TRACED
-        terms = self._composition.terms(group) if group not in self._untraceable else None
-        if terms is None:
+        found = self._composition.sum(group) if group not in self._untraceable else None
+        if found is None:
             return None
-        forecasts = [(self._forecast(term.group, load), term.weight) for term in terms]
+        forecasts = [(self._forecast(term.group, load), term.weight) for term in found.terms]
         worst = mixed([(pair[0], weight) for pair, weight in forecasts])
-        typical = mixed([(pair[1], weight) for pair, weight in forecasts])
-        memory = memory_estimate(worst, typical, load.micro_batches, self._target.gpu, self.composed_error)
+        same = load.typical == load.worst
+        typical = worst if same else mixed([(pair[1], weight) for pair, weight in forecasts])
+        error = self.composed_error(found.unseen)
+        memory = memory_estimate(worst, typical, load.micro_batches, self._target.gpu, error)
         return memory, Origin.COMPOSED
 
     def _forecast(self, group: Group, load: Load) -> tuple[Forecast, Forecast]:
@@ -215,6 +254,10 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]
     kwargs = plan.args.get("gradient_checkpointing_kwargs")
     every = kwargs.get("every_n_layers") if isinstance(kwargs, Mapping) else None
     return traced_depths(layer_kinds, every if isinstance(every, int) else 1)
+
+
+def _place(unseen: int) -> int:
+    return min(unseen, len(COMPOSED_ERRORS) - 1)
 
 
 def _rank(estimate: Estimate) -> tuple[bool, bool, float, int]:

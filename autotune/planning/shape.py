@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 
 class Kind(StrEnum):
@@ -59,6 +60,35 @@ def shape_weights(basis: Basis, known: Sequence[Shape], wanted: Shape) -> tuple[
     columns = [basis.terms(shape) for shape in known]
     rows = [[column[term] for column in columns] for term in range(basis.size)]
     return _solve(rows, list(basis.terms(wanted)))
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """The shapes at which micro-batches of a kind are traced, and how figures at others follow from those.
+
+    Attributes:
+        basis: what figures are sums of, up to so many tokens as the loss is computed on at once.
+        shapes: that determine the sums.
+        whole_tokens: so many tokens of a micro-batch.
+        beyond: a shape of more tokens, where there are such micro-batches: beyond those, what the sums give is off by
+            what it is off by here, in proportion to the tokens in excess.
+    """
+
+    basis: Basis
+    shapes: tuple[Shape, ...]
+    whole_tokens: float = inf
+    beyond: Shape | None = None
+
+    def sums(self, wanted: Shape) -> dict[Shape, float]:
+        """Return the weight of each known shape's figures in the sums for the wanted one."""
+        return dict(zip(self.shapes, shape_weights(self.basis, self.shapes, wanted), strict=True))
+
+    def excess(self, wanted: Shape) -> float:
+        """Return how far the wanted shape lies beyond the whole tokens: 0 up to those, 1 at the shape beyond."""
+        if self.beyond is None:
+            return 0.0
+        tokens = wanted.rows * wanted.tokens - self.whole_tokens
+        return max(0.0, tokens / (self.beyond.rows * self.beyond.tokens - self.whole_tokens))
 
 
 def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:

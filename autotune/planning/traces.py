@@ -17,9 +17,11 @@ class Untraceable:
 
     Attributes:
         reason: names the operator or the combination.
+        lasting: whether it would be so another time.
     """
 
     reason: str
+    lasting: bool = True
 
 
 Traced = TraceReply | Untraceable
@@ -54,7 +56,8 @@ class Traces:
         missing = {key: request for key, request in asked if key not in self._known and not self._find(key)}
         for key, traced in zip(missing, self._run(list(missing.values())), strict=True):
             self._known[key] = traced
-            self._keep(key, traced)
+            if not isinstance(traced, Untraceable) or traced.lasting:
+                self._keep(key, traced)
             self.new_count += 1
         return [self._known[key] for key in keys]
 

@@ -1,6 +1,6 @@
 """The parent's side of isolated processes: start, ask, wait, end, and tell what happened. Imports no torch."""
 
-from autotune.probing.jobs import check_packing, prepare, probe, trace
+from autotune.probing.jobs import check_packing, measure_speeds, prepare, probe, trace, trace_all
 from autotune.probing.server import JobServer
 
-__all__ = ["JobServer", "check_packing", "prepare", "probe", "trace"]
+__all__ = ["JobServer", "check_packing", "measure_speeds", "prepare", "probe", "trace", "trace_all"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,11 +20,15 @@ from autotune.core.protocol import (
     PrepareRequest,
     ProbeReply,
     ProbeRequest,
+    SpeedsReply,
+    SpeedsRequest,
+    TraceReplies,
     TraceReply,
     TraceRequest,
+    TraceRequests,
 )
 from autotune.core.status import ProbeStatus
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, JobLostError
 from autotune.probing.cgroup import out_of_memory_kills
 from autotune.probing.classify import classify
 from autotune.probing.log import last_lines
@@ -60,7 +65,29 @@ def trace(server: JobServer, request: TraceRequest, folder: Path, timeout_second
         InputError: the model cannot be used.
         AutotuneError: the step cannot be traced; the message says which operator or which combination.
     """
-    return _expect(TraceReply, server.run(Job.TRACE, request, folder, timeout_seconds), folder)
+    return trace_all(server, (request,), folder, timeout_seconds)[0]
+
+
+def trace_all(
+    server: JobServer, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
+) -> tuple[TraceReply, ...]:
+    """Trace plans that differ in sizes alone, in one process, which takes less than as many processes do.
+
+    Raises:
+        InputError: the model cannot be used.
+        AutotuneError: one of them cannot be traced; the message says which operator or which combination.
+    """
+    asked = TraceRequests(tuple(requests))
+    return _expect(TraceReplies, server.run(Job.TRACE, asked, folder, timeout_seconds), folder).replies
+
+
+def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> SpeedsReply:
+    """Measure the CPU that the server's jobs run on.
+
+    Raises:
+        AutotuneError: the job failed; the message names its log.
+    """
+    return _expect(SpeedsReply, server.run(Job.MEASURE_SPEEDS, request, folder), folder)
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
@@ -95,14 +122,14 @@ def _expect(expected: type[R], ending: Ending, folder: Path) -> R:
         reply = read_reply(folder, expected)
     except ExchangeError as error:
         ended = f"signal {ending.signal}" if ending.signal is not None else f"exit status {ending.code}"
-        raise _failed(f"A job ended with {ended}, and its {error}.", folder) from error
+        raise _failed(JobLostError, f"A job ended with {ended}, and its {error}.", folder) from error
     if isinstance(reply, InputProblem):
         raise InputError(reply.message, hint=reply.hint)
     if isinstance(reply, Failure):
-        raise _failed(f"A job failed with {reply.kind}: {reply.message}", folder)
+        raise _failed(AutotuneError, f"A job failed with {reply.kind}: {reply.message}", folder)
     return reply
 
 
-def _failed(message: str, folder: Path) -> AutotuneError:
+def _failed(kind: type[AutotuneError], message: str, folder: Path) -> AutotuneError:
     said = "\n".join(f"  {line}" for line in last_lines(folder, _SHOWN_LINES))
-    return AutotuneError(message, hint=f"Its log, {folder / LOG_FILE}, ends with:\n{said}")
+    return kind(message, hint=f"Its log, {folder / LOG_FILE}, ends with:\n{said}")

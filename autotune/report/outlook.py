@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from autotune.core.result import LeftOut, Result, Trial
+from autotune.core.result import LeftOut, Result, Trial, Unlockable
 from autotune.core.status import ProbeStatus
 from autotune.report.words import said, said_bytes, said_path, said_rate, said_share, said_status
 from autotune.units import format_bytes, format_duration
@@ -23,7 +24,13 @@ def said_trials(result: Result) -> str:
 
 def said_vetoes(result: Result) -> tuple[str, ...]:
     """Return why candidates were vetoed, the most frequent reasons first, each with its count."""
-    reasons = Counter(trial.reason for trial in result.trials if trial.status is ProbeStatus.VETOED)
+    vetoed = [trial for trial in result.trials if trial.status is ProbeStatus.VETOED]
+    needs = sorted(trial.predicted_bytes for trial in vetoed if trial.predicted_bytes is not None)
+    # Each prediction is a reason of its own; together they are one.
+    predicted = f"predicted to need {format_bytes(needs[0])}" if needs else ""
+    if len(set(needs)) > 1:
+        predicted += f" to {format_bytes(needs[-1])}"
+    reasons = Counter(trial.reason if trial.predicted_bytes is None else predicted for trial in vetoed)
     lines = [f"{count} vetoed: {reason}" for reason, count in reasons.most_common(_REASONS_SHOWN)]
     rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS_SHOWN))
     return (*lines, f"{rest} vetoed for other reasons; all are in result.json") if rest else tuple(lines)
@@ -37,12 +44,12 @@ def said_left_out(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
     return tuple(f"{knob} {', '.join(choices)}: {reason}" for (knob, reason), choices in together.items())
 
 
-def said_unlockable(result: Result) -> tuple[str, ...]:
-    """Return what each ``--allow`` would add to the search."""
+def said_unlockable(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
+    """Return what each ``--allow`` would add to the candidates."""
     return tuple(
         f"--allow {item.knob} would add {', '.join(str(choice) for choice in item.choices)}"
         + (f" ({item.changes})" if item.changes else "")
-        for item in result.unlockable
+        for item in unlockable
     )
 
 
@@ -88,7 +95,7 @@ def said_ways_out(result: Result) -> tuple[str, ...]:
     shortest = min([*tried, lengths.longest])
     shorter = [length for length in (shortest // 2, shortest // 4) if length >= 1]
     return (
-        *said_unlockable(result),
+        *said_unlockable(result.unlockable),
         *(
             f"--max-length {length} would keep {said_share(lengths.coverage(length))} of the tokens"
             for length in shorter

@@ -14,7 +14,7 @@ from autotune.core.events import (
     StageStarted,
     WorkloadReady,
 )
-from autotune.report.progress import Progress, said_reason, said_workload
+from autotune.report.progress import UNCOUNTED, Progress, said_reason, said_workload
 from autotune.report.words import said_bytes, said_rate, said_status
 
 
@@ -40,7 +40,7 @@ class PlainListener:
             case Noted(text=text):
                 return f"note: {text}"
             case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
-                place = "" if purpose == "confirmation" else f" ({progress.done + 1} of at most {limit})"
+                place = "" if purpose in UNCOUNTED else f" ({progress.done + 1} of at most {limit})"
                 return f"probe {number} started{place}: {progress.said_candidate(candidate, purpose)}"
             case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
                 figures = f"peak {said_bytes(measurement.peak_bytes)}, {said_rate(measurement.tokens_per_second)}"

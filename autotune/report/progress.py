@@ -10,7 +10,14 @@ from autotune.core.measurement import Measurement
 from autotune.report.words import BASELINE_NAME, said, said_bytes, said_rate
 from autotune.units import format_bytes, format_count
 
-_PURPOSES = {"confirmation": "confirming ", "contribution": "one choice changed back: "}
+_PURPOSES = {
+    "confirmation": "confirming ",
+    "contribution": "one choice changed back: ",
+    "audit": "predicted not to fit: ",
+}
+
+UNCOUNTED = ("audit", "confirmation")
+"""Purposes of probes that the limit does not count."""
 
 
 @dataclass
@@ -21,7 +28,7 @@ class Progress:
         stage: what is being done, in words.
         baseline: what candidates are shown as differences from.
         limit: probes at the most, confirmation excluded; None before the first probe.
-        done: probes that ended, confirmation excluded, those of a resumed study included.
+        done: probes that ended, audits and confirmation excluded, those of a resumed study included.
         vetoed: candidates that were decided without a probe.
         best: the fastest candidate that fits, so far.
     """
@@ -48,7 +55,7 @@ class Progress:
             case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
                 self.running = None
                 self.best = event if best else self.best
-                self.done += purpose != "confirmation"
+                self.done += purpose not in UNCOUNTED
                 self._probe_seconds.append(measurement.wall_seconds)
             case CandidateVetoed():
                 self.vetoed += 1

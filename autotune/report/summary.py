@@ -14,6 +14,7 @@ from rich.text import Text
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
 from autotune.report.comparison import Row, comparison, headline, said_contribution, said_steps
+from autotune.report.listing import listing
 from autotune.report.outlook import (
     next_command,
     said_interrupted,
@@ -46,13 +47,13 @@ def summary(result: Result, width: int, trl: str = "trl") -> Iterable[Renderable
         yield Text(said_interrupted(result), style="bold yellow")
     else:
         yield Text(said_nothing_fits(result), style="bold red")
-        yield _listing("What might change this (not measured)", said_ways_out(result))
+        yield listing("What might change this (not measured)", said_ways_out(result))
     yield _picture(result, width)
-    yield _listing(said_trials(result), said_vetoes(result))
-    yield _listing("Not searched", said_left_out(result.left_out))
+    yield listing(said_trials(result), said_vetoes(result))
+    yield listing("Not searched", said_left_out(result.left_out))
     if result.recommended is not None:
-        yield _listing("Not measured, since it changes training", said_unlockable(result))
-    yield _listing("Notes", [note for note in (said_steps(result), *result.notes) if note])
+        yield listing("Not measured, since it changes training", said_unlockable(result.unlockable))
+    yield listing("Notes", [note for note in (said_steps(result), *result.notes) if note])
     yield from _ending(result, trl)
 
 
@@ -113,20 +114,6 @@ def _picture(result: Result, width: int) -> RenderableType:
     picture.highlight_words([RECOMMENDED], "bold green")
     picture.highlight_words([BASELINE], "bold cyan")
     return Padding(picture, (1, 0, 0, 0), expand=False)
-
-
-def _listing(title: str, lines: Iterable[str]) -> RenderableType:
-    """Return a heading with indented lines, or nothing where there are no lines and the heading is no sentence."""
-    listed = list(lines)
-    if not listed and not title.endswith("."):
-        return Group()
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=1)
-    grid.add_column(overflow="fold")
-    for line in listed:
-        grid.add_row("", Text(line))
-    heading = title if title.endswith(".") else f"{title}:"
-    return Group(Text(), Text(heading, style="bold"), *([grid] if listed else []))
 
 
 def _ending(result: Result, trl: str) -> Iterable[RenderableType]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest, TraceRequest
+from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest, SpeedsRequest, TraceRequests
 from autotune.step.check_packing import check_packing
 from autotune.step.child import JobType
 from autotune.step.prepare import prepare
 from autotune.step.probe import probe
-from autotune.step.trace import trace
+from autotune.step.speeds import measure_speeds
+from autotune.step.trace import trace_all
 
 JOBS: dict[str, JobType] = {
     Job.PREPARE: JobType(PrepareRequest, prepare),
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
     Job.PROBE: JobType(ProbeRequest, probe),
-    Job.TRACE: JobType(TraceRequest, trace),
+    Job.TRACE: JobType(TraceRequests, trace_all),
+    Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),
 }

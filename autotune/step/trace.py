@@ -9,24 +9,26 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
-from autotune.core.protocol import TracedPeak, TraceReply, TraceRequest
+from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.step.child import JobContext
 from autotune.step.layers import first_layers
 from autotune.step.model import load_config, load_processor, model_class
-from autotune.step.traced_training import MICRO_BATCH, WORST_STEPS, TracedRows, Trained, step_name, traced_training
+from autotune.step.traced_training import TracedRows, Trained, traced_training
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Work, step_seconds
+from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import OutOfMemoryError, Replay, replay
 from autotune.virtual.sections import Timing, sections
+from autotune.virtual.steady import steady
 
 # Where a GPU is only known by its size: most of those that are trained on have the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
 
 
-def trace(request: TraceRequest, _context: JobContext) -> TraceReply:
-    """Train on the virtual accelerator.
+def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
+    """Train on the virtual accelerator, once for each request.
 
     The device stays registered with PyTorch for the rest of this process.
 
@@ -35,19 +37,23 @@ def trace(request: TraceRequest, _context: JobContext) -> TraceReply:
         UnknownShapeError: a shape depends on data that a trace does not have; the message names the operator.
         Exception: whatever TRL and what it stands on raise.
     """
-    started = time.monotonic()
     # No trace looks at a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return TraceReplies(tuple(_trace(request) for request in requests.requests))
+
+
+def _trace(request: TraceRequest) -> TraceReply:
+    started = time.monotonic()
     model_config = load_config(request.model)
     model_class(request.model, model_config)
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
-    rows = TracedRows(request.worst, request.typical, request.trainable)
+    rows = TracedRows(request.worst, request.typical, request.trainable, once=True)
     steps = traced_training(request.plan, model_config, load_processor(request.model), rows, trained)
-    traced = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
+    once = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
+    traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1)
     allocated_bytes, reserved_bytes, fits = _allocator(traced, request)
-    first, *others = (int(tokens) for tokens in trained.tokens[-1])
     return TraceReply(
         layers=model_config.get_text_config().num_hidden_layers,
         device=_peak(traced.device_peak),
@@ -58,16 +64,16 @@ def trace(request: TraceRequest, _context: JobContext) -> TraceReply:
         worst_rows=trained.worst_rows,
         worst_tokens=trained.worst_tokens,
         step=_step_time(traced, rows, trained, request),
-        tokens_per_step=float(first + (trained.micro_batches - 1) * sum(others)),
+        tokens_per_step=float(trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
-        sections=sections(traced, traced.phase(step_name(WORST_STEPS - 1)), _timing(request)),
+        sections=sections(traced, traced.phase(step_name(1)), _timing(request)),
     )
 
 
 def _timing(request: TraceRequest) -> Timing | None:
     gpu = request.gpu
-    if gpu is None or gpu.speeds is None or request.target == "cpu":
+    if gpu is None or gpu.speeds is None:
         return None
     factors = replace(request.factors, allow_tf32=request.factors.allow_tf32 or bool(request.plan.args.get("tf32")))
     return lambda works: step_seconds(works, gpu, factors)
@@ -104,18 +110,14 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
 
 def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:
     timing = _timing(request)
-    return timing(_step_works(traced, step_name(rows.steps - 1), trained)) if timing is not None else None
+    return timing(_step_works(traced, step_name(2 if rows.typical else 1), trained)) if timing is not None else None
 
 
 def _step_works(traced: Trace, name: str, trained: Trained) -> Iterator[Work]:
     """Return the works of an optimizer step as the plan has it: its last micro-batch stands for those left out."""
     step = traced.phase(name)
-    last = next(
-        phase
-        for phase in reversed(traced.phases)
-        if phase.name == MICRO_BATCH and step.first_operator <= phase.first_operator < step.end_operator
-    )
-    repeated = trained.micro_batches - trained.traced_micro_batches
+    last = micro_batches(traced, step)[-1]
+    repeated = trained.micro_batches - len(micro_batches(traced, step))
 
     def works(first: int, end: int) -> list[Work]:
         return [operator.work for operator in traced.operators[first:end]]

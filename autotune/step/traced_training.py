@@ -22,12 +22,11 @@ from autotune.step.model import virtual_model
 from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
 from autotune.step.rows import Counts, RowSizes, row_sizes
 from autotune.step.training import run_arguments
-from autotune.virtual import adopt, assume, for_real, phase
+from autotune.virtual import adopt, assume, for_real, phase, settled
+from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
 WORST_STEPS = 2
 """Optimizer steps on the largest micro-batch: the optimizer's state appears in the first, so the second is steady."""
-MICRO_BATCH = "micro-batch"
-"""Name of the phase that each micro-batch is."""
 # Gradients are there from the second micro-batch of an optimizer step on, so that a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
 # The device of a trace is handed to accelerate afterwards; TF32 changes no byte, and compiled code cannot be followed.
@@ -36,23 +35,35 @@ _SEED = 42
 _TOKEN = 5
 
 
-def step_name(number: int) -> str:
-    """Return the name of the phase that an optimizer step, counted from 0, is."""
-    return f"optimizer step {number}"
-
-
 @dataclass(frozen=True)
 class TracedRows:
-    """The rows of a dataset that a trace trains on, in tokens; see :class:`autotune.core.protocol.TraceRequest`."""
+    """The rows of a dataset that a trace trains on, in tokens; see :class:`autotune.core.protocol.TraceRequest`.
+
+    Attributes:
+        once: whether there is a single optimizer step on the largest micro-batch, in which the optimizer goes twice,
+            and a single micro-batch in each step, for :func:`autotune.virtual.steady.steady` to add the others to;
+            else there are two steps, of two micro-batches or, where the plan has a single one, of that.
+    """
 
     worst: Sequence[int]
     typical: Sequence[int] = ()
     trainable: float = 1.0
+    once: bool = False
+
+    @property
+    def worst_steps(self) -> int:
+        """Optimizer steps on the largest micro-batch that are run."""
+        return 1 if self.once else WORST_STEPS
+
+    @property
+    def most_micro_batches(self) -> int:
+        """Micro-batches of a step that are run at the most."""
+        return 1 if self.once else _MICRO_BATCHES_AT_MOST
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that are traced."""
-        return WORST_STEPS + bool(self.typical)
+        """Optimizer steps that are run."""
+        return self.worst_steps + bool(self.typical)
 
 
 @dataclass
@@ -61,13 +72,11 @@ class Trained:
 
     Attributes:
         micro_batches: of one optimizer step as the plan has it.
-        traced_micro_batches: of one optimizer step as it was run.
         tokens: dataset tokens of each micro-batch, padding excluded; shape (steps, traced micro-batches).
         worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch, which is the largest.
     """
 
     micro_batches: int = 1
-    traced_micro_batches: int = 1
     tokens: Counts = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     worst_rows: int = 0
     worst_tokens: int = 0
@@ -92,7 +101,6 @@ def traced_training(
             trainer = _build(plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
-            trainer.noted.traced_micro_batches = trainer.args.gradient_accumulation_steps
             _choose_batches(trainer, rows, planned.packing)
             trainer.train()
 
@@ -104,7 +112,7 @@ def _build(
 ) -> Any:
     overrides = {
         **run_arguments(rows.steps, Path(planned.output_dir)),
-        "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, _MICRO_BATCHES_AT_MOST),
+        "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
         **_NOT_TRACED,
@@ -118,7 +126,7 @@ def _build(
         train_dataset=_dataset(rows, plan, planned),
         processing_class=processor,
         peft_config=peft_config(plan),
-        callbacks=[_Phases()],
+        callbacks=[_Phases(once=rows.once)],
     )
 
 
@@ -153,12 +161,33 @@ def _traced(trainer: type[Any]) -> type[Any]:
 
 
 class _Phases(TrainerCallback):
+    """Names the phases of steps, which keep their numbers where the second is left out."""
+
+    def __init__(self, *, once: bool) -> None:
+        self._once = once
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for parameter in kwargs["model"].parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(settled)
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._phase = phase(step_name(state.global_step))
-        self._phase.__enter__()
+        skipped = self._once and state.global_step > 0
+        self._step = phase(step_name(state.global_step + skipped))
+        self._step.__enter__()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._update = phase(UPDATE)
+        self._update.__enter__()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._update.__exit__(None, None, None)
+        if self._once and state.global_step == 0:
+            with phase(SECOND_UPDATE):
+                kwargs["optimizer"].step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._phase.__exit__(None, None, None)
+        self._step.__exit__(None, None, None)
 
 
 class _Batches:
@@ -193,7 +222,7 @@ def _choose_batches(trainer: Any, rows: TracedRows, packed: bool) -> None:
     population = len(sizes.tokens)
     first_typical = 0 if packed else min(len(rows.worst), population)
     worst = worst_micro_batch(sizes if packed else _first(sizes, first_typical), step.rows)
-    order = [np.tile(worst, step.micro_batches * WORST_STEPS)]
+    order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
     if rows.typical:
         typical = drawn(population, step.rows_per_step, _SEED) if packed else np.arange(first_typical, population)
         order.append(np.resize(typical, step.rows_per_step))

@@ -37,7 +37,7 @@ def measure_contributions(session: Session, winner: Record) -> bool:
         if session.probes_left <= 0 or session.clock.over(reserve + session.probe_seconds()):
             break
         # An earlier one of this loop may have settled this one.
-        if session.judge.known(candidate) is None and session.judge.veto(candidate) is None:
+        if session.judge.known(candidate) is None and session.judge.verdict(candidate) is None:
             session.probe(candidate, Purpose.CONTRIBUTION, reserve)
             probed = True
     return probed
@@ -59,7 +59,8 @@ def _contribution(
         return None
     choice, instead_of = winner.candidate[knob], baseline[knob]
     if record is None or not record.probed:
-        reason = session.judge.veto(changed) or "the trial or time limit was reached"
+        veto = session.judge.veto(changed)
+        reason = veto.reason if veto else "the trial or time limit was reached"
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     ours, other = winner.measurement, record.measurement
     speedup = saved = None

@@ -1,4 +1,7 @@
-"""The search phase: baseline, recipes, then what the sampler proposes, until nothing promising is left."""
+"""The search phase: baseline, what is said to be good, then what the sampler proposes, until nothing promising is left.
+
+Said to be good are the recipes, unless speed is predicted: then it is what is predicted to be the fastest.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ def explore(session: Session, proposer: Proposer) -> None:
         # The limits of the run that began it allowed it, so nothing needs to be kept back from it.
         if session.probes_left > 0 and not session.clock.over():
             _consider(session, left_over.candidate, left_over.purpose)
-    for recipe in session.problem.recipes:
-        if _may_go_on(session):
-            _consider(session, session.problem.normal(recipe), Purpose.RECIPE)
+    if not session.predictor.promising(1):
+        for recipe in session.problem.recipes:
+            if _may_go_on(session):
+                _consider(session, session.problem.normal(recipe), Purpose.RECIPE)
     while _may_go_on(session):
         candidate = _next(session, proposer)
         if candidate is None:
@@ -34,20 +38,20 @@ def explore(session: Session, proposer: Proposer) -> None:
 def _consider(session: Session, candidate: Candidate, purpose: Purpose) -> None:
     if session.judge.known(candidate) is not None:
         return
-    reason = session.judge.veto(candidate)
-    if reason is None:
+    veto = session.judge.verdict(candidate)
+    if veto is None:
         session.probe(candidate, purpose, _reserve_seconds(session))
     else:
-        session.veto(candidate, purpose, reason)
+        session.veto(candidate, purpose, veto)
 
 
 def _next(session: Session, proposer: Proposer) -> Candidate | None:
     first = session.leader()
     for candidate in proposer.proposals(first.candidate if first else None, explore=_samplers_turn(session)):
-        reason = session.judge.veto(candidate)
-        if reason is None:
+        veto = session.judge.verdict(candidate)
+        if veto is None:
             return candidate
-        session.veto(candidate, Purpose.SEARCH, reason)
+        session.veto(candidate, Purpose.SEARCH, veto)
     return None
 
 
@@ -75,6 +79,8 @@ def _unmeasured(session: Session) -> list[Candidate]:
 def _samplers_turn(session: Session) -> bool:
     """Whether the sampler explores next; every second probe refines the best candidate instead.
 
-    In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima.
+    In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. What
+    is predicted to be the fastest goes first.
     """
-    return sum(record.probed and record.purpose is Purpose.SEARCH for record in session.ledger.records) % 2 == 0
+    count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.ledger.records)
+    return count % 2 == (1 if session.predictor.promising(1) else 0)

@@ -1,9 +1,12 @@
-"""Decides what can be decided about a candidate without a probe: known already, illegal, or implied by another."""
+"""Decides what can be decided without a probe: known already, illegal, implied by another, or predicted not to fit."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.status import ProbeStatus
+from autotune.study.prediction import NoPredictor, Prediction, Predictor
 from autotune.study.problem import Problem, Record
 
 _RAN_OUT = {
@@ -12,11 +15,26 @@ _RAN_OUT = {
 }
 
 
+@dataclass(frozen=True)
+class Veto:
+    """Why a candidate is not worth a probe.
+
+    Attributes:
+        reason: in words.
+        prediction: where that is what decided.
+    """
+
+    reason: str
+    prediction: Prediction | None = None
+
+
 class Judge:
     """What is known about candidates; every candidate is meant in its normal form."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, predictor: Predictor | None = None, memory_limit_bytes: int = 0) -> None:
         self._problem = problem
+        self._predictor = predictor or NoPredictor()
+        self._memory_limit_bytes = memory_limit_bytes
         self._illegal: dict[Candidate, str | None] = {}
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
@@ -45,13 +63,31 @@ class Judge:
             return None
         return self._by_identity.get(self._problem.identity(candidate))
 
-    def veto(self, candidate: Candidate) -> str | None:
-        """Return why a candidate is not worth a probe, in words, or None when it is."""
-        return self.illegal(candidate) or self._implied(candidate)
+    def veto(self, candidate: Candidate) -> Veto | None:
+        """Return why a candidate is not worth a probe, as far as that is known by now, or None when it is."""
+        reason = self.illegal(candidate) or self._implied(candidate)
+        return Veto(reason) if reason is not None else self._predicted(self._predictor.predict(candidate))
+
+    def verdict(self, candidate: Candidate) -> Veto | None:
+        """Return why a candidate is not worth a probe, or None when it is; asked right before it would be probed.
+
+        What is likely not to fit is looked at once more where that costs less than a probe.
+        """
+        veto = self.veto(candidate)
+        guess = self._predictor.predict(candidate)
+        if veto is None and guess is not None and not guess.certain and guess.need_bytes > self._memory_limit_bytes:
+            return self._predicted(self._predictor.make_sure(candidate))
+        return veto
 
     def eligible(self, record: Record) -> bool:
         """Whether a record may be recommended: it is legal and ran to the end."""
         return record.measurement.ok and self.illegal(record.candidate) is None
+
+    def _predicted(self, prediction: Prediction | None) -> Veto | None:
+        limit_bytes = self._memory_limit_bytes
+        if prediction is None or not prediction.certain or not prediction.over(limit_bytes):
+            return None
+        return Veto(prediction.said(limit_bytes), prediction)
 
     def _implied(self, candidate: Candidate) -> str | None:
         for record in self._ran_out.values():

@@ -14,12 +14,14 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.codec import decode, encode
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.study.prediction import Prediction
 from autotune.study.problem import Purpose, Record
 from autotune.study.violation import violation
 
 _CANDIDATE = "candidate"
 _PURPOSE = "purpose"
 _MEASUREMENT = "measurement"
+_PREDICTION = "prediction"
 _CONFIRMATION = "autotune:confirmation:"
 _CONSTRAINT = "memory"
 
@@ -58,21 +60,27 @@ class Ledger:
         """All records in the order of their numbers."""
         return [self._records[number] for number in sorted(self._records)]
 
-    def start(self, candidate: Candidate, purpose: Purpose) -> optuna.Trial:
+    def start(self, candidate: Candidate, purpose: Purpose, prediction: Prediction | None = None) -> optuna.Trial:
         """Create the running trial of a probe."""
         # Added as a waiting trial it is written in one transaction, so that a trial never lacks its candidate.
-        self._study.add_trial(self._template(candidate, purpose, TrialState.WAITING))
+        self._study.add_trial(self._template(candidate, purpose, TrialState.WAITING, prediction))
         return self._study.ask()
 
     def finish(self, trial: optuna.Trial, measurement: Measurement) -> Record:
         """Store what a probe showed and tell it to the sampler."""
         trial.set_user_attr(_MEASUREMENT, encode(measurement))
-        self._tell(trial, measurement)
-        return self._keep(trial.number, trial.user_attrs)
+        record = self._keep(trial.number, trial.user_attrs)
+        self._tell(trial, record)
+        return record
 
-    def veto(self, candidate: Candidate, purpose: Purpose, reason: str) -> Record:
-        """Store a candidate that is decided without a probe, and tell it to the sampler."""
-        return self.finish(self.start(candidate, purpose), Measurement(status=ProbeStatus.VETOED, reason=reason))
+    def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> Record:
+        """Store a candidate that is decided without a probe, and tell it to the sampler.
+
+        Args:
+            prediction: where that is what decided.
+        """
+        vetoed = Measurement(status=ProbeStatus.VETOED, reason=reason)
+        return self.finish(self.start(candidate, purpose, prediction), vetoed)
 
     def confirm(self, number: int, measurement: Measurement) -> Record:
         """Store what the longer run of a trial's candidate showed."""
@@ -94,18 +102,25 @@ class Ledger:
             left_over.pop(record.candidate, None)
         return [Unfinished(candidate, purpose) for candidate, purpose in left_over.items()]
 
-    def _template(self, candidate: Candidate, purpose: Purpose, state: TrialState) -> optuna.trial.FrozenTrial:
+    def _template(
+        self, candidate: Candidate, purpose: Purpose, state: TrialState, prediction: Prediction | None
+    ) -> optuna.trial.FrozenTrial:
         # A baseline or recipe may have choices outside of the space: the sampler then does without this trial.
         inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
         return optuna.trial.create_trial(
             state=state,
             params={knob: candidate[knob] for knob in self.space} if inside else {},
             distributions=self.space if inside else {},
-            user_attrs={_CANDIDATE: encode(candidate), _PURPOSE: purpose.value},
+            user_attrs={
+                _CANDIDATE: encode(candidate),
+                _PURPOSE: purpose.value,
+                _PREDICTION: encode(prediction),
+            },
         )
 
-    def _tell(self, trial: optuna.Trial, measurement: Measurement) -> None:
-        trial.set_constraint(_CONSTRAINT, violation(measurement, self.memory_limit_bytes))
+    def _tell(self, trial: optuna.Trial, record: Record) -> None:
+        measurement = record.measurement
+        trial.set_constraint(_CONSTRAINT, violation(measurement, self.memory_limit_bytes, record.prediction))
         if measurement.ok:
             self._study.tell(trial, measurement.tokens_per_second)
         else:
@@ -115,11 +130,14 @@ class Ledger:
 
     def _keep(self, number: int, attributes: Mapping[str, Any]) -> Record:
         confirmation = self._study.user_attrs.get(f"{_CONFIRMATION}{number}")
+        # A study of an earlier version knows none.
+        prediction = attributes.get(_PREDICTION)
         self._records[number] = Record(
             number=number,
             candidate=decode(Candidate, attributes[_CANDIDATE]),
             purpose=Purpose(attributes[_PURPOSE]),
             measurement=decode(Measurement, attributes[_MEASUREMENT]),
             confirmation=None if confirmation is None else decode(Measurement, confirmation),
+            prediction=None if prediction is None else decode(Prediction, prediction),
         )
         return self._records[number]

@@ -11,6 +11,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.result import Contribution
 from autotune.core.status import ProbeStatus
+from autotune.study.prediction import Prediction
 
 
 class Problem(Protocol):
@@ -56,6 +57,7 @@ class Purpose(StrEnum):
     RECIPE = "recipe"
     SEARCH = "search"
     CONTRIBUTION = "contribution"
+    AUDIT = "audit"
     CONFIRMATION = "confirmation"
 
 
@@ -85,6 +87,7 @@ class Record:
         candidate: in its normal form.
         measurement: what its probe showed; for a vetoed candidate only status and reason.
         confirmation: what the longer run showed, or None when there was none.
+        prediction: what was predicted when it was probed or vetoed; None where nothing was.
     """
 
     number: int
@@ -92,6 +95,7 @@ class Record:
     purpose: Purpose
     measurement: Measurement
     confirmation: Measurement | None = None
+    prediction: Prediction | None = None
 
     @property
     def probed(self) -> bool:
@@ -119,6 +123,7 @@ class SearchOutcome:
         baseline: None when it was not reached.
         winner: the recommended one; None when nothing legal fits, or nothing was measured yet.
         failed_confirmations: the records whose longer run did not end ``ok``.
+        contradicted: the records of candidates that were predicted not to fit, were probed all the same, and fit.
         contributions: what each choice of the winner brought; empty when there is no winner.
         confirmed: whether the winner passed the longer run.
         interrupted: whether the user ended the search before it was done.
@@ -131,3 +136,4 @@ class SearchOutcome:
     contributions: tuple[Contribution, ...]
     confirmed: bool
     interrupted: bool
+    contradicted: tuple[Record, ...] = ()

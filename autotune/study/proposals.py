@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from autotune.core.candidate import Candidate
 from autotune.study.judge import Judge
 from autotune.study.ledger import Ledger
+from autotune.study.prediction import Predictor
 from autotune.study.problem import Problem
 from autotune.study.surrogate import Surrogate
 
@@ -28,6 +29,9 @@ In replayed spaces 0 missed some of those, and 0.4 found no more of them and ran
 _SURROUNDINGS = 200
 """Candidates taken by chance beside the incumbent's neighbours."""
 
+_PROMISING = 200
+"""Candidates that are predicted to be the fastest, taken beside those."""
+
 _CHANCES = 4096
 """Candidates looked at by chance before the space counts as exhausted; a smaller space is looked at whole."""
 
@@ -35,11 +39,14 @@ _CHANCES = 4096
 class Proposer:
     """Proposes candidates in their normal form, none of which is known."""
 
-    def __init__(self, problem: Problem, judge: Judge, study: optuna.Study, ledger: Ledger, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, judge: Judge, study: optuna.Study, ledger: Ledger, predictor: Predictor, seed: int
+    ) -> None:
         self._problem = problem
         self._judge = judge
         self._study = study
         self._ledger = ledger
+        self._predictor = predictor
         self._random = random.Random(seed)
         # Nothing else runs on the study, so there are no running trials to lie about.
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
@@ -53,7 +60,12 @@ class Proposer:
             incumbent: the best candidate so far.
             explore: whether the sampler is asked before the incumbent's surroundings.
         """
-        surrogate = Surrogate(self._problem.choices, self._ledger.records, self._ledger.memory_limit_bytes)
+        surrogate = Surrogate(
+            self._problem.choices,
+            self._ledger.records,
+            self._ledger.memory_limit_bytes,
+            self._predictor.predict,
+        )
         if explore or incumbent is None:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())
@@ -61,6 +73,12 @@ class Proposer:
                     yield candidate
         yield from surrogate.promising_first(self._surroundings(incumbent))
         yield from self._by_chance(_CHANCES)
+
+    def by_chance(self) -> Iterator[Candidate]:
+        """Yield unknown candidates by chance, vetoed ones included."""
+        for candidate in self._drawn(_CHANCES):
+            if self._judge.known(candidate) is None:
+                yield candidate
 
     def _draw(self) -> Candidate:
         # Asked beside a study's trial, the sampler can be asked again without leaving a trial for each repetition.
@@ -72,7 +90,9 @@ class Proposer:
         return Candidate({knob: drawn.get(knob, options[0]) for knob, options in self._problem.choices.items()})
 
     def _surroundings(self, incumbent: Candidate | None) -> dict[Candidate, None]:
-        found = list(self._by_chance(_SURROUNDINGS))
+        promising = self._predictor.promising(_PROMISING)
+        found = [fresh for candidate in promising for fresh in self._fresh(candidate)]
+        found.extend(self._by_chance(_SURROUNDINGS))
         if incumbent is not None:
             for knob, options in self._problem.choices.items():
                 for choice in options:
@@ -80,6 +100,10 @@ class Proposer:
         return dict.fromkeys(found)
 
     def _by_chance(self, count: int) -> Iterator[Candidate]:
+        for candidate in self._drawn(count):
+            yield from self._fresh(candidate)
+
+    def _drawn(self, count: int) -> Iterator[Candidate]:
         choices = self._problem.choices
         if math.prod(len(options) for options in choices.values()) <= count:
             everything = list(itertools.product(*choices.values()))
@@ -88,7 +112,7 @@ class Proposer:
         else:
             looked_at = (tuple(self._random.choice(options) for options in choices.values()) for _ in range(count))
         for picked in looked_at:
-            yield from self._fresh(Candidate(dict(zip(choices, picked, strict=True))))
+            yield self._problem.normal(Candidate(dict(zip(choices, picked, strict=True))))
 
     def _fresh(self, candidate: Candidate) -> Iterator[Candidate]:
         normal = self._problem.normal(candidate)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from autotune.core.effort import Effort
 from autotune.core.events import Listener
+from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
 from autotune.study.contributions import contributions
 from autotune.study.explore import explore
 from autotune.study.ledger import Ledger
+from autotune.study.prediction import NoPredictor, Predictor
 from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer
 from autotune.study.session import Session
@@ -26,14 +28,17 @@ def search(
     timeout_seconds: float | None,
     storage: StudyStorage,
     listener: Listener,
+    predictor: Predictor | None = None,
 ) -> SearchOutcome:
     """Search, attribute and confirm; whatever was measured before is neither repeated nor lost.
 
     Args:
         memory_limit_bytes: what a candidate may need, for telling the sampler how near it came; the probe enforces it.
         seed: of the sampler and of chance.
-        trials: probes at the most, confirmations excluded; None for the effort's.
+        trials: probes at the most, audits and confirmations excluded; None for the effort's.
         timeout_seconds: for this run, confirmation included; None for no limit.
+
+        predictor: what it knows spares probes; None: it is found out by probing alone.
 
     Returns:
         What was found. ``KeyboardInterrupt`` ends the search early: the outcome so far comes back as interrupted, and
@@ -48,12 +53,15 @@ def search(
     with opened(storage, listener) as study:
         ledger = Ledger(study, problem.choices, memory_limit_bytes)
         limit = effort.trials if trials is None else trials
-        session = Session(problem, probe, ledger, effort, limit, clock, listener)
+        told = predictor or NoPredictor()
+        session = Session(problem, probe, ledger, effort, limit, clock, listener, told)
         # A resumed search must not draw again what an earlier one has drawn.
-        proposer = Proposer(problem, session.judge, study, ledger, seed + len(study.get_trials(deepcopy=False)))
+        drawn = len(study.get_trials(deepcopy=False))
+        proposer = Proposer(problem, session.judge, study, ledger, told, seed + drawn)
         interrupted = False
         try:
             explore(session, proposer)
+            audit(session, proposer)
             settle(session)
         except KeyboardInterrupt:
             interrupted = True
@@ -71,4 +79,5 @@ def _outcome(session: Session, *, interrupted: bool) -> SearchOutcome:
         contributions=contributions(session, winner) if winner else (),
         confirmed=winner is not None and winner.confirmed,
         interrupted=interrupted,
+        contradicted=contradicted(records),
     )

@@ -10,8 +10,9 @@ from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study.clock import Clock
-from autotune.study.judge import Judge
+from autotune.study.judge import Judge, Veto
 from autotune.study.ledger import Ledger
+from autotune.study.prediction import Predictor
 from autotune.study.problem import Probe, Problem, Purpose, Record
 from autotune.study.selection import leader
 
@@ -24,7 +25,8 @@ class Session:
 
     Attributes:
         baseline_candidate: the baseline in its normal form.
-        trials: probes at the most, those of earlier runs included and confirmations excluded.
+        trials: probes at the most, those of earlier runs included, audits and confirmations excluded.
+        predictor: is told every probe.
         cut_off: what the time limit left unfinished; the study does not hold it, so that a resumed run repeats it.
     """
 
@@ -37,25 +39,29 @@ class Session:
         trials: int,
         clock: Clock,
         listener: Listener,
+        predictor: Predictor,
     ) -> None:
         self.problem = problem
         self.ledger = ledger
         self.effort = effort
         self.trials = trials
         self.clock = clock
-        self.judge = Judge(problem)
+        self.predictor = predictor
+        self.judge = Judge(problem, predictor, ledger.memory_limit_bytes)
         self.cut_off: list[Record] = []
         self._probe = probe
         self._listener = listener
         self._passed = 0
         self.baseline_candidate = problem.normal(problem.baseline)
         for record in ledger.records:
-            self.judge.learn(record)
+            self._learn(record)
 
     @property
     def probes_left(self) -> int:
         """Probes that the trial limit still allows."""
-        return self.trials - sum(record.probed for record in self.ledger.records)
+        return self.trials - sum(
+            record.probed and record.purpose is not Purpose.AUDIT for record in self.ledger.records
+        )
 
     @property
     def baseline(self) -> Record | None:
@@ -79,13 +85,14 @@ class Session:
 
     def probe(self, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> None:
         """Probe a candidate and record what it showed; ``reserve_seconds`` of what time is left are not for it."""
-        trial = self.ledger.start(candidate, purpose)
+        trial = self.ledger.start(candidate, purpose, self.predictor.predict(candidate))
         measurement = self._run(trial.number, candidate, purpose, reserve_seconds)
         record = Record(trial.number, candidate, purpose, measurement)
         if self._was_cut_off(record.number, measurement, reserve_seconds):
             self.cut_off.append(record)
         else:
-            self.judge.learn(self.ledger.finish(trial, measurement))
+            record = self.ledger.finish(trial, measurement)
+            self._learn(record)
         self._finished(record, purpose, measurement)
 
     def confirm(self, record: Record) -> None:
@@ -108,11 +115,16 @@ class Session:
             self._listener(Noted(f"The time limit ended the run of trial {number}: --resume repeats it."))
         return cut_off
 
-    def veto(self, candidate: Candidate, purpose: Purpose, reason: str) -> None:
+    def veto(self, candidate: Candidate, purpose: Purpose, veto: Veto) -> None:
         """Record a candidate that is not worth a probe."""
-        record = self.ledger.veto(candidate, purpose, reason)
+        record = self.ledger.veto(candidate, purpose, veto.reason, veto.prediction)
+        self._learn(record)
+        self._listener(CandidateVetoed(record.number, candidate, veto.reason))
+
+    def _learn(self, record: Record) -> None:
         self.judge.learn(record)
-        self._listener(CandidateVetoed(record.number, candidate, reason))
+        if record.probed:
+            self.predictor.learn(record)
 
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
         first = self.leader()

@@ -74,13 +74,19 @@ class Lora(Technique):
             "model.use_peft": True,
             "model.lora_r": rank,
             "model.lora_alpha": _ALPHA_PER_RANK * rank,
-            "model.lora_target_modules": self._attention_modules(setting) if found["attention"] else "all-linear",
+            "model.lora_target_modules": self._targets(setting) if found["attention"] else "all-linear",
         }
         if found["rslora"]:
             entries["model.use_rslora"] = True
         if found["dora"]:
             entries["model.use_dora"] = True
         return entries
+
+    def _targets(self, setting: Setting) -> list[str] | str:
+        modules = self._attention_modules(setting)
+        # TRL's ModelConfig makes a string of a list of one, and PEFT takes a string for an expression that has to
+        # match the whole name of a module.
+        return modules if len(modules) > 1 else rf".*\.{modules[0]}"
 
     @staticmethod
     def _attention_modules(setting: Setting) -> list[str]:

@@ -14,23 +14,47 @@ from autotune.virtual.autocast import cast
 
 _aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
+_AMPERE = (8, 0)
 # cuda/sdp_utils.cpp, check_head_dim_size_flash.
 _LARGEST_FLASH_HEAD = 256
-# The same file, check_sm_version of use_flash_attention: Ampere and later.
-_FLASH_CAPABILITY = (8, 0)
+# The same file, check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: between these heads, these GPUs
+# have no flash attention to train with.
+_NO_FLASH_HEADS = (192, 224)
+_NO_FLASH_CAPABILITIES = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
+# The same file, check_cudnn_tensor_shapes, for cuDNN before 9.22.1: heads of queries and keys, and of values.
+_LARGEST_CUDNN_HEAD = 128
+_LARGE_CUDNN_HEADS = (192, 128)
+# The same file, check_prefer_cudnn_attention, which came with PyTorch 2.10: the oldest cuDNN, and the GPUs.
+_CUDNN_PREFERRED_FROM = 91501
+_CUDNN_PREFERRED_ON = (9, 10)
+# The first release whose wheel of the package index brings such a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13
+# 9.19.0.56, 2.12.0 and 2.13.0 require 9.20.0.48 (https://github.com/huggingface/transformers/pull/48163).
+_TORCH_WITH_CUDNN = (2, 11)
 # attention.cpp, pad_last_dim for flash, and mem-efficient attention's alignment of the mask.
 _FLASH_ALIGNMENT = 8
 _MASK_ALIGNMENT = 16
+_CUDNN_ALIGNMENT = 8
+
+
+def prefers_cudnn(capability: tuple[int, int]) -> bool:
+    """Return whether PyTorch tries cuDNN's attention first on a GPU (``cuda/sdp_utils.cpp``, ``priority_order``).
+
+    A PyTorch that was built without CUDA stands for the same release of the package index, built with CUDA 13.
+    """
+    major, minor = capability
+    if major not in _CUDNN_PREFERRED_ON:
+        return False
+    if torch.version.cuda is None:
+        return bool(torch.__version__ >= _TORCH_WITH_CUDNN)
+    if int(torch.version.cuda.split(".")[0]) < 13 and minor not in (0, 3):
+        return False
+    return bool(torch.__version__ >= (2, 10)) and (torch.backends.cudnn.version() or 0) >= _CUDNN_PREFERRED_FROM
 
 
 @contextmanager
 def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Iterator[None]:
-    """Have ``scaled_dot_product_attention`` on a device run the operator that CUDA would run.
-
-    cuDNN's attention, which PyTorch prefers on Hopper and Blackwell where it runs with cuDNN 9.15.1 or later, is not
-    among them: what it takes for itself is decided inside cuDNN. Flash attention stands for it.
-    """
-    flash = capability >= _FLASH_CAPABILITY
+    """Have ``scaled_dot_product_attention`` on a device run the operator that CUDA would run."""
+    cudnn_first = prefers_cudnn(capability)
     original = functional.scaled_dot_product_attention
 
     def attention(
@@ -52,9 +76,11 @@ def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Itera
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             zero, out = (torch.scalar_tensor(x, dtype=query.dtype, device=query.device) for x in (0.0, -torch.inf))
             attn_mask = torch.where(attn_mask, zero, out)
-        if flash and attn_mask is None and query.dtype in _HALF and query.size(-1) <= _LARGEST_FLASH_HEAD:
+        if cudnn_first and _cudnn_runs(query, key, value, attn_mask, dropout_p):
+            return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if attn_mask is None and _flash_runs(query, key, value, dropout_p, is_causal, capability):
             return _flash(query, key, value, dropout_p, is_causal, scale)
-        if not enable_gqa or query.size(1) == key.size(1):
+        if query.size(1) == key.size(1) and _efficient_runs(query, value, capability):
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
@@ -62,6 +88,63 @@ def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Itera
 
     with mock.patch.object(functional, "scaled_dot_product_attention", attention):
         yield
+
+
+def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
+    # can_use_cudnn_attention of PyTorch 2.13. Sizes are [B, H, tokens, D].
+    heads = q.size(-1), v.size(-1)
+    return (
+        q.dtype in _HALF
+        and (max(heads) <= _LARGEST_CUDNN_HEAD or heads == _LARGE_CUDNN_HEADS)
+        and all(head % _CUDNN_ALIGNMENT == 0 for head in heads)
+        and k.size(2) > 1
+        and (mask is None or not mask.requires_grad)
+        and float(dropout_p * 16).is_integer()
+        and (dropout_p == 0.0 or q.size(2) > 1)
+    )
+
+
+def _flash_runs(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, capability: tuple[int, int]
+) -> bool:
+    # can_use_flash_attention.
+    head = q.size(-1)
+    fewest, most = _NO_FLASH_HEADS
+    untrained = head > fewest and (head <= most or dropout_p > 0.0)
+    untrained = untrained and any(first <= capability <= last for first, last in _NO_FLASH_CAPABILITIES)
+    return (
+        q.dtype in _HALF
+        and capability >= _AMPERE
+        and head == v.size(-1) <= _LARGEST_FLASH_HEAD
+        and not (is_causal and q.size(2) != k.size(2))
+        and not (untrained and _needs_gradient(q, k, v))
+    )
+
+
+def _efficient_runs(q: Tensor, v: Tensor, capability: tuple[int, int]) -> bool:
+    # can_use_mem_efficient_attention, and minimum_gemm_alignment for the heads.
+    if capability >= _AMPERE:
+        alignment = 16 // q.itemsize
+    else:
+        alignment = 8 if q.dtype == torch.float16 and capability >= (7, 0) else 1
+    types = (torch.float32, *_HALF) if capability >= _AMPERE else (torch.float32, torch.float16)
+    return q.dtype in types and q.size(-1) % alignment == 0 and v.size(-1) % alignment == 0
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _cudnn(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
+) -> Tensor:
+    if mask is not None:
+        # cuda/attention.cu, _cudnn_attention_forward.
+        mask = mask if mask.dim() == 4 else mask.unsqueeze(-3)
+        mask = mask.expand(q.size(0), mask.size(-3), q.size(2), k.size(2))
+    return _aten._scaled_dot_product_cudnn_attention(
+        q, k, v, mask, _needs_gradient(q, k, v), dropout_p, is_causal, False, scale=scale
+    )[0]
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
@@ -82,7 +165,6 @@ def _efficient(
         if missing:
             mask = functional.pad(mask, (0, missing))[..., : mask.size(-1)]
         mask = mask.expand(q.size(0), q.size(1), q.size(2), k.size(2))
-    needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     return _aten._scaled_dot_product_efficient_attention(
-        q, k, v, mask, needs_gradient, dropout_p, is_causal, scale=scale
+        q, k, v, mask, _needs_gradient(q, k, v), dropout_p, is_causal, scale=scale
     )[0]

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from autotune.virtual.flash import backward_workspace
+from autotune.virtual import flash, flex
 
 _aten = torch.ops.aten
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
+_CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
-_STAND_IN_BACKWARD = "autotune_flash.backward.default"
+_FLEX_BACKWARD = "autotune_flex_attention.backward.default"
 # Largest head, and blocks of queries and of keys, for GPUs with 99 KiB of shared memory or more per block.
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
@@ -20,10 +21,14 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns."""
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
+    if func is _CUDNN_BACKWARD:
+        return _cudnn_backward(args[1], args[2], args[3])
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
-    if str(func) == _STAND_IN_BACKWARD:
-        return backward_workspace(args[1], args[2], args[-2], args[-1])
+    if str(func) in flash.BACKWARD:
+        return flash.backward_workspace(args[1], args[2], args[-2], args[-1])
+    if str(func) == _FLEX_BACKWARD:
+        return flex.backward_workspace(args[2])
     rule = _BITSANDBYTES.get(str(func))
     return rule(args, kwargs, result) if rule is not None else ()
 
@@ -40,6 +45,19 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
         return (softmax_d, dq_accum)
     expanded = batch * heads * key.size(2) * head * key.itemsize
     return (softmax_d, dq_accum, expanded, expanded)
+
+
+def _cudnn_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
+    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph asks for. What its
+    # engines take is not published; https://github.com/NVIDIA/cudnn-frontend,
+    # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode::expand_node, has
+    # softmax_sum and dQ_accum in float32, and where heads are grouped dK_fullhead and dV_fullhead in the query's type:
+    # the engine may hold the last two or not, and here it does. Sizes are [B, H, tokens, D].
+    batch, heads, tokens, head = query.shape
+    size = 4 * batch * heads * tokens * (1 + head)
+    if heads != key.size(1):
+        size += batch * heads * key.size(2) * (head + value.size(3)) * query.itemsize
+    return (size,)
 
 
 def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:

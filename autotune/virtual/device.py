@@ -16,8 +16,10 @@ from autotune.virtual.attention import attention_as_on_cuda
 from autotune.virtual.autocast import forgetting_casts, register_autocast
 from autotune.virtual.cuda import scratch
 from autotune.virtual.flash import flash_attention_installed
+from autotune.virtual.flex import flex_attention_compiled
 from autotune.virtual.kernels import noting_launches
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.scaling import scaling_as_on_cuda
 
 NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
@@ -120,8 +122,10 @@ def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterato
     with ExitStack() as stack:
         stack.enter_context(attention_as_on_cuda(NAME, capability))
         stack.enter_context(flash_attention_installed())
+        stack.enter_context(flex_attention_compiled(NAME))
         stack.enter_context(noting_launches(ledger))
         stack.enter_context(forgetting_casts())
+        stack.enter_context(scaling_as_on_cuda(NAME))
         # A tensor without storage has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))

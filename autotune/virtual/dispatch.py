@@ -121,6 +121,8 @@ class VirtualMode(TorchDispatchMode):
         elif func is _aten.topk.default:
             dimension = args[2] if len(args) > 2 else -1
             self.knowledge.balance(result[1], args[0].size(dimension))
+        elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
+            self.knowledge.no_overflow(args[1])
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]

@@ -1,10 +1,10 @@
-"""FlashAttention 2 and 3 in a trace: functions with the names of the packages' own, which allocate what those do."""
+"""FlashAttention 2, 3 and 4 in a trace: functions with the names of the packages' own, which allocate what those do."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,11 @@ from torch.utils.flop_counter import flop_registry
 
 from autotune.virtual.known import known
 
-_NAMESPACE = "autotune_flash"
+# By the words "flash_attn", TRL's selective checkpointing knows the operators whose results it keeps
+# (trl/models/selective_activation_checkpointing.py). FlashAttention 4 has no operators that PyTorch knows of.
+_NAMESPACES = {2: "autotune_flash_attn", 3: "autotune_flash_attn", 4: "autotune_flash_cute"}
+BACKWARD = frozenset(f"{namespace}.backward.default" for namespace in _NAMESPACES.values())
+"""The full names of the operators of the backward passes."""
 # Names that transformers knows them by, with the version whose allocations they make.
 _VERSIONS = {
     "flash_attention_2": 2,
@@ -25,7 +29,11 @@ _VERSIONS = {
     "flash_attention_3": 3,
     "kernels-community/flash-attn3": 3,
     "kernels-community/vllm-flash-attn3": 3,
+    "flash_attention_4": 4,
+    "kernels-community/flash-attn4": 4,
 }
+# What transformers calls them through.
+_ATTEND = "_flash_attention_forward"
 # Heads are padded to a multiple of 8 (flash_attn/flash_attn_interface.py, FlashAttnVarlenFunc).
 _HEAD_ALIGNMENT = 8
 
@@ -50,11 +58,17 @@ def flash_attention_installed() -> Iterator[None]:
         fixed, varlen = partial(_fixed, version), partial(_varlen, version)
         return fixed, varlen, None, module._pad_input, module._unpad_input
 
-    with (
-        mock.patch.object(module, "_lazy_imports", lazy_imports),
-        mock.patch.object(module, "_loaded_implementation", None),
-        mock.patch.object(PreTrainedModel, "_flash_attn_import_error", lambda *args, **kwargs: None),
-    ):
+    with ExitStack() as stack:
+
+        def installed(model: Any, *args: Any, **kwargs: Any) -> None:
+            # Some models take this name over only where a package was there as they were imported.
+            file = sys.modules[type(model).__module__]
+            if not hasattr(file, _ATTEND):
+                stack.enter_context(mock.patch.object(file, _ATTEND, getattr(module, _ATTEND), create=True))
+
+        stack.enter_context(mock.patch.object(module, "_lazy_imports", lazy_imports))
+        stack.enter_context(mock.patch.object(module, "_loaded_implementation", None))
+        stack.enter_context(mock.patch.object(PreTrainedModel, "_flash_attn_import_error", installed))
         yield
 
 
@@ -131,7 +145,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: int, documents: int, version: int) -> Tensor:
         q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
-        out, lse, rng_state = torch.ops.autotune_flash.forward(q, k, v, pairs, version)
+        out, lse, rng_state = _operators(version).forward(q, k, v, pairs, version)
         ctx.save_for_backward(q, k, v, out, lse, rng_state)
         ctx.sizes = pairs, documents, version
         return out
@@ -140,28 +154,38 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> Any:
         q, k, v, out, lse, _ = ctx.saved_tensors
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-        dq, dk, dv = torch.ops.autotune_flash.backward(dout, q, k, v, out, lse, *ctx.sizes)
+        dq, dk, dv = _operators(ctx.sizes[-1]).backward(dout, q, k, v, out, lse, *ctx.sizes)
         return dq, dk, dv, None, None, None
 
 
+def _operators(version: int) -> Any:
+    return getattr(torch.ops, _NAMESPACES[version])
+
+
 @cache
-def _define() -> torch.library.Library:
-    library = torch.library.Library(_NAMESPACE, "DEF")
+def _define() -> tuple[torch.library.Library, ...]:
+    return tuple(_defined(namespace) for namespace in sorted(set(_NAMESPACES.values())))
+
+
+def _defined(namespace: str) -> torch.library.Library:
+    library = torch.library.Library(namespace, "DEF")
     library.define("forward(Tensor q, Tensor k, Tensor v, int pairs, int version) -> (Tensor, Tensor, Tensor)")
     library.define(
         "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs, int documents,"
         " int version) -> (Tensor, Tensor, Tensor)"
     )
-    torch.library.register_fake(f"{_NAMESPACE}::forward", _forward, lib=library)
-    torch.library.register_fake(f"{_NAMESPACE}::backward", _backward, lib=library)
-    flop_registry[torch.ops.autotune_flash.forward] = partial(_flops, 4)
-    flop_registry[torch.ops.autotune_flash.backward] = partial(_flops, 10)
+    torch.library.register_fake(f"{namespace}::forward", _forward, lib=library)
+    torch.library.register_fake(f"{namespace}::backward", _backward, lib=library)
+    operators = getattr(torch.ops, namespace)
+    flop_registry[operators.forward] = partial(_flops, 4)
+    flop_registry[operators.backward] = partial(_flops, 10)
     return library
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int, version: int) -> tuple[Tensor, Tensor, Tensor]:
-    # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), and hopper/flash_api.cpp, mha_fwd
-    # (3): beside the output, softmax_lse in float32 for every query and head, and in (2) two integers of random state.
+    # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), hopper/flash_api.cpp, mha_fwd (3),
+    # and flash_attn/cute/interface.py, _flash_attn_fwd (4): beside the output, softmax_lse in float32 for every query
+    # and head, and in (2) two integers of random state.
     queries = q.shape[:-2].numel()
     lse = q.new_empty(q.size(-2) * queries, dtype=torch.float32)
     return torch.empty_like(q), lse, q.new_empty(2 if version == 2 else 0, dtype=torch.int64)
@@ -187,6 +211,7 @@ def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int)
     FlashAttention 2 (csrc/flash_attn/flash_api.cpp, mha_bwd and mha_varlen_bwd): softmax_d and dq_accum in float32, and
     keys' and values' gradients for every query head where heads are grouped. FlashAttention 3 (hopper/flash_api.cpp,
     mha_bwd): also softmax_lse_log2, and keys' and values' gradients in float32 where heads are grouped.
+    FlashAttention 4 (flash_attn/cute/interface.py, _flash_attn_bwd): the same, by the blocks that it has on Blackwell.
     """
     heads, head = query.size(-2), query.size(-1)
     keys = key.shape[:-2].numel()
@@ -195,6 +220,11 @@ def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int)
         rounded = -(-head // 32) * 32 if head <= 192 else 256
         blocks: tuple[int, ...] = (4 * heads * padded, 4 * heads * padded * rounded)
         expanded = heads * keys * head * key.itemsize
+    elif version == 4:
+        rounded = -(-head // 32) * 32
+        padded = _padded(query, documents, 128)
+        blocks = (4 * heads * padded * rounded, 4 * heads * padded, 4 * heads * padded)
+        expanded = 4 * key.size(-2) * _padded(key, documents, 256 if head >= 128 else 128) * rounded
     else:
         rounded = next(size for size in (64, 96, 128, 192, 256) if head <= size)
         padded = _padded(query, documents, 128 if rounded <= 64 else 64)

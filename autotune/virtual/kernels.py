@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,10 +17,15 @@ from autotune.virtual.costs import Kind, Work
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import OperatorRecord
 
+_FUSED_HEAD = "trl.kernels.chunked_logprob"
+
 
 @contextmanager
 def noting_launches(ledger: Ledger) -> Iterator[None]:
-    """Have launches of Triton kernels only be noted, and TRL's fused head take the device for one that has Triton."""
+    """Have launches of Triton kernels only be noted, and TRL's fused head take the device for one that has Triton.
+
+    Builds of PyTorch for CUDA bring Triton along; those for the CPU do not, so that it may be missing here.
+    """
     with ExitStack() as stack:
         if importlib.util.find_spec("triton") is not None:
             from triton.runtime.autotuner import Autotuner, Heuristics
@@ -26,6 +33,8 @@ def noting_launches(ledger: Ledger) -> Iterator[None]:
 
             for kind in (JITFunction, Autotuner, Heuristics):
                 stack.enter_context(mock.patch.object(kind, "run", _launching(ledger)))
+        elif _FUSED_HEAD in sys.modules:
+            _stand_in_for_kernels(stack, sys.modules[_FUSED_HEAD], _launching(ledger))
         _patch_fused_head(stack, ledger.device_type)
         yield
 
@@ -53,6 +62,26 @@ def _launching(ledger: Ledger) -> Any:
     return launch
 
 
+class _Kernel:
+    """A kernel that nothing compiled; it is launched as Triton's are."""
+
+    def __init__(self, name: str, launch: Any) -> None:
+        self.__name__ = name
+        self._launch = launch
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return partial(self._launch, self)
+
+
+def _stand_in_for_kernels(stack: ExitStack, module: ModuleType, launch: Any) -> None:
+    """Give a module that found no Triton what the host code of its kernels asks of it."""
+    triton = SimpleNamespace(cdiv=lambda count, size: -(-count // size))
+    stack.enter_context(mock.patch.object(module, "triton", triton, create=True))
+    for name, found in list(vars(module).items()):
+        if name.endswith("_kernel") and isinstance(found, FunctionType):
+            stack.enter_context(mock.patch.object(module, name, _Kernel(name, launch)))
+
+
 def _patch_fused_head(stack: ExitStack, device_type: str) -> None:
     def has_triton(device: torch.device) -> bool:
         return bool(device.type == device_type)
@@ -64,10 +93,10 @@ def _patch_fused_head(stack: ExitStack, device_type: str) -> None:
         else:
             torch.ops.aten.addmm.dtype_out(acc, a, b, torch.float32, out=acc)
 
-    for name in ("trl.kernels.chunked_logprob", "trl.trainer.utils"):
+    for name in (_FUSED_HEAD, "trl.trainer.utils"):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "_use_triton"):
             stack.enter_context(mock.patch.object(module, "_use_triton", has_triton))
-    module = sys.modules.get("trl.kernels.chunked_logprob")
+    module = sys.modules.get(_FUSED_HEAD)
     if module is not None and hasattr(module, "_addmm_fp32"):
         stack.enter_context(mock.patch.object(module, "_addmm_fp32", add_product))

@@ -96,6 +96,12 @@ class Knowledge:
         with _disable_current_modes():
             set_known(indices, (torch.arange(indices.numel()) % choices).view(indices.shape))
 
+    def no_overflow(self, found: torch.Tensor) -> None:
+        """Assume that the check of scaled gradients for infinite ones has found none."""
+        self.assume("scaled gradients are finite")
+        with _disable_current_modes():
+            set_known(found, torch.zeros(found.shape, dtype=found.dtype))
+
     def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from autotune.virtual.peaks import peak_of
 from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
 
 
@@ -35,6 +36,7 @@ class Ledger:
         self.operators: list[OperatorRecord] = []
         self.categories: dict[int, Category] = {}
         self.phases: list[Phase] = []
+        self.settled: dict[int, int] = {}
         self.device_type = device_type
         self._live: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
         self._next = 0
@@ -87,6 +89,12 @@ class Ledger:
         if known is not None:
             self.categories[known[0]] = category
 
+    def settle(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor's storage is now where it stays."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            self.settled.setdefault(known[0], len(self.events))
+
     def tag_live(self, category: Category, *, since: int = 0) -> None:
         """Say what every live storage is for whose number is at least ``since`` and that nothing was said of."""
         for number, _, _ in self._live.values():
@@ -125,20 +133,7 @@ class Ledger:
 
     def peak(self, place: Place, first: int = 0, end: int | None = None) -> Peak:
         """Return the most bytes that were live at once after one of the events from ``first`` to before ``end``."""
-        end = len(self.events) if end is None else end
-        total = best = 0
-        at = -1
-        for index, event in enumerate(self.events[:end]):
-            if event.place is place:
-                total += event.change_bytes
-            if index >= first - 1 and (total > best or at < 0):
-                best, at = total, index
-        parts: dict[Category, int] = {}
-        for event in self.events[: at + 1]:
-            if event.place is place:
-                category = self.categories.get(event.storage, Category.TEMPORARY)
-                parts[category] = parts.get(category, 0) + event.change_bytes
-        return Peak(best, at, {category: size for category, size in parts.items() if size})
+        return peak_of(self.events, self.categories, place, first, end)
 
     def _resize(
         self, key: int, known: tuple[int, int, weakref.ref[torch.UntypedStorage]], size: int, place: Place

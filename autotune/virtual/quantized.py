@@ -17,6 +17,8 @@ _NESTED_BLOCK = 256
 _CODE_4BIT = 16
 _CODE_8BIT = 256
 
+_namesakes: dict[tuple[str, type], type] = {}
+
 
 class VirtualLinear4bit(bnb_nn.Linear4bit):
     """A ``Linear4bit`` on the device of a trace."""
@@ -32,7 +34,7 @@ class VirtualLinear4bit(bnb_nn.Linear4bit):
         numbers = linear.in_features * linear.out_features
         stored = -(-numbers // 2 // self.quant_storage.itemsize)
         weight = torch.empty(stored, 1, dtype=self.quant_storage, device=device)
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight = _parameter(weight, bnb_nn.Params4bit)
         self.weight.quant_state = _state(linear, config, dtype, device)
         self.weight.quant_type = config.bnb_4bit_quant_type
         self.weight.compress_statistics = config.bnb_4bit_use_double_quant
@@ -51,7 +53,7 @@ class VirtualLinear8bit(bnb_nn.Linear8bitLt):
         self.state.has_fp16_weights = False
         self.state.use_pool = True
         weight = torch.empty(linear.out_features, linear.in_features, dtype=torch.int8, device=device)
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight = _parameter(weight, bnb_nn.Int8Params)
         self.weight.CB = weight
         self.weight.SCB = _scales((linear.out_features,), torch.float32, device)
         self.weight.has_fp16_weights = False
@@ -79,6 +81,14 @@ def _take_over(module: Any, linear: nn.Linear, dtype: torch.dtype, device: torch
     module.source_cls = type(linear)
     bias = torch.empty(linear.out_features, dtype=dtype, device=device) if linear.bias is not None else None
     module.bias = nn.Parameter(bias, requires_grad=False) if bias is not None else None
+
+
+def _parameter(weight: torch.Tensor, kind: type[Any]) -> Any:
+    """Return a frozen parameter by whose class's name libraries take it for one of bitsandbytes."""
+    parameter = nn.Parameter(weight, requires_grad=False)
+    key = kind.__name__, type(parameter)
+    parameter.__class__ = _namesakes.setdefault(key, type(kind.__name__, (type(parameter),), {}))
+    return parameter
 
 
 def _scales(count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

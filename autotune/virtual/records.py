@@ -116,6 +116,8 @@ class Trace:
         target: the device that was stood in for, ``cpu`` or ``cuda``.
         categories: what each storage was for, by its number.
         assumptions: what was assumed where the function looked at a value that only real data has, with how often.
+        settled: by the number of a gradient's storage, how many events there were when it was where it stays, for
+            those that :func:`autotune.virtual.tracing.settled` was told of.
     """
 
     target: str
@@ -126,6 +128,7 @@ class Trace:
     device_peak: Peak
     host_peak: Peak
     assumptions: Mapping[str, int]
+    settled: Mapping[int, int] = field(default_factory=dict)
 
     def phase(self, name: str) -> Phase:
         """Return the phase of that name; the last one where there are several.

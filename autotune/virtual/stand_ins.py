@@ -44,8 +44,29 @@ def _grouped_mm(
     return torch.empty_strided([*batch, rows, columns], strides, dtype=dtype, device=a.device)
 
 
+def _cudnn_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    *others: Any,
+    **more: Any,
+) -> tuple[Any, ...]:
+    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_fprop, and transformers/cuda/attention.cu,
+    # _cudnn_attention_forward, which has the generator's state on the device, dropout or not.
+    # Sizes are [B, H, tokens, D].
+    order = sorted(range(4), key=lambda dimension: -query.stride(dimension))
+    sizes = (*query.shape[:3], value.size(3))
+    out = torch.empty_permuted(sizes, order, dtype=query.dtype, device=query.device)
+    lse = query.new_empty(query.shape[:3] if compute_log_sumexp else 0, dtype=torch.float32)
+    seed, offset = (query.new_empty((), dtype=torch.int64) for _ in range(2))
+    return out, lse, None, None, query.size(2), key.size(2), seed, offset, None
+
+
 STAND_INS: Mapping[str, Callable[..., Any]] = {
     str(_aten._grouped_mm.default): _grouped_mm,
+    str(_aten._scaled_dot_product_cudnn_attention.default): _cudnn_attention,
     "bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant,
     "bitsandbytes.int8_mixed_scaled_mm.default": _int8_mixed_scaled_mm,
 }

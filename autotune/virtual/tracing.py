@@ -84,6 +84,7 @@ def trace(
             device_peak=ledger.peak(Place.DEVICE),
             host_peak=ledger.peak(Place.HOST),
             assumptions=dict(mode.knowledge.assumptions),
+            settled=dict(ledger.settled),
         )
 
 
@@ -91,6 +92,12 @@ def assume(what: str) -> None:
     """Have the running trace say that something was assumed; without one, do nothing."""
     if _running:
         _running[-1][0].knowledge.assume(what)
+
+
+def settled(parameter: torch.Tensor) -> None:
+    """Have the running trace note that a parameter has its gradient now: what a hook after accumulation can be."""
+    if _running and parameter.grad is not None:
+        _running[-1][1].settle(parameter.grad)
 
 
 @contextmanager

@@ -10,9 +10,11 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.result import Result
 from autotune.core.status import Phase, ProbeStatus, RunStatus
 from autotune.space import Wishes, default_file, load, resolve
+from autotune.study.prediction import Prediction
 from autotune.study.problem import Purpose, Record, SearchOutcome
 from autotune.trainers import TRAINERS
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import GIB, MIB
 from tests.settings import setting
 
 SFT, WISHES, HERE = TRAINERS["sft"], Wishes({}), setting()
@@ -32,8 +34,8 @@ def record(number: int, shown: Measurement, confirmation: Measurement | None = N
     return Record(number, candidate, Purpose.SEARCH, shown, confirmation)
 
 
-def result(*records: Record, winner: Record | None = None, interrupted: bool = False) -> Result:
-    found = SearchOutcome(
+def outcome_of(*records: Record, winner: Record | None = None, interrupted: bool = False) -> SearchOutcome:
+    return SearchOutcome(
         records=records,
         baseline=records[0] if records else None,
         winner=winner,
@@ -42,7 +44,10 @@ def result(*records: Record, winner: Record | None = None, interrupted: bool = F
         confirmed=winner is not None and winner.confirmed,
         interrupted=interrupted,
     )
-    return result_of(found, PROBLEM, FACTS)
+
+
+def result(*records: Record, winner: Record | None = None, interrupted: bool = False) -> Result:
+    return result_of(outcome_of(*records, winner=winner, interrupted=interrupted), PROBLEM, FACTS)
 
 
 def test_of_two_speed_ups_the_one_that_promises_less_is_told() -> None:
@@ -98,3 +103,16 @@ def test_what_was_held_and_asked_for_is_the_smallest_need_when_all_ran_out() -> 
 def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits() -> None:
     cut_off = record(0, replace(RAN_OUT, status=ProbeStatus.TIMEOUT, out_of_memory=None))
     assert result(cut_off).status is RunStatus.INTERRUPTED
+
+
+def test_what_was_predicted_stands_beside_what_was_measured() -> None:
+    trial = result(replace(record(0, ran(100)), prediction=Prediction(450, 0.1, True, 120.0))).trials[0]
+    assert (trial.predicted_bytes, trial.predicted_tokens_per_second) == (450, 120.0)
+    assert result(record(0, ran(100))).trials[0].predicted_bytes is None
+
+
+def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
+    audited = replace(record(3, ran(100, 300 * MIB)), prediction=Prediction(2 * GIB, 0.1, True))
+    found = result_of(replace(outcome_of(audited), contradicted=(audited,)), PROBLEM, FACTS)
+    (note,) = found.notes
+    assert note.startswith("Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: a bug")

@@ -8,37 +8,36 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.protocol import PrepareRequest
+from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare
 from benchmarks import gpu
+from benchmarks.shapes import CONFIGURATIONS, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
+# What the models' cards on the Hub say.
+PARAMETERS = {"qwen2.5-0.5b": 0.494e9, "qwen2.5-1.5b": 1.54e9, "qwen2.5-7b": 7.62e9}
 
 
-@pytest.mark.parametrize("shape", gpu.SHAPES, ids=lambda shape: shape.name)
-def test_a_shape_and_its_rows_are_a_workload(shape: gpu.Shape, tmp_path: Path, job_server: JobServer) -> None:
-    model = gpu.write_model(tmp_path / shape.name, shape.config)
-    rows = gpu.write_rows(tmp_path / "rows.jsonl", shape.config["vocab_size"])
+@pytest.mark.parametrize("shape", CONFIGURATIONS)
+def test_a_shape_and_its_rows_are_a_workload_of_the_published_size(
+    shape: str, tmp_path: Path, job_server: JobServer
+) -> None:
+    configuration = CONFIGURATIONS[shape]
+    model = write_model(tmp_path / shape, configuration)
+    rows = write_rows(tmp_path / "rows.jsonl", gpu.long_tailed_lengths(), configuration["vocab_size"])
     request = PrepareRequest(
         model_source(str(model), "random"), dataset_source(str(rows)), "sft", str(tmp_path / "tokenized")
     )
-    reply = prepare(job_server, request, tmp_path / "prepare")
-    assert reply.model.layers == shape.config["num_hidden_layers"]
+    reply: PrepareReply = prepare(job_server, request, tmp_path / "prepare")
+    assert reply.model.parameters == pytest.approx(PARAMETERS[shape], rel=0.01)
+    assert reply.model.layers == configuration["num_hidden_layers"]
     assert reply.dataset.lengths.longest > 10 * reply.dataset.lengths.quantile(0.25)
 
 
-def test_the_shapes_have_the_published_numbers_of_parameters(tmp_path: Path, job_server: JobServer) -> None:
-    published = {"qwen2.5-0.5b": 0.494e9, "qwen2.5-1.5b": 1.54e9, "qwen2.5-7b-lora": 7.62e9}
-    for shape in gpu.SHAPES:
-        model = gpu.write_model(tmp_path / shape.name, shape.config)
-        rows = gpu.write_rows(tmp_path / "rows.jsonl", shape.config["vocab_size"])
-        request = PrepareRequest(
-            model_source(str(model), "random"), dataset_source(str(rows)), "sft", str(tmp_path / "tokenized")
-        )
-        parameters = prepare(job_server, request, tmp_path / "prepare").model.parameters
-        assert abs(parameters / published[shape.name] - 1) < 0.01
+def test_every_search_is_of_a_shape_that_there_is() -> None:
+    assert {search.shape for search in gpu.SEARCHES} <= CONFIGURATIONS.keys()
 
 
 def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:

@@ -35,7 +35,7 @@ def test_every_option_of_the_issue_is_understood() -> None:
         "probe M D --trainer sft --device cpu --memory-budget 24GiB --margin 0.1 --global-batch-size 64 "
         "--max-length 2048 --allow lora,quantization --fix packing=bfd --exclude liger --space s.yaml --effort quick "
         "--trials 5 --timeout 10m --init pretrained --seed 1 --storage sqlite:///x.db --study s --resume --output out "
-        "--json --debug"
+        "--no-plan --json --debug"
     )
     assert options(*words.split()) == {
         "model": "M",
@@ -59,6 +59,7 @@ def test_every_option_of_the_issue_is_understood() -> None:
         "study": "s",
         "resume": True,
         "output": "out",
+        "plan": False,
         "json": True,
     }
 

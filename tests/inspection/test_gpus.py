@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.gpu import Gpu
+from autotune.core.machine import Hardware
 from autotune.errors import InputError
-from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, find_gpu, gpus
-from autotune.units import GIB
+from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, described, find_gpu, gpus
+from autotune.units import GIB, MIB
 
 PROMISED = {
     "T4", "V100-16GB", "V100-32GB", "RTX3090", "RTX4090", "RTX5090", "A10", "L4", "L40S", "A100-40GB", "A100-80GB",
@@ -33,6 +34,42 @@ def test_every_row_says_where_its_figures_come_from(gpu: Gpu) -> None:
     assert gpu.memory_source.startswith("https://")
     assert gpu.speeds is None or gpu.speeds.source.startswith("https://")
     assert gpu.context_source.startswith("https://") or gpu.context_bytes == UNMEASURED_CONTEXT_BYTES
+
+
+def test_memory_is_what_can_be_allocated_and_not_what_is_printed_on_the_box() -> None:
+    assert [gpu.name for gpu in gpus() if gpu.memory_kind != "usable"] == ["MI300X"]
+
+
+@pytest.mark.parametrize(
+    ("name", "total_mib"),
+    # What nvidia-smi shows as the total of each card.
+    [
+        ("T4", 15360),
+        ("V100-32GB", 32768),
+        ("RTX3090", 24576),
+        ("RTX4090", 24564),
+        ("L4", 23034),
+        ("A100-80GB", 81920),
+        ("H100-SXM", 81559),
+        ("H200", 143771),
+        ("B200", 183359),
+    ],
+)
+def test_somewhat_less_than_the_drivers_total_can_be_allocated(name: str, total_mib: int) -> None:
+    assert 0.96 < find_gpu(name).memory_bytes / (total_mib * MIB) < 1.0
+
+
+def test_a_gpu_that_is_here_has_its_own_memory_and_the_catalogues_speeds() -> None:
+    here = Hardware("cuda", "NVIDIA H100 80GB HBM3", 70 * GIB, compute_capability=(9, 0))
+    gpu = described(here)
+    assert (gpu.name, gpu.memory_bytes, gpu.memory_kind) == ("H100-SXM", 70 * GIB, "usable")
+    assert gpu.speeds == find_gpu("H100").speeds
+
+
+def test_a_gpu_that_is_here_and_in_no_catalogue_has_no_known_speeds() -> None:
+    here = Hardware("cuda", "NVIDIA Strange 9000", 40 * GIB, compute_capability=(8, 6))
+    gpu = described(here)
+    assert (gpu.name, gpu.memory_bytes, gpu.compute_capability, gpu.speeds) == (here.name, 40 * GIB, (8, 6), None)
 
 
 @EVERY

@@ -31,6 +31,15 @@ class AnalyticTracer:
         return [_answer(request) for request in requests]
 
 
+class LosingTracer(AnalyticTracer):
+    """Loses every trace, as a machine does that kills processes."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        """Answer nothing."""
+        self.requests += requests
+        return [Untraceable("a job ended with signal 9", lasting=False)] * len(requests)
+
+
 def _answer(request: TraceRequest) -> Traced:
     if request.plan.model.get("attn_implementation") == UNTRACEABLE:
         return Untraceable(f"{UNTRACEABLE} is not supported")

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.planning.alignment import from_end, from_start
 from autotune.planning.depth import traced_depths
-from autotune.planning.shape import Basis, Shape, layer_weights, shape_weights
+from autotune.planning.shape import Anchors, Basis, Shape, layer_weights, shape_weights
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,16 @@ def test_a_deeper_model_is_the_shallow_one_with_layers_inserted_in_both_passes()
 def test_a_model_that_does_something_else_is_not_aligned() -> None:
     other = [name.replace("head 4", "another head") for name in model(3)]
     assert from_start(model(2), other) is None
+
+
+def test_beyond_a_whole_chunk_figures_go_on_in_another_line() -> None:
+    anchors = Anchors(Basis.ROWS, (Shape(1, 100), Shape(4, 100)), 400.0, Shape(8, 100))
+
+    def figure(rows: int) -> float:
+        return 10.0 + 5 * min(rows, 4) + 2 * max(0, rows - 4)
+
+    for rows in (2, 4, 6, 8, 16):
+        excess = anchors.excess(Shape(rows, 100))
+        followed = sum(weight * figure(shape.rows) for shape, weight in anchors.sums(Shape(rows, 100)).items())
+        at_beyond = sum(weight * figure(shape.rows) for shape, weight in anchors.sums(Shape(8, 100)).items())
+        assert followed + excess * (figure(8) - at_beyond) == pytest.approx(figure(rows))

@@ -13,7 +13,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.depth import traced_depths
 from autotune.planning.fit import Fit
-from autotune.planning.shape import Basis, Shape
+from autotune.planning.shape import Anchors, Basis, Shape
 from autotune.probing import JobServer, trace
 from tests.small import write_small_model
 
@@ -69,7 +69,8 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server:
 
     kinds = [str(layer % MODELS[model]) for layer in range(LAYERS)]
     small = Fit(
-        Basis.ROWS, {(depth, shape): run(depth, shape) for depth in traced_depths(kinds, every) for shape in KNOWN}
+        Anchors(Basis.ROWS, KNOWN),
+        {(depth, shape): run(depth, shape) for depth in traced_depths(kinds, every) for shape in KNOWN},
     )
     foretold, full = small.forecast(LAYERS, FULL, 2), run(LAYERS, FULL)
 

@@ -20,6 +20,7 @@ from autotune.report.outlook import (
     said_vetoes,
     said_ways_out,
 )
+from autotune.units import GIB
 from tests.report.examples import TRIALS, a_result, failed, in_directory, interrupted, nothing_fits
 
 
@@ -35,6 +36,19 @@ def test_vetoes_are_counted_by_reason_most_frequent_first() -> None:
     assert said[-1] == "1 vetoed for other reasons; all are in result.json"
 
 
+def test_vetoes_for_what_was_predicted_are_one_reason_with_the_range_of_needs() -> None:
+    trials = tuple(
+        replace(failed(number, ProbeStatus.VETOED, f"predicted to need {size}"), predicted_bytes=size * GIB)
+        for number, size in enumerate((40, 30, 95))
+    )
+    other = failed(3, ProbeStatus.VETOED, "a")
+    assert said_vetoes(a_result(trials=trials[:1])) == ("1 vetoed: predicted to need 40.00 GiB",)
+    assert said_vetoes(a_result(trials=(*trials, other))) == (
+        "3 vetoed: predicted to need 30.00 GiB to 95.00 GiB",
+        "1 vetoed: a",
+    )
+
+
 def test_choices_of_a_knob_left_out_for_one_reason_are_named_together() -> None:
     left_out = (
         LeftOut("liger", "on", "no GPU"),
@@ -45,7 +59,8 @@ def test_choices_of_a_knob_left_out_for_one_reason_are_named_together() -> None:
 
 
 def test_what_allow_would_add_is_named_with_what_it_changes() -> None:
-    assert said_unlockable(a_result()) == ("--allow quantization would add 8bit, 4bit (rounds the frozen weights)",)
+    said = said_unlockable(a_result().unlockable)
+    assert said == ("--allow quantization would add 8bit, 4bit (rounds the frozen weights)",)
 
 
 def test_nothing_fits_names_budget_and_smallest_peak() -> None:

@@ -167,8 +167,8 @@ def test_a_compiled_step_is_traced_uncompiled_and_says_so(run: Any) -> None:
 
 
 def test_what_cannot_be_traced_is_named(run: Any) -> None:
-    with pytest.raises(AutotuneError, match="FlexAttention is only supported on"):
-        run({"packing": True}, {"attn_implementation": "flex_attention"})
+    with pytest.raises(AutotuneError, match="lomo"):
+        run({"optim": "lomo"})
 
 
 def test_a_model_that_is_not_there_is_the_users_to_mend(run: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Event
 from autotune.study import Probe, Purpose, Record, SearchOutcome, StudyStorage, search
+from autotune.study.prediction import Predictor
 from tests.study.replayed import LIMIT_BYTES, TableProblem
 
 FINGERPRINT = {"model": "a", "dataset": "b"}
@@ -37,6 +38,7 @@ class Run:
         resume: bool = False,
         timeout_seconds: float | None = None,
         fingerprint: Mapping[str, str] = FINGERPRINT,
+        predictor: Predictor | None = None,
     ) -> SearchOutcome:
         """Search."""
         return search(
@@ -49,6 +51,7 @@ class Run:
             timeout_seconds=timeout_seconds,
             storage=StudyStorage(self.url, "s", resume, fingerprint),
             listener=self.events.append,
+            predictor=predictor,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
@@ -128,6 +130,15 @@ def test_lora_spells_rank_targets_and_variants() -> None:
     assert plan.model["lora_alpha"] == 64
     assert plan.model["lora_target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
     assert plan.model["use_rslora"] is plan.model["use_dora"] is True
+
+
+def test_lora_on_a_single_kind_of_projection_names_it_as_peft_reads_a_string() -> None:
+    here = setting(of=workload(linear_modules=("c_attn", "c_fc")), allowed=frozenset({"lora"}))
+    plan = SFT.plan(candidate(here, lora="r16-attention"), here)
+    targets = plan.model["lora_target_modules"]
+    assert isinstance(targets, str)
+    assert re.fullmatch(targets, "transformer.h.0.attn.c_attn")
+    assert not re.fullmatch(targets, "transformer.h.0.mlp.c_fc")
 
 
 def test_lora_on_attention_needs_projections_that_are_known() -> None:

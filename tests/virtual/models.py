@@ -17,6 +17,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+# Takes FlashAttention's function over only where it is installed.
+_LATE = {"falcon": {"num_attention_heads": 4, "hidden_size": 64, "ffn_hidden_size": 128}}
+
+
 def config_of(architecture: str, **changes: Any) -> Any:
     """Return the configuration of a small model; ``changes`` win."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,7 +33,7 @@ def config_of(architecture: str, **changes: Any) -> Any:
         "bos_token_id": 1,
         "eos_token_id": 1,
         "tie_word_embeddings": True,
-        **ARCHITECTURES[architecture],
+        **{**ARCHITECTURES, **_LATE}[architecture],
         **changes,
     }
     config = AutoConfig.for_model(architecture, **shape)

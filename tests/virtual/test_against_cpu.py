@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.traced_training import TracedRows, step_name, traced_training
+from autotune.step.traced_training import TracedRows, traced_training
 from autotune.virtual import trace
+from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer
 from tests.virtual.models import ARCHITECTURES, config_of

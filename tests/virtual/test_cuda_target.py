@@ -13,11 +13,13 @@ import pytest
 
 _SCRIPT = """
 import json, sys
+from collections import Counter
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 from autotune.core.plan import TrainingPlan
-from autotune.step.traced_training import TracedRows, step_name, traced_training
+from autotune.step.traced_training import TracedRows, traced_training
 from autotune.virtual import trace
+from autotune.virtual.phases import step_name
 
 CASES = {
     "stored": {},
@@ -26,20 +28,42 @@ CASES = {
     "offloaded": {"activation_offloading": True},
     "packed": {"packing": True},
     "turing": {},
+    "hopper": {},
+    "half": {"bf16": False, "fp16": True},
+    "half, 8 bit": {"bf16": False, "fp16": True, "optim": "adamw_bnb_8bit"},
+    "8 bit": {"optim": "adamw_bnb_8bit"},
+    "flex, padded": {"attention": "flex_attention"},
+    "flex, packed": {"attention": "flex_attention", "packing": True},
+    "flash, checkpointed": {"attention": "flash_attention_2", "gradient_checkpointing": True},
+    "flash, selective": {
+        "attention": "flash_attention_2",
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"selective": True},
+    },
+    "flash, falcon": {"attention": "flash_attention_2"},
+    "4 bit, dora": {"model": {"load_in_4bit": True, "use_peft": True, "use_dora": True, "lora_r": 8,
+                              "lora_target_modules": "all-linear"}},
 }
+CAPABILITIES = {"turing": (7, 5), "hopper": (9, 0)}
 found = {}
 for name, args in CASES.items():
     args = {"per_device_train_batch_size": 2, "max_length": 64, "gradient_checkpointing": False, "bf16": True, **args}
-    rows = TracedRows([32] * 4 if name == "packed" else [64])
-    steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), rows)
-    traced = trace(steps, capability=(7, 5) if name == "turing" else (8, 0))
+    rows = TracedRows([30] * 4 if "packed" in name else [64, 40] if "padded" in name else [64])
+    architecture = "falcon" if "falcon" in name else "llama"
+    model = {"attn_implementation": args.pop("attention", "sdpa"), **args.pop("model", {})}
+    plan = TrainingPlan("sft", args=args, model=model)
+    steps = traced_training(plan, config_of(architecture), small_tokenizer(), rows)
+    traced = trace(steps, capability=CAPABILITIES.get(name, (8, 0)))
     phase = traced.phase(step_name(1))
     operators = traced.operators[phase.first_operator : phase.end_operator]
     found[name] = {
         "device": phase.device_peak.bytes,
         "host": phase.host_peak.bytes,
         "activation": phase.device_peak.categories.get("activation", 0),
-        "operators": sorted({operator.name for operator in operators}),
+        "optimizer state": phase.device_peak.categories.get("optimizer state", 0),
+        "operators": Counter(operator.name for operator in operators),
+        "squares": sum(shape[-2:] == (120, 120) for operator in operators for shape in operator.shapes),
+        "assumptions": dict(traced.assumptions),
         "float32 products": sum(
             operator.name == "aten.mm.default" and set(operator.dtypes) != {"torch.bfloat16"} for operator in operators
         ),
@@ -82,3 +106,54 @@ def test_offloading_moves_activations_to_the_host(found: dict[str, Any]) -> None
     moved = found["stored"]["activation"] - found["offloaded"]["activation"]
     assert moved > 0
     assert found["offloaded"]["host"] - found["stored"]["host"] >= 0.9 * moved
+
+
+def test_on_hopper_attention_is_cudnns(found: dict[str, Any]) -> None:
+    assert "aten._scaled_dot_product_cudnn_attention.default" in found["hopper"]["operators"]
+
+
+@pytest.mark.parametrize(("case", "in_bf16"), [("half", "stored"), ("half, 8 bit", "8 bit")])
+def test_in_float16_gradients_are_unscaled_and_the_optimizer_steps(
+    found: dict[str, Any], case: str, in_bf16: str
+) -> None:
+    half = found[case]
+
+    assert "aten._amp_foreach_non_finite_check_and_unscale_.default" in half["operators"]
+    assert half["optimizer state"] == found[in_bf16]["optimizer state"] > 0
+    assert "scaled gradients are finite" in half["assumptions"]
+
+
+def test_in_float16_three_numbers_more_are_held(found: dict[str, Any]) -> None:
+    # The scale, how long it has been good, and the scaled loss, in 4 bytes each.
+    assert found["half"]["device"] - found["stored"]["device"] == 12
+
+
+@pytest.mark.parametrize("case", ["flex, padded", "flex, packed"])
+def test_flex_attention_takes_rows_of_every_kind(found: dict[str, Any], case: str) -> None:
+    operators = found[case]["operators"]
+
+    assert operators["autotune_flex_attention.forward.default"] > 0
+    assert operators["autotune_flex_attention.backward.default"] > 0
+
+
+def test_flex_attention_keeps_packed_documents_apart_without_a_mask_of_tokens(found: dict[str, Any]) -> None:
+    assert found["packed"]["squares"] > 0
+    assert found["flex, packed"]["squares"] == 0
+
+
+def test_weight_norms_of_dora_are_those_of_the_expanded_4_bit_weights(found: dict[str, Any]) -> None:
+    assert found["4 bit, dora"]["operators"]["bitsandbytes.dequantize_4bit.default"] > 0
+
+
+def test_models_that_look_for_flash_attention_as_they_are_imported_find_it(found: dict[str, Any]) -> None:
+    assert found["flash, falcon"]["operators"]["autotune_flash_attn.forward.default"] > 0
+
+
+def test_selective_checkpointing_computes_flash_attention_once(found: dict[str, Any]) -> None:
+    again, once = (
+        found[case]["operators"]["autotune_flash_attn.forward.default"]
+        for case in ("flash, checkpointed", "flash, selective")
+    )
+
+    assert again == 2 * once
+    assert found["flash, selective"]["activation"] > found["flash, checkpointed"]["activation"]

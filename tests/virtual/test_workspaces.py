@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autotune.virtual import flex
 from autotune.virtual.cuda import scratch
 from autotune.virtual.flash import backward_workspace
 
@@ -37,6 +38,38 @@ def test_flash_attention_3_keeps_the_logarithms_too() -> None:
     query = _tensor(1, 256, 8, 128)
 
     assert len(backward_workspace(query, query, 1, 3)) == len(backward_workspace(query, query, 1, 2)) + 1
+
+
+def test_flash_attention_4_adds_gradients_up_for_each_key_in_float32() -> None:
+    accumulator, delta, logarithms, keys, values = backward_workspace(
+        _tensor(2, 100, 8, 64), _tensor(2, 100, 2, 64), 1, 4
+    )
+
+    assert accumulator == 64 * delta == 64 * logarithms == 4 * 2 * 8 * 128 * 64
+    assert keys == values == 4 * 2 * 2 * 128 * 64
+
+
+def test_cudnn_takes_one_block_for_deltas_and_gradients_of_queries_in_float32() -> None:
+    query = _tensor(2, 8, 100, 64)
+    backward = _aten._scaled_dot_product_cudnn_attention_backward.default
+
+    assert scratch(backward, (query, query, query, query), {}, None) == (4 * 2 * 8 * 100 * (1 + 64),)
+
+
+def test_cudnn_is_taken_to_expand_grouped_heads() -> None:
+    query, key = _tensor(2, 8, 100, 64), _tensor(2, 2, 100, 64)
+    backward = _aten._scaled_dot_product_cudnn_attention_backward.default
+
+    (alone,) = scratch(backward, (query, query, query, query), {}, None)
+    (grouped,) = scratch(backward, (query, query, key, key), {}, None)
+
+    assert grouped - alone == 2 * 2 * (2 * 8 * 100 * 64)
+
+
+def test_flex_attention_takes_a_float32_for_each_query_and_head() -> None:
+    query = _tensor(2, 8, 100, 64)
+
+    assert flex.backward_workspace(query) == (4 * 2 * 8 * 100,)
 
 
 @pytest.mark.parametrize("head", [64, 96, 128])

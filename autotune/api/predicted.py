@@ -1,0 +1,155 @@
+"""What the planner knows, as the search wants to be told it: corrected by every probe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.machine import DeviceKind
+from autotune.core.measurement import Measurement
+from autotune.errors import AutotuneError
+from autotune.planning.calibration import Correction, Pair, correction, factor
+from autotune.study.prediction import Prediction
+from autotune.study.problem import Record
+from autotune.units import format_bytes
+
+
+class Estimates(Protocol):
+    """A :class:`~autotune.planning.planner.Planner`, as far as it is needed here."""
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The legal ones."""
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return the estimate of a candidate in its normal form."""
+
+    def trace(self, candidates: Iterable[Candidate]) -> None:
+        """Trace the ways to train of candidates."""
+
+
+class PlannedPredictor:
+    """Predicts by traces; see :class:`autotune.study.prediction.Predictor`.
+
+    On a CPU, memory is not corrected. What the kernel limits there is what a process maps, and that is the traced
+    tensors at least; what a probe measures is what of it was touched, which is less than the tensors where these were
+    zeroed and never written, and more where libraries keep memory of their own.
+
+    Args:
+        trace_seconds: what tracing may take during the search.
+
+    Attributes:
+        memory, time: what predictions are corrected by.
+    """
+
+    def __init__(self, estimates: Estimates, limit_bytes: int, device: DeviceKind, trace_seconds: float) -> None:
+        self._estimates = estimates
+        self._limit_bytes = limit_bytes
+        self._device = device
+        self._seconds_left = trace_seconds
+        self._problem = ""
+        self._measured: dict[Candidate, Measurement] = {}
+        self._predictions: dict[Candidate, Prediction | None] = {}
+        self._ranked: list[Candidate] | None = None
+        self.memory = Correction()
+        self.time = Correction()
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Return what is known by now."""
+        if candidate not in self._predictions:
+            self._predictions[candidate] = self._predict(self._estimates.estimate(candidate))
+        return self._predictions[candidate]
+
+    def make_sure(self, candidate: Candidate) -> Prediction | None:
+        """Trace the candidate's own combination where there is time."""
+        if self._seconds_left > 0:
+            self._trace(candidate)
+            self._ranked = None
+            self._correct()
+        return self.predict(candidate)
+
+    def promising(self, count: int) -> Sequence[Candidate]:
+        """Return the fastest that should fit; none where speed is not predicted."""
+        if self._ranked is None:
+            rates = {candidate: _rate(self._estimates.estimate(candidate)) for candidate in self._estimates.candidates}
+            known = {candidate: rate for candidate, rate in rates.items() if rate is not None}
+            self._ranked = sorted(known, key=known.__getitem__, reverse=True)
+        found: list[Candidate] = []
+        for candidate in self._ranked:
+            prediction = self.predict(candidate)
+            if len(found) == count:
+                break
+            if prediction is not None and prediction.need_bytes <= self._limit_bytes:
+                found.append(candidate)
+        return found
+
+    def learn(self, record: Record) -> None:
+        """Correct all that follows by what a probe measured; what is estimated of it may still change."""
+        if record.measurement.ok:
+            self._measured[record.candidate] = record.measurement
+            self._correct()
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was corrected, in sentences."""
+        words = []
+        if self.memory.offset:
+            words.append(
+                f"by {'+' if self.memory.offset > 0 else '-'}{format_bytes(abs(self.memory.offset))} in memory"
+            )
+        elif self.memory.factor != 1.0:
+            words.append(f"by x{self.memory.factor:.2f} in memory")
+        if self.time.probes:
+            words.append(f"by x{self.time.factor:.2g} in time")
+        probes = max(self.memory.probes, self.time.probes)
+        corrected = (f"Predictions were corrected {' and '.join(words)} after {probes} probes.",) if words else ()
+        return (*corrected, f"Tracing ended early: {self._problem}") if self._problem else corrected
+
+    def _trace(self, candidate: Candidate) -> None:
+        started = time.monotonic()
+        try:
+            self._estimates.trace([candidate])
+            self._seconds_left -= time.monotonic() - started
+        except AutotuneError as error:
+            # A search can do without.
+            self._seconds_left, self._problem = 0.0, error.message
+
+    def _predict(self, estimate: Estimate) -> Prediction | None:
+        memory, rate = estimate.memory, _rate(estimate)
+        if memory is None:
+            return None
+        traced = estimate.origin is Origin.TRACED
+        corrected = self.memory.probes > 0
+        return Prediction(
+            need_bytes=max(1, round(self.memory(memory.device_bytes))),
+            error=self.memory.error if corrected and traced else max(self.memory.error, memory.error),
+            certain=traced,
+            tokens_per_second=rate / self.time.factor if rate else None,
+            least=self._device == "cpu",
+        )
+
+    def _correct(self) -> None:
+        estimates = [(self._estimates.estimate(candidate), shown) for candidate, shown in self._measured.items()]
+        rates = [(_rate(estimate), shown.tokens_per_second) for estimate, shown in estimates]
+        self.time = factor([Pair(1 / expected, 1 / measured) for expected, measured in rates if expected and measured])
+        if self._device != "cpu":
+            traced = [(item.memory, shown) for item, shown in estimates if item.memory and item.origin is Origin.TRACED]
+            stated = max((memory.error for memory, _ in traced), default=0.0)
+            needs = [(memory.device_bytes, _need_bytes(memory, shown)) for memory, shown in traced]
+            self.memory = correction([Pair(predicted, need) for predicted, need in needs if need], stated)
+        self._predictions.clear()
+
+
+def _rate(estimate: Estimate) -> float | None:
+    """Return the predicted rate; figures that were added up can come to less than nothing, and say nothing then."""
+    rate = estimate.tokens_per_second
+    return rate if rate is not None and rate > 0 else None
+
+
+def _need_bytes(memory: MemoryEstimate, shown: Measurement) -> int | None:
+    """Return what a probe held of the device; what the driver does not tell of the context is taken as predicted."""
+    if shown.reserved_bytes is None:
+        return None
+    return max(shown.reserved_bytes + memory.context_bytes, shown.device_bytes or 0)

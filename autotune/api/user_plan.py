@@ -1,0 +1,209 @@
+"""What a trainer's configuration that the user has already comes to, as a training plan; nothing of it is overlooked.
+
+Fields of ``trl.SFTConfig`` are of four kinds: handed to the traced trainer as they are; sizes, which the shape of a
+micro-batch stands for; without effect on memory and time of a step; and all others, which have to be at their defaults.
+A release that adds a field adds it to the last kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from autotune.core.plan import TrainingPlan
+from autotune.errors import InputError
+from autotune.techniques.packing import SEPARATING
+from autotune.trainers import TRAINERS
+
+_TRACED = frozenset({
+    "activation_offloading", "bf16", "fp16", "gradient_checkpointing", "gradient_checkpointing_kwargs",
+    "label_smoothing_factor", "liger_kernel_config", "loss_type", "max_grad_norm", "neftune_noise_alpha", "optim",
+    "optim_args", "optim_target_modules", "router_aux_loss_coef", "tf32", "torch_compile", "torch_empty_cache_steps",
+    "use_cache", "use_liger_kernel",
+})  # fmt: skip
+_SIZES = frozenset({
+    "gradient_accumulation_steps", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
+    "per_device_train_batch_size",
+})  # fmt: skip
+# Optimizers' numbers, where rows come from, logging, saving, evaluation, the hub, and what several processes tell one
+# another. activation_checkpointing is gradient_checkpointing's new name, which mirrors it; what compiles a step does
+# not matter, since it is traced uncompiled.
+_WITHOUT_EFFECT = frozenset({
+    "accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "chat_template_path", "data_seed",
+    "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "debug", "disable_tqdm", "do_eval", "do_predict",
+    "do_train", "enable_jit_checkpoint", "eos_token", "full_determinism", "greater_is_better", "ignore_data_skip",
+    "include_num_input_tokens_seen", "label_names", "learning_rate", "length_column_name", "load_best_model_at_end",
+    "local_rank", "max_steps", "metric_for_best_model", "model_init_kwargs", "num_train_epochs", "output_dir",
+    "pad_token", "project", "push_to_hub", "remove_unused_columns", "report_to",
+    "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name", "seed", "shuffle_dataset",
+    "skip_memory_metrics", "torch_compile_backend",
+    "torch_compile_mode", "train_sampling_strategy", "truncation_mode", "trust_remote_code", "use_cpu", "weight_decay",
+})  # fmt: skip
+_WITHOUT_EFFECT_BEGINNINGS = (
+    "dataloader_", "ddp_", "eval_", "hub_", "log_", "logging_", "lr_scheduler_", "save_", "trackio_", "warmup_",
+)  # fmt: skip
+_WITHOUT_EFFECT_EVALUATION = frozenset({
+    "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval", "include_for_metrics", "per_device_eval_batch_size",
+    "prediction_loss_only",
+})  # fmt: skip
+# Which tokens the loss counts: taken to be all of them, and said so.
+_MASKS = ("assistant_only_loss", "completion_only_loss")
+
+# Fields of peft.LoraConfig by what trl.ModelConfig calls them.
+_LORA_WORDS = {
+    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
+    "target_parameters": "lora_target_parameters", "modules_to_save": "lora_modules_to_save",
+    "use_rslora": "use_rslora", "use_dora": "use_dora",
+}  # fmt: skip
+# How adapters begin, how they are scaled, and where the base model came from.
+_LORA_WITHOUT_EFFECT = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
+    "init_lora_weights", "loftq_config", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "task_type",
+})  # fmt: skip
+
+_LOADING_WITHOUT_EFFECT = frozenset({
+    "cache_dir", "device_map", "force_download", "local_files_only", "low_cpu_mem_usage", "revision", "subfolder",
+    "token", "trust_remote_code", "use_safetensors",
+})  # fmt: skip
+_LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
+
+
+@dataclass(frozen=True)
+class UserPlan:
+    """A user's configuration.
+
+    Attributes:
+        plan: what is traced; its ``args`` hold the sizes of the configuration.
+        flat: whether the rows of a micro-batch lie end to end.
+        assumptions: what was assumed where the configuration alone does not say, in sentences.
+    """
+
+    plan: TrainingPlan
+    flat: bool
+    assumptions: tuple[str, ...]
+
+
+def user_plan(config: object, peft_config: object | None) -> UserPlan:
+    """Return what a trainer's configuration and a PEFT configuration come to.
+
+    Raises:
+        InputError: it is another trainer's, of a kind of PEFT that is not understood, or says something that a trace
+            cannot follow; the message names it.
+    """
+    names = [kind.__name__ for kind in type(config).__mro__]
+    if "SFTConfig" not in names or not dataclasses.is_dataclass(config):
+        known = ", ".join(f"{name.upper()}Config" for name in TRAINERS)
+        raise InputError(f"A {names[0]} is no configuration that autotune knows.", hint=f"It knows {known}.")
+    _check(config, "SFTConfig", _TRACED | _SIZES | _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | {*_MASKS})
+    args = {name: _plain(name, value) for name, value in _values(config, _TRACED | _SIZES) if value is not None}
+    loading = _values_of_loading(config)
+    words, assumptions = _model_words(loading)
+    flat = bool(args["padding_free"]) or (bool(args["packing"]) and args["packing_strategy"] in SEPARATING)
+    plan = TrainingPlan("sft", args, {**words, **_peft_words(peft_config)})
+    return UserPlan(plan, flat, (*assumptions, *_config_assumptions(config)))
+
+
+def _values(config: object, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(config, name)) for name in sorted(names) if hasattr(config, name))
+
+
+def _check(config: Any, kind: str, understood: frozenset[str]) -> None:
+    """Check that what is not understood is at its default.
+
+    Raises:
+        InputError: something is not.
+    """
+    for field in dataclasses.fields(config):
+        if field.name in understood or (kind == "SFTConfig" and field.name.startswith(_WITHOUT_EFFECT_BEGINNINGS)):
+            continue
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        value = getattr(config, field.name, default)
+        if value != default and value not in (None, {}, []):
+            raise InputError(
+                f"What {kind}({field.name}={value!r}) does to memory is not known to autotune.",
+                hint="Leave it out, or let autotune probe measure it.",
+            )
+
+
+def _plain(name: str, value: object) -> object:
+    """Return a value as JSON has it.
+
+    Raises:
+        InputError: JSON has none.
+    """
+    plain = value.value if isinstance(value, Enum) else value
+    try:
+        json.dumps(plain)
+    except TypeError as error:
+        raise InputError(
+            f"{name}={value!r} cannot be handed to the process that traces.", hint="Give words and numbers only."
+        ) from error
+    return plain
+
+
+def _config_assumptions(config: Any) -> Iterator[str]:
+    masks = [name for name in _MASKS if getattr(config, name, None)]
+    if masks:
+        yield f"the loss counts every token, whatever {masks[0]} leaves out"
+    if getattr(config.eval_strategy, "value", config.eval_strategy) != "no":
+        yield "evaluation is left out"
+
+
+def _values_of_loading(config: Any) -> Mapping[str, Any]:
+    loading = dict(config.model_init_kwargs or {})
+    for name, value in loading.items():
+        if name not in _LOADING | _LOADING_WITHOUT_EFFECT and value is not None:
+            raise InputError(
+                f"What model_init_kwargs' {name}={value!r} does to memory is not known to autotune.",
+                hint="Write what changes the model into its config.json, or let autotune probe measure it.",
+            )
+    return loading
+
+
+def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:
+    dtype = str(loading.get("dtype") or loading.get("torch_dtype") or "float32").removeprefix("torch.")
+    words: dict[str, object] = {"dtype": dtype, "use_peft": False}
+    if loading.get("attn_implementation"):
+        words["attn_implementation"] = loading["attn_implementation"]
+    quantization = loading.get("quantization_config")
+    if quantization is None:
+        return words, ()
+    facts = dict(quantization if isinstance(quantization, Mapping) else quantization.to_dict())
+    method = str(getattr(facts.get("quant_method"), "value", facts.get("quant_method", "bitsandbytes")))
+    if method != "bitsandbytes":
+        raise InputError(f"Quantisation by {method} is not understood.", hint="transformers' BitsAndBytesConfig is.")
+    for name in ("llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"):
+        if facts.get(name):
+            raise InputError(
+                f"What BitsAndBytesConfig({name}={facts[name]!r}) does to memory is not known to autotune."
+            )
+    if facts.get("load_in_8bit"):
+        return {**words, "load_in_8bit": True}, ()
+    if not facts.get("load_in_4bit"):
+        return words, ()
+    words |= {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": facts.get("bnb_4bit_quant_type") or "fp4",
+        "use_bnb_nested_quant": bool(facts.get("bnb_4bit_use_double_quant")),
+    }
+    computes = str(facts.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
+    same = computes == dtype
+    return words, () if same else (f"4-bit weights are expanded to {dtype}, as TRL would, not to {computes}",)
+
+
+def _peft_words(peft_config: Any) -> dict[str, object]:
+    if peft_config is None:
+        return {}
+    kind = type(peft_config).__name__
+    if kind != "LoraConfig":
+        raise InputError(f"A {kind} is not understood.", hint="peft.LoraConfig is.")
+    _check(peft_config, kind, _LORA_WITHOUT_EFFECT | _LORA_WORDS.keys())
+    given = {word: getattr(peft_config, name) for name, word in _LORA_WORDS.items()}
+    plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
+    return {"use_peft": True, **{word: value for word, value in plain.items() if value is not None}}

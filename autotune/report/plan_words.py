@@ -1,0 +1,134 @@
+"""What a plan found, as sentences and figures, before anything is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Change, Estimate, Origin, Plan
+from autotune.report.outlook import said_unlockable
+from autotune.report.words import BASELINE_NAME, said_bytes, said_rate
+from autotune.units import format_bytes, format_duration
+
+BASIS = {Origin.TRACED: "traced", Origin.COMPOSED: "about", Origin.UNKNOWN: "unknown"}
+"""What an estimate stands on, in the one word that a table has room for."""
+_MEANINGS = {
+    Origin.TRACED: "traced: traces of this very combination",
+    Origin.COMPOSED: "about: added up from traces of combinations with fewer techniques",
+    Origin.UNKNOWN: "unknown: not traced, and nothing to add up; autotune probe can measure it",
+}
+
+
+def said_target(plan: Plan) -> str:
+    """Return what was planned, and for what."""
+    part = plan.budget_bytes < plan.gpu.memory_bytes
+    memory = f"{format_bytes(plan.budget_bytes)} of {plan.gpu.name}" if part else plan.gpu.name
+    has = "" if part else f", which has {format_bytes(plan.budget_bytes)}"
+    fixed = plan.settings.get("fix")
+    words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, Mapping) else ""
+    return (
+        f"{plan.model} on {plan.dataset}, global batch {plan.global_batch_size}"
+        f"{f', with {words}' if words else ''}, planned for {memory}{has}"
+    )
+
+
+def said_choices(candidate: Candidate, plan: Plan) -> str:
+    """Return what a candidate does differently from TRL's default, beside what was fixed."""
+    differences = candidate.differences(plan.baseline.candidate)
+    words = " ".join(f"{knob}={choice}" for knob, choice in differences.items())
+    return words or f"{BASELINE_NAME}{' beside that' if plan.settings.get('fix') else ''}"
+
+
+def headline(plan: Plan) -> str:
+    """Return in one sentence what is predicted to be best."""
+    best, alone = plan.fastest, len(plan.estimates) == 1
+    if best is not None:
+        spare = f"with {said_bytes(best.spare_bytes)} to spare"
+        if best.tokens_per_second is None:
+            return f"{'It fits' if alone else 'What fits with most room'}: {spare}"
+        return f"{'It fits' if alone else 'The fastest that fits'}: {said_rate(best.tokens_per_second)}, {spare}"
+    least = smallest(plan)
+    if least is None or least.memory is None:
+        return "Nothing can be predicted here: autotune probe can measure it."
+    what = "It does not fit" if alone else "Nothing is predicted to fit"
+    return (
+        f"{what} in {format_bytes(plan.budget_bytes)}: {'it' if alone else 'the least'} needs "
+        f"{format_bytes(least.memory.device_bytes)}."
+    )
+
+
+def smallest(plan: Plan) -> Estimate | None:
+    """Return what needs the least memory, or None where nothing could be predicted."""
+    known = [estimate for estimate in plan.estimates if estimate.memory is not None]
+    return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
+
+
+def sure(estimate: Estimate) -> bool:
+    """Return whether it fits even if its memory was underestimated by its stated error."""
+    memory, spare_bytes = estimate.memory, estimate.spare_bytes
+    return memory is not None and spare_bytes is not None and spare_bytes >= memory.error * memory.device_bytes
+
+
+def said_doubt(plan: Plan) -> str:
+    """Return what else is known where the best may not fit after all, or nothing where it is sure to."""
+    best = plan.fastest
+    if best is None or best.memory is None or sure(best):
+        return ""
+    off = f"±{_percent(best.memory.error)}, {format_bytes(best.memory.error * best.memory.device_bytes)}"
+    doubt = f"That is less than the estimate may be off by ({off}), so that it may not fit."
+    safe = next((estimate for estimate in plan.estimates if estimate.fits and sure(estimate)), None)
+    if safe is None:
+        return f"{doubt} Nothing fits with its error to spare."
+    rate = f"{said_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
+    return (
+        f"{doubt} The fastest that fits with its error to spare: {rate}{said_bytes(safe.spare_bytes)} to spare: "
+        f"{said_choices(safe.candidate, plan)}"
+    )
+
+
+def said_change(change: Change) -> str:
+    """Return in a few words what makes a candidate fit."""
+    made = change.instead.candidate.differences(change.candidate)
+    words = " ".join(f"{knob}={choice}" for knob, choice in made.items())
+    return f"fits with {words}, {said_bytes(change.instead.spare_bytes)} to spare"
+
+
+def said_ways_out(plan: Plan) -> tuple[str, ...]:
+    """Return what might make something fit that was not looked at."""
+    return (*said_unlockable(plan.unlockable), "rows cut by a smaller --max-length", "a GPU with more memory")
+
+
+def said_counts(plan: Plan) -> str:
+    """Return how many candidates fit, and what the estimates stand on."""
+    fitting = sum(estimate.fits for estimate in plan.estimates)
+    unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in plan.estimates)
+    counts = {"fitting": fitting, "not fitting": len(plan.estimates) - fitting - unknown, "unknown": unknown}
+    parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
+    traces = f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
+    return f"{candidates}: {parts or 'none legal'}. {traces}."
+
+
+def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
+    """Return what the words of the table's last column mean, with the errors of those that are shown."""
+    errors: dict[Origin, float] = {}
+    for estimate in estimates:
+        error = estimate.memory.error if estimate.memory is not None else 0.0
+        errors[estimate.origin] = max(errors.get(estimate.origin, 0.0), error)
+    return tuple(
+        meaning + (f"; memory may be off by {_percent(errors[origin])}" if errors[origin] else "")
+        for origin, meaning in _MEANINGS.items()
+        if origin in errors
+    )
+
+
+def said_unknown(plan: Plan) -> tuple[str, ...]:
+    """Return why there are estimates missing, the most frequent reasons first, each with its count."""
+    reasons = Counter(estimate.reason for estimate in plan.estimates if estimate.reason)
+    return tuple(f"{count:,} unknown: {reason}" for reason, count in reasons.most_common())
+
+
+def _percent(error: float) -> str:
+    """Return an error, as a share that may be more than the whole, in per cent."""
+    return f"{100 * error:.0f} %"

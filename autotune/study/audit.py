@@ -1,0 +1,53 @@
+"""Whether predictions veto what would fit: a few of the vetoed candidates are probed all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autotune.core.candidate import Candidate
+from autotune.study.problem import Purpose, Record
+from autotune.study.proposals import Proposer
+from autotune.study.session import Session
+
+
+def audit(session: Session, proposer: Proposer) -> None:
+    """Probe as many vetoed candidates as the effort asks for; what a resumed study has audited counts.
+
+    That nothing fits is never said on the word of predictions alone: at least the smallest of them is probed then.
+    """
+    done = [record.candidate for record in session.ledger.records if record.purpose is Purpose.AUDIT]
+    left = max(session.effort.audits, 0 if session.leader() else 1) - len(done)
+    if left <= 0:
+        return
+    recorded = [record.candidate for record in session.ledger.records if not record.probed]
+    needs = _needs(session, (*recorded, *proposer.by_chance()))
+    waiting = sorted((candidate for candidate in needs if candidate not in done), key=needs.__getitem__)
+    for candidate in _spread(waiting, left):
+        reserve_seconds = session.confirmation_seconds()
+        if session.clock.over(reserve_seconds + session.probe_seconds()):
+            return
+        session.probe(candidate, Purpose.AUDIT, reserve_seconds)
+
+
+def contradicted(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Return the records of candidates that were predicted not to fit and did."""
+    return tuple(
+        record for record in records if record.purpose is Purpose.AUDIT and record.measurement.ok and record.prediction
+    )
+
+
+def _needs(session: Session, candidates: Iterable[Candidate]) -> dict[Candidate, int]:
+    """Return the predicted need, in bytes, of those candidates that are vetoed for it."""
+    vetoes = {candidate: session.judge.veto(candidate) for candidate in candidates}
+    return {
+        candidate: veto.prediction.need_bytes
+        for candidate, veto in vetoes.items()
+        if veto is not None and veto.prediction is not None
+    }
+
+
+def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return so many candidates, evenly from the first on: the first is the one that is the nearest to fitting."""
+    if len(candidates) <= count:
+        return list(candidates)
+    return [candidates[len(candidates) * index // count] for index in range(count)]

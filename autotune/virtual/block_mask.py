@@ -1,0 +1,156 @@
+"""FlexAttention's block masks in a trace: tensors of the right sizes, and which blocks there are, from known values."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from autotune.virtual.known import known, set_known
+
+_TENSORS = (
+    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
+)  # fmt: skip
+# A mask over more pairs is looked at in every second, fourth, … place of a block.
+_LOOKED_AT = 2**22
+
+
+class UnknownMaskError(LookupError):
+    """A mask depends on values that a trace does not have."""
+
+
+def block_mask_on(device: torch.device, mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[int, int]) -> Any:
+    """Return the ``BlockMask`` that PyTorch's compiled ``create_block_mask`` makes; its indices have no values.
+
+    Compiled, the mask of single tokens is summed up by blocks as it is computed and never held.
+
+    Args:
+        mask_mod: says of a row, a head, a query and a key, given as tensors, whether the one looks at the other.
+        shape: rows, heads, queries, keys.
+        size: queries and keys of a block.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    batch, heads, queries, keys = shape
+    rows, columns = -(-queries // size[0]), -(-keys // size[1])
+    sums = torch.empty(batch, heads, rows, columns, dtype=torch.int64, device=device)
+    partial, full = _ordered(sums), _ordered(sums)
+    del sums
+    try:
+        counts = count_blocks(mask_mod, shape, size)
+    except UnknownMaskError:
+        pass
+    else:
+        set_known(partial[0], counts[0])
+        set_known(full[0], counts[1])
+    transposed = [_ordered(indices.transpose(-2, -1)) for _, indices in (partial, full)]
+    found = (*partial, *full, *transposed[0], *transposed[1])
+    tensors = dict(zip(_TENSORS, found, strict=True))
+    return BlockMask(seq_lengths=(queries, keys), BLOCK_SIZE=size, mask_mod=mask_mod, **tensors)
+
+
+def captured(block_mask: Any) -> list[Tensor]:
+    """Return the tensors that a backward pass with a block mask needs: its own, and those that its function holds."""
+    if block_mask is None:
+        return []
+    own = [getattr(block_mask, name) for name in _TENSORS]
+    held: dict[int, Tensor] = {}
+    _collect(block_mask.mask_mod, held)
+    return [tensor for tensor in own if tensor is not None] + list(held.values())
+
+
+def pairs_of(block_mask: Any, query: Tensor, key: Tensor) -> int:
+    """Return how many pairs of a query and a key are looked at, in all rows of the batch, by a head.
+
+    Every pair is where there is no mask, or one whose blocks are not known.
+    """
+    batch, _, queries, _ = query.shape
+    whole: int = batch * queries * key.size(2)
+    if block_mask is None:
+        return whole
+    counts = [block_mask.kv_num_blocks, block_mask.full_kv_num_blocks]
+    values = [known(count) for count in counts if count is not None]
+    if any(value is None for value in values):
+        return whole
+    with _disable_current_modes():
+        blocks = sum(int(value.sum()) / value.shape[:2].numel() for value in values if value is not None)
+    return int(batch * blocks * block_mask.BLOCK_SIZE[0] * block_mask.BLOCK_SIZE[1])
+
+
+def _ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
+    # torch/nn/attention/flex_attention.py, _dense_to_ordered: a stable sort of integers, whose values are thrown away.
+    # Sizes are [B, H, rows, columns].
+    numbers = torch.empty(dense.shape, dtype=torch.int32, device=dense.device)
+    values, order = torch.empty_like(numbers), torch.empty_like(numbers, dtype=torch.int64)
+    counts = torch.empty(dense.shape[:-1], dtype=torch.int32, device=dense.device)
+    del numbers, values
+    return counts, torch.empty_like(order, dtype=torch.int32)
+
+
+def count_blocks(mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return the numbers of partial and of full blocks in each row of blocks, on the host; shapes (B, H, rows).
+
+    Args:
+        mask_mod: see :func:`block_mask_on`, as is ``shape`` and ``size``.
+
+    Raises:
+        UnknownMaskError: the function looks at values that are not known.
+    """
+    batch, heads, queries, keys = shape
+    step = 1
+    while batch * heads * queries * keys > _LOOKED_AT * step**2 and step < min(size):
+        step *= 2
+    with _disable_current_modes():
+        places = [torch.arange(0, length, stride) for length, stride in zip(shape, (1, 1, step, step), strict=True)]
+        with _OnKnownValues():
+            mask = mask_mod(*_broadcast(places))
+        mask = mask.expand(batch, heads, len(places[2]), len(places[3]))
+        height, width = (-(-side // step) for side in size)
+        padding = (0, -mask.size(3) % width, 0, -mask.size(2) % height)
+        mask = torch.nn.functional.pad(mask, padding)
+        sums = mask.view(batch, heads, mask.size(2) // height, height, mask.size(3) // width, width).sum((3, 5))
+        full = sums == height * width
+        some = (sums > 0) & ~full
+        return some.sum(-1, dtype=torch.int32), full.sum(-1, dtype=torch.int32)
+
+
+def _broadcast(places: list[Tensor]) -> list[Tensor]:
+    return [
+        place.view([-1 if dimension == position else 1 for dimension in range(4)])
+        for position, place in enumerate(places)
+    ]
+
+
+class _OnKnownValues(TorchDispatchMode):
+    """Computes with the values that are known of tensors without storage."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values, words = tree_map(_value, (args, kwargs or {}))
+        if "device" in words:
+            words["device"] = torch.device("cpu")
+        return func(*values, **words)
+
+
+def _value(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    value = known(leaf)
+    if value is None:
+        raise UnknownMaskError
+    return value
+
+
+def _collect(held_by: Any, found: dict[int, Tensor]) -> None:
+    if isinstance(held_by, Tensor):
+        found[id(held_by)] = held_by
+    elif isinstance(held_by, (tuple, list)):
+        for item in held_by:
+            _collect(item, found)
+    elif isinstance(held_by, FunctionType):
+        for cell in held_by.__closure__ or ():
+            _collect(cell.cell_contents, found)

@@ -1,0 +1,181 @@
+"""FlexAttention in a trace: block masks and a fused kernel, with the allocations of the compiled ones."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from autotune.virtual.autocast import cast
+from autotune.virtual.block_mask import block_mask_on, captured, pairs_of
+
+_NAMESPACE = "autotune_flex_attention"
+# Modules that may have taken PyTorch's functions over by name.
+_HOLDERS = (
+    "torch.nn.attention.flex_attention",
+    "transformers.integrations.flex_attention",
+    "transformers.masking_utils",
+)
+# torch/_inductor/kernel/flex/flex_attention.py, flex_attention: Triton's products take no fewer elements.
+_SMALLEST_HEAD = 16
+
+
+@contextmanager
+def flex_attention_compiled(device_type: str) -> Iterator[None]:
+    """Have FlexAttention and its block masks on a device be taken for compiled ones, as transformers has them.
+
+    What a kernel for fewer than 128 queries (``flex_decoding.py``) takes for itself is left out.
+    """
+    _define()
+    with ExitStack() as stack:
+        for name in _HOLDERS:
+            module = sys.modules.get(name)
+            for function, stand_in in (("flex_attention", _flex_attention), ("create_block_mask", _create_block_mask)):
+                if hasattr(module, function):
+                    replaced = partial(stand_in, device_type, getattr(module, function))
+                    stack.enter_context(mock.patch.object(module, function, replaced))
+        integration = sys.modules.get("transformers.integrations.flex_attention")
+        if integration is not None:
+            stack.enter_context(
+                mock.patch.object(integration, "compile_friendly_flex_attention", _compiled(integration))
+            )
+        yield
+
+
+def _compiled(integration: Any) -> Callable[..., Any]:
+    real = integration.compile_friendly_flex_attention
+
+    def run(query: Tensor, key: Tensor, value: Tensor, training: bool = False, **words: Any) -> Any:
+        if query.device.type == "cpu":
+            return real(query, key, value, training=training, **words)
+        return integration.flex_attention(query, key, value, **words)
+
+    return run
+
+
+def _create_block_mask(device_type: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    call = inspect.signature(real).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    if given["device"] is None or torch.device(given["device"]).type != device_type:
+        return real(*args, **kwargs)
+    shape = (given["B"] or 1, given["H"] or 1, given["Q_LEN"], given["KV_LEN"])
+    size = given["BLOCK_SIZE"]
+    size = (size, size) if isinstance(size, int) else size
+    return block_mask_on(torch.device(given["device"]), given["mask_mod"], shape, size)
+
+
+def _flex_attention(
+    device_type: str,
+    real: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
+) -> Any:
+    """``flex_attention``: tensors are [batch, heads, tokens, head]."""
+    if query.device.type != device_type:
+        more = {"return_aux": return_aux} if return_aux is not None else {}
+        return real(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **more)
+    heads = query.size(-1), value.size(-1)
+    if min(heads) < _SMALLEST_HEAD:
+        raise NotImplementedError(
+            f"NYI: embedding dimension of the query, key, and value must be at least {_SMALLEST_HEAD} "
+            f"but got E={heads[0]} and Ev={heads[1]}"
+        )
+    if torch.is_autocast_enabled(device_type):
+        # torch/_higher_order_ops/flex_attention.py, _flex_attention_autocast_impl.
+        query, key, value = cast((query, key, value), torch.get_autocast_dtype(device_type), device_type)
+    wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    saved = captured(block_mask)
+    out, lse, most = _Flex.apply(query, key, value, wants_lse, pairs_of(block_mask, query, key), *saved)
+    if return_aux is None:
+        return (out, lse) if return_lse else out
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    return out, AuxOutput(lse=lse, max_scores=most if return_aux.max_scores else None)
+
+
+class _Flex(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, wants_lse: bool, pairs: int, *saved: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        out, lse, most = torch.ops.autotune_flex_attention.forward(q, k, v, pairs)
+        ctx.save_for_backward(q, k, v, out, lse, *saved)
+        ctx.pairs, ctx.wants_lse = pairs, wants_lse
+        ctx.mark_non_differentiable(most)
+        ctx.set_materialize_grads(False)
+        # torch/nn/attention/flex_attention.py, _finalize_outputs: the kernel's logarithms are those to the base of two.
+        return out, lse * math.log(2) if wants_lse else None, most
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> Any:
+        q, k, v, out, lse, *saved = ctx.saved_tensors
+        # A compiled function is given zeros for the gradients of all that it returned (torch/_functorch/_aot_autograd/
+        # runtime_wrappers.py, which leaves autograd's default on).
+        dout = torch.zeros_like(out) if dout is None else dout
+        dlse = torch.zeros_like(lse) if ctx.wants_lse and dlse is None else dlse
+        dq, dk, dv = torch.ops.autotune_flex_attention.backward(dout, dlse, q, k, v, out, lse, ctx.pairs)
+        return dq, dk, dv, None, None, *(None for _ in saved)
+
+
+@cache
+def _define() -> torch.library.Library:
+    library = torch.library.Library(_NAMESPACE, "DEF")
+    library.define("forward(Tensor q, Tensor k, Tensor v, int pairs) -> (Tensor, Tensor, Tensor)")
+    library.define(
+        "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs)"
+        " -> (Tensor, Tensor, Tensor)"
+    )
+    torch.library.register_fake(f"{_NAMESPACE}::forward", _forward, lib=library)
+    torch.library.register_fake(f"{_NAMESPACE}::backward", _backward, lib=library)
+    flop_registry[torch.ops.autotune_flex_attention.forward] = partial(_flops, 4)
+    flop_registry[torch.ops.autotune_flex_attention.backward] = partial(_flops, 10)
+    return library
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
+    # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the output in the order of the query's strides, and
+    # in float32 the logarithms and the largest scores, both written whether they are asked for or not.
+    order = sorted(range(4), key=lambda dimension: -q.stride(dimension))
+    out = torch.empty_permuted((*q.shape[:3], v.size(3)), order, dtype=q.dtype, device=q.device)
+    return out, q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _backward(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, pairs: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    # The same file, flex_attention_backward: the kernel adds up over the query heads that share a key, so there is
+    # nothing as wide as the queries but their own gradient.
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def backward_workspace(query: Tensor) -> tuple[int, ...]:
+    """Return the bytes of the blocks that the backward pass takes for itself: ``delta``, a float32 per query and head.
+
+    The source is ``flex_attention_backward`` of ``torch/_inductor/kernel/flex/flex_attention.py``.
+    """
+    return (4 * query.shape[:3].numel(),)
+
+
+def _flops(per_pair: int, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    # As for flash attention: 4 operations per pair of query and key, head and element forwards, 2.5 times that back.
+    query = args[2 if per_pair == 10 else 0]
+    return int(per_pair * args[-1] * query.size(1) * query.size(3))

@@ -1,0 +1,39 @@
+"""float16 with scaled gradients: accelerate's path for CUDA, on the device that stands in for it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+
+@contextmanager
+def scaling_as_on_cuda(device_type: str) -> Iterator[None]:
+    """Have an ``accelerate.Accelerator`` that is built for float16 take the device for one that it scales gradients on.
+
+    ``Accelerator.__init__`` knows the names of such devices, and ``get_grad_scaler`` looks for their drivers.
+    """
+    module = sys.modules.get("accelerate.accelerator")
+    if module is None:
+        yield
+        return
+    build = module.Accelerator.__init__
+
+    @functools.wraps(build)
+    def built(accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        def scaler(distributed_type: Any = None, **words: Any) -> torch.amp.GradScaler:
+            return torch.amp.GradScaler(device_type, **words)
+
+        with (
+            mock.patch.object(module.Accelerator, "device", torch.device("cuda")),
+            mock.patch.object(module, "get_grad_scaler", scaler),
+        ):
+            build(accelerator, *args, **kwargs)
+
+    with mock.patch.object(module.Accelerator, "__init__", built):
+        yield

@@ -1,0 +1,213 @@
+"""Two whole optimizer steps out of a trace of one that has a single micro-batch, and in which the optimizer goes twice.
+
+The optimizer's state appears when it first goes, and gradients stay from the first micro-batch of a step on; all else
+happens again as it did before. So what the forward and backward passes did need not be traced again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+
+from autotune.virtual.costs import Kind, Work
+from autotune.virtual.peaks import peak_of
+from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
+from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Peak, Phase, Place, Trace
+
+_Place = tuple[int, int]
+"""An index of an event and one of an operator."""
+
+
+def steady(trace: Trace, first: str, second: str, *, further: bool) -> Trace:
+    """Return a trace with one step more than was traced, and with a further micro-batch in every step.
+
+    Args:
+        first: name of the phase that the traced step is; it ends after gradients are given up.
+        second: name of the phase that is added behind it.
+        further: whether steps have a further micro-batch, which finds the gradients of the first.
+
+    Raises:
+        KeyError, IndexError: a phase is missing.
+    """
+    step, again = trace.phase(first), trace.phase(SECOND_UPDATE)
+    update, batch = inside(trace, step, UPDATE)[0], micro_batches(trace, step)[0]
+    before, passes, rest, update_once, update_again, ending = _spans(
+        [(0, 0), _start(step), _end(batch), _start(update), _start(again), _end(again), _end(step)]
+    )
+    copy = _Copy(trace)
+    copy.take(before)
+    for name, updated in ((first, update_once), (second, update_again)):
+        begun = copy.place
+        copy.take(passes)
+        if further:
+            copy.take(passes, further=True)
+        for span in (rest, updated, ending):
+            copy.take(span)
+        copy.add(name, begun)
+    left = _end(step)
+    for other in trace.phases:
+        batches = micro_batches(trace, other)
+        if other.first_event >= step.end_event and batches:
+            # A later step, for which the optimizer's state is there.
+            until, later, remaining = _spans([left, _start(other), _end(batches[0]), _end(other)])
+            copy.take(until)
+            begun = copy.place
+            copy.take(later)
+            if further:
+                copy.take(later, further=True)
+            copy.take(remaining)
+            copy.add(other.name, begun)
+            left = _end(other)
+    copy.take(_Span(*left, len(trace.events), len(trace.operators)))
+    return copy.finished()
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A stretch of a trace's events and operators."""
+
+    first_event: int
+    first_operator: int
+    end_event: int
+    end_operator: int
+
+    def holds(self, phase: Phase) -> bool:
+        """Whether a phase lies in it whole."""
+        events = self.first_event <= phase.first_event <= phase.end_event <= self.end_event
+        return events and self.first_operator <= phase.first_operator < phase.end_operator <= self.end_operator
+
+
+def _spans(places: Iterable[_Place]) -> Iterator[_Span]:
+    return (_Span(*start, *end) for start, end in pairwise(places))
+
+
+def _start(phase: Phase) -> _Place:
+    return phase.first_event, phase.first_operator
+
+
+def _end(phase: Phase) -> _Place:
+    return phase.end_event, phase.end_operator
+
+
+class _Copy:
+    """A trace that is put together from stretches of another, each of which may come several times.
+
+    A storage that a stretch takes is another one each time, and takes the place of the one before.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._events: list[MemoryEvent] = []
+        self._operators: list[OperatorRecord] = []
+        self._phases: list[tuple[str, _Place, _Place]] = []
+        self._born: dict[int, int] = {}
+        for index, event in enumerate(trace.events):
+            self._born.setdefault(event.storage, index)
+        self._numbers = count(max(self._born, default=0) + 1)
+        # The number here of a storage of the trace, the bytes by number here, and what they are for.
+        self._current: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._categories: dict[int, Category] = {}
+
+    @property
+    def place(self) -> _Place:
+        """Where the next event and operator come."""
+        return len(self._events), len(self._operators)
+
+    def add(self, name: str, begun: _Place) -> None:
+        """Have all that came since a place be a phase."""
+        self._phases.append((name, begun, self.place))
+
+    def take(self, span: _Span, *, further: bool = False) -> None:
+        """Add a stretch.
+
+        Args:
+            further: whether it finds its gradients there: its own are added to those, and given up at once.
+        """
+        shift = len(self._operators) - span.first_operator
+        gradients = self._gradients(span) if further else {}
+        places: list[int] = []
+        given_up: dict[int, list[MemoryEvent]] = {}
+        for index in range(span.first_event, span.end_event):
+            self._give_up(given_up.pop(index, []))
+            places.append(len(self._events))
+            event = self._trace.events[index]
+            if event.operator >= 0:
+                event = replace(event, operator=event.operator + shift)
+            if event.storage in gradients:
+                settled = self._trace.settled.get(event.storage, span.end_event)
+                taken = self._add(replace(event, storage=next(self._numbers)), Category.GRADIENT)
+                given_up.setdefault(max(settled, index + 1), []).append(taken)
+            else:
+                self._repeat(event, is_birth=self._born[event.storage] == index)
+        for left in given_up.values():
+            self._give_up(left)
+        places.append(len(self._events))
+        self._operators += self._trace.operators[span.first_operator : span.end_operator]
+        end = len(self._operators)
+        works = (Work(Kind.ELEMENTWISE, bytes_read=2 * size, bytes_written=size) for size in gradients.values())
+        self._operators += (OperatorRecord("aten.add_.Tensor", (), (), work, in_backward=True) for work in works)
+        for phase in filter(span.holds, self._trace.phases):
+            last = phase.end_operator + shift
+            ends = (places[phase.end_event - span.first_event], len(self._operators) if last == end else last)
+            begun = (places[phase.first_event - span.first_event], phase.first_operator + shift)
+            self._phases.append((phase.name, begun, ends))
+
+    def finished(self) -> Trace:
+        """Return the trace that came of it."""
+        levels = [0]
+        for event in self._events:
+            levels.append(levels[-1] + (event.change_bytes if event.place is Place.DEVICE else 0))
+
+        def peak(place: Place, first: int = 0, end: int | None = None) -> Peak:
+            return peak_of(self._events, self._categories, place, first, end)
+
+        def measured(name: str, begun: _Place, ends: _Place) -> Phase:
+            peaks = (peak(place, begun[0], ends[0]) for place in (Place.DEVICE, Place.HOST))
+            return Phase(name, begun[0], ends[0], begun[1], ends[1], levels[begun[0]], levels[ends[0]], *peaks)
+
+        return replace(
+            self._trace,
+            events=tuple(self._events),
+            operators=tuple(self._operators),
+            categories=self._categories,
+            phases=tuple(measured(*phase) for phase in self._phases),
+            device_peak=peak(Place.DEVICE),
+            host_peak=peak(Place.HOST),
+        )
+
+    def _gradients(self, span: _Span) -> dict[int, int]:
+        """Return the bytes of the gradients that a stretch takes, each at once, and leaves behind."""
+        left: dict[int, int] = {}
+        for event in self._trace.events[span.first_event : span.end_event]:
+            if self._trace.categories.get(event.storage) is Category.GRADIENT:
+                left[event.storage] = left.get(event.storage, 0) + event.change_bytes
+        return {number: size for number, size in left.items() if size > 0}
+
+    def _repeat(self, event: MemoryEvent, *, is_birth: bool) -> None:
+        before = self._current.get(event.storage)
+        if is_birth:
+            number = event.storage if before is None else next(self._numbers)
+            self._current[event.storage] = number
+            self._add(replace(event, storage=number), self._trace.categories.get(event.storage))
+            if before is not None and before in self._held:
+                self._give_up([replace(event, storage=before)])
+        elif before is not None and before in self._held:
+            # A stretch may give up what an earlier one has given up already.
+            self._add(replace(event, storage=before), None)
+
+    def _add(self, event: MemoryEvent, category: Category | None) -> MemoryEvent:
+        self._events.append(event)
+        if category is not None:
+            self._categories[event.storage] = category
+        held = self._held.get(event.storage, 0) + event.change_bytes
+        if held:
+            self._held[event.storage] = held
+        else:
+            self._held.pop(event.storage, None)
+        return event
+
+    def _give_up(self, taken: Iterable[MemoryEvent]) -> None:
+        for event in taken:
+            self._add(replace(event, change_bytes=-self._held[event.storage], operator=-1), None)

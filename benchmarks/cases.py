@@ -1,0 +1,167 @@
+"""The configurations on which predictions are held against measurements, in an order that can be cut off anywhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.units import GIB
+
+_NO_CHECKPOINTING: Mapping[str, Choice] = {"gradient_checkpointing": "off"}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A model and rows to train it on. All rows are equally long, or one is longer than the others, which are equal:
+    so the largest micro-batch of a probe and that of a trace are the same by construction.
+
+    Attributes:
+        model: name of its shape.
+        lengths: from tokens of a row to how many rows have them.
+        rows: per optimizer step.
+        max_length: tokens of a packed row; without packing, rows are not cut.
+        fix: choices of all its cases, unless they say otherwise.
+    """
+
+    name: str
+    model: str
+    lengths: Mapping[int, int]
+    rows: int
+    max_length: int
+    fix: Mapping[str, Choice] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration.
+
+    Attributes:
+        scenario: name of what is trained.
+        choices: that differ from TRL's defaults, or from what the scenario fixes.
+        limit_bytes: memory that it may use on the device, or None for all there is.
+    """
+
+    scenario: str
+    choices: Candidate
+    limit_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """A name of its own."""
+        words = [f"{knob}={choice}" for knob, choice in self.choices.items()]
+        words += [f"limit={self.limit_bytes / GIB:g}GiB"] if self.limit_bytes is not None else []
+        return " ".join([self.scenario, *words])
+
+
+_ADAPTER: Mapping[str, Choice] = {"lora": "r16", "precision": "bfloat16"}
+
+SCENARIOS = (
+    Scenario("0.5b rows of 1024", "qwen2.5-0.5b", {1024: 64}, 16, 1024),
+    Scenario("0.5b rows of 4096", "qwen2.5-0.5b", {4096: 16}, 4, 4096),
+    Scenario("0.5b rows of 256", "qwen2.5-0.5b", {256: 256}, 16, 1024),
+    Scenario("0.5b padded rows", "qwen2.5-0.5b", {512: 63, 1024: 1}, 16, 1024),
+    Scenario("1.5b rows of 1024", "qwen2.5-1.5b", {1024: 64}, 8, 1024),
+    Scenario("1.5b rows of 2048", "qwen2.5-1.5b", {2048: 32}, 4, 2048),
+    Scenario("1.5b rows of 512", "qwen2.5-1.5b", {512: 128}, 4, 2048),
+    Scenario("7b adapter rows of 1024", "qwen2.5-7b", {1024: 32}, 4, 1024, _ADAPTER),
+    Scenario("7b adapter rows of 2048", "qwen2.5-7b", {2048: 16}, 4, 2048, _ADAPTER),
+    Scenario("7b adapter rows of 512", "qwen2.5-7b", {512: 64}, 2, 2048, _ADAPTER),
+)
+"""What is trained. Fewer rows make a step where steps take longer, so that a probe takes seconds."""
+
+
+def _cases(scenario: str, *choices: tuple[int, Mapping[str, Choice]], limit_bytes: int | None = None) -> list[Case]:
+    """Return cases of a scenario, from pairs of rows in a micro-batch and other choices."""
+    return [
+        Case(scenario, Candidate({"per_device_train_batch_size": rows, **others}), limit_bytes)
+        for rows, others in choices
+    ]
+
+
+_BY_SCENARIO = (
+    _cases(
+        "0.5b rows of 1024",
+        (8, {}),
+        (4, {**_NO_CHECKPOINTING, "activation_offloading": "on"}),
+        (4, _NO_CHECKPOINTING),
+        (8, {**_NO_CHECKPOINTING, "liger": "on"}),
+        (16, {}),
+        (1, {}),
+        (2, {**_NO_CHECKPOINTING, "precision": "bfloat16"}),
+        (4, {"optimizer": "adamw_bnb_8bit"}),
+        (8, _NO_CHECKPOINTING),
+        (8, {"liger": "on"}),
+        (4, {"gradient_checkpointing": "selective"}),
+        (2, {"attention": "eager"}),
+        (4, {"optimizer": "adamw_torch"}),
+        (4, {"optimizer": "adafactor"}),
+        (8, {**_NO_CHECKPOINTING, "lora": "r16"}),
+        (16, {**_NO_CHECKPOINTING, "optimizer": "sgd"}),
+        (4, {"gradient_checkpointing": "every_2"}),
+        (4, {"gradient_checkpointing": "offload"}),
+        (2, {**_NO_CHECKPOINTING, "precision": "float32"}),
+        (8, {"activation_offloading": "on"}),
+    ),
+    _cases("0.5b rows of 4096", (1, _NO_CHECKPOINTING), (4, {}), (2, {**_NO_CHECKPOINTING, "liger": "on"}), (1, {})),
+    _cases(
+        "0.5b rows of 256",
+        (4, {**_NO_CHECKPOINTING, "packing": "bfd"}),
+        (8, {"packing": "bfd"}),
+        (16, {**_NO_CHECKPOINTING, "padding_free": "on"}),
+        (2, {**_NO_CHECKPOINTING, "packing": "bfd", "liger": "on"}),
+        (8, {"packing": "wrapped"}),
+    ),
+    _cases("0.5b padded rows", (4, _NO_CHECKPOINTING), (8, {}), (16, {**_NO_CHECKPOINTING, "liger": "on"})),
+    _cases(
+        "1.5b rows of 1024",
+        (8, {}),
+        (4, {**_NO_CHECKPOINTING, "activation_offloading": "on"}),
+        (2, _NO_CHECKPOINTING),
+        (4, {**_NO_CHECKPOINTING, "liger": "on"}),
+        (4, {**_NO_CHECKPOINTING, "optimizer": "adamw_bnb_8bit"}),
+        (4, {**_NO_CHECKPOINTING, "precision": "bfloat16"}),
+        (1, {}),
+        (8, {**_NO_CHECKPOINTING, "lora": "r16"}),
+        (4, _NO_CHECKPOINTING),
+    ),
+    _cases("1.5b rows of 2048", (1, _NO_CHECKPOINTING), (4, {}), (2, {**_NO_CHECKPOINTING, "liger": "on"})),
+    _cases("1.5b rows of 512", (2, {"packing": "bfd"}), (1, {**_NO_CHECKPOINTING, "packing": "bfd"})),
+    _cases(
+        "7b adapter rows of 1024",
+        (4, {}),
+        (4, {"quantization": "4bit-nf4"}),
+        (2, _NO_CHECKPOINTING),
+        (2, {**_NO_CHECKPOINTING, "quantization": "4bit-nf4"}),
+        (1, _NO_CHECKPOINTING),
+        (2, {**_NO_CHECKPOINTING, "activation_offloading": "on"}),
+        (4, {"liger": "on"}),
+        (1, {"quantization": "4bit-nf4"}),
+        (2, {**_NO_CHECKPOINTING, "lora": "r16-attention"}),
+        (2, {"lora": "r64"}),
+        (2, {"quantization": "8bit"}),
+        (1, {}),
+    ),
+    _cases(
+        "7b adapter rows of 2048",
+        (1, _NO_CHECKPOINTING),
+        (4, {"quantization": "4bit-nf4"}),
+        (2, {**_NO_CHECKPOINTING, "liger": "on"}),
+    ),
+    _cases("7b adapter rows of 512", (1, {"packing": "bfd"}), (1, {**_NO_CHECKPOINTING, "packing": "bfd"})),
+    # What does not fit, or barely does.
+    _cases("0.5b rows of 1024", (8, _NO_CHECKPOINTING), (4, _NO_CHECKPOINTING), limit_bytes=20 * GIB),
+    _cases("1.5b rows of 1024", (8, {}), (4, _NO_CHECKPOINTING), limit_bytes=24 * GIB),
+    _cases("7b adapter rows of 1024", (2, _NO_CHECKPOINTING), (4, {}), limit_bytes=24 * GIB),
+)
+
+
+def spread(groups: Iterable[Iterable[Case]]) -> tuple[Case, ...]:
+    """Return the cases so that each group has its turn, one case at a time."""
+    turns = itertools.zip_longest(*groups)
+    return tuple(case for turn in turns for case in turn if case is not None)
+
+
+CASES = spread(_BY_SCENARIO)
+"""Every configuration, in the order in which they are run."""

@@ -1,0 +1,81 @@
+"""Shapes of published models, with tokenizers and rows that are made on the spot: no network, no weights, no text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_SPECIAL = {"<end>": 0, "<pad>": 1, "<unknown>": 2}
+
+
+def _qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": 151936 if tied else 152064,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": tied,
+        "eos_token_id": _SPECIAL["<end>"],
+        "pad_token_id": _SPECIAL["<pad>"],
+    }
+
+
+_LLAMA_8B: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": _SPECIAL["<end>"],
+    "pad_token_id": _SPECIAL["<pad>"],
+}
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.1-8b": _LLAMA_8B,
+    "qwen2.5-0.5b": _qwen(896, 4864, 24, 14, 2, tied=True),
+    "qwen2.5-1.5b": _qwen(1536, 8960, 28, 12, 2, tied=True),
+    "qwen2.5-7b": _qwen(3584, 18944, 28, 28, 4, tied=False),
+}
+"""By name, what the models' own config.json files on the Hub say (https://huggingface.co/Qwen and
+https://huggingface.co/meta-llama/Llama-3.1-8B)."""
+
+
+def write_model(directory: Path, configuration: Mapping[str, Any]) -> Path:
+    """Write a configuration and a small tokenizer, and return the directory."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(configuration, indent=1), encoding="utf-8")
+    tokenizer = Tokenizer(models.WordLevel(_SPECIAL, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+    wrapped.save_pretrained(directory)
+    return directory
+
+
+def write_rows(file: Path, lengths: Iterable[int], vocabulary: int) -> Path:
+    """Write rows of so many random tokens each, and return the file."""
+    source = random.Random(0)
+    with file.open("w", encoding="utf-8") as lines:
+        for length in lengths:
+            tokens = [source.randrange(len(_SPECIAL), vocabulary) for _ in range(length)]
+            lines.write(json.dumps({"input_ids": tokens}) + "\n")
+    return file

@@ -1,0 +1,125 @@
+"""``autotune.estimate`` on a real small model and TRL's own configuration objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from peft import LoraConfig
+from trl import SFTConfig
+
+import autotune
+from autotune.core.estimate import MemoryEstimate
+from autotune.errors import AutotuneError, InputError
+from tests.small import VOCABULARY, write_small_model
+
+POSITIONS = 64
+WIDTH = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    return str(write_small_model(folder, "llama", weights=False, max_position_embeddings=POSITIONS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep traces out of the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def sft(**options: Any) -> SFTConfig:
+    """Return a configuration that can be made on a machine without a GPU."""
+    return SFTConfig(**{"per_device_train_batch_size": 2, "use_cpu": True, "bf16": False, **options})
+
+
+@pytest.fixture(scope="module")
+def whole(model: str) -> MemoryEstimate:
+    """All weights are trained, on a GPU of the catalogue."""
+    return autotune.estimate(model, sft(gradient_accumulation_steps=4), shape=(2, POSITIONS), gpu="H100-80GB")
+
+
+@pytest.fixture(scope="module")
+def adapters(model: str) -> MemoryEstimate:
+    """Adapters and a copy of the head are trained, on a GPU of which only the size is known, with odd sizes."""
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    config = sft(per_device_train_batch_size=8, max_length=32, pad_to_multiple_of=64)
+    return autotune.estimate(model, config, lora, shape=(2, 100), gpu="24GiB")
+
+
+@pytest.fixture(scope="module")
+def on_cpu(model: str) -> MemoryEstimate:
+    """A compiled step on a CPU."""
+    return autotune.estimate(model, sft(torch_compile=True), shape=(2, POSITIONS), gpu="cpu")
+
+
+@pytest.mark.slow
+def test_the_parts_of_an_estimate_make_the_whole(whole: MemoryEstimate, adapters: MemoryEstimate) -> None:
+    for found in (whole, adapters):
+        assert sum(found.breakdown.values()) == found.device_bytes
+        assert found.reserved_bytes is not None
+        assert found.reserved_bytes >= found.peak_bytes > 0
+
+
+@pytest.mark.slow
+def test_adamw_keeps_two_numbers_for_each_that_is_trained(whole: MemoryEstimate) -> None:
+    # A few more bytes count its steps.
+    assert whole.breakdown["optimizer state"] == pytest.approx(2 * whole.breakdown["parameter"], rel=0.01)
+
+
+@pytest.mark.slow
+def test_beside_adapters_what_is_saved_whole_is_trained_whole(whole: MemoryEstimate, adapters: MemoryEstimate) -> None:
+    head = VOCABULARY * WIDTH * 4
+    assert adapters.breakdown["parameter"] > whole.breakdown["parameter"] + head
+    assert 2 * head < adapters.breakdown["optimizer state"] < whole.breakdown["optimizer state"]
+
+
+@pytest.mark.slow
+def test_time_is_told_where_the_speed_of_the_gpu_is_known(whole: MemoryEstimate, adapters: MemoryEstimate) -> None:
+    assert whole.step_seconds is not None
+    assert whole.step_seconds > 0
+    assert adapters.step_seconds is None
+
+
+@pytest.mark.slow
+def test_on_a_cpu_there_is_no_allocator_and_no_context(on_cpu: MemoryEstimate) -> None:
+    assert (on_cpu.reserved_bytes, on_cpu.context_bytes) == (None, 0)
+    assert on_cpu.device_bytes == on_cpu.peak_bytes == sum(on_cpu.breakdown.values())
+
+
+@pytest.mark.slow
+def test_sizes_of_the_shape_that_the_configuration_contradicts_are_said(adapters: MemoryEstimate) -> None:
+    assert adapters.assumptions[:3] == (
+        "2 rows, as the shape says, and not the configuration's per_device_train_batch_size=8",
+        "rows of 128 tokens, as the shape says, though the configuration's max_length=32 cuts them",
+        "rows of 128 tokens work, though the model was made for 64 positions",
+    )
+
+
+@pytest.mark.slow
+def test_what_a_trace_assumed_is_said(on_cpu: MemoryEstimate, whole: MemoryEstimate) -> None:
+    assert any("uncompiled" in assumption for assumption in on_cpu.assumptions)
+    assert not any("uncompiled" in assumption for assumption in whole.assumptions)
+
+
+@pytest.mark.slow
+def test_a_step_that_cannot_be_traced_is_an_error_that_says_why_and_names_a_probe(model: str) -> None:
+    with pytest.raises(AutotuneError, match="cannot be traced") as raised:
+        autotune.estimate(model, sft(optim="lomo"), shape=(2, POSITIONS), gpu="T4")
+    assert "lomo" in raised.value.message
+    assert "autotune probe" in raised.value.hint
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (1, -1), (1, 1 << 40)])
+def test_shapes_that_are_absurd_are_refused(model: str, shape: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="is not possible"):
+        autotune.estimate(model, sft(), shape=shape, gpu="T4")
+
+
+def test_a_configuration_that_is_not_understood_is_refused_before_anything_is_traced(model: str) -> None:
+    with pytest.raises(InputError, match=r"LoraConfig\(bias='all'\)"):
+        autotune.estimate(model, sft(), LoraConfig(bias="all"), shape=(1, 8), gpu="T4")

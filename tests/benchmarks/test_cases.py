@@ -1,0 +1,96 @@
+"""The configurations of the comparison: enough of them are possible on a lent GPU, wherever a run is cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.api.planned import Planned
+from autotune.core.machine import Machine
+from autotune.core.workload import Workload
+from autotune.inspection.gpus import find_gpu
+from benchmarks.cases import CASES, SCENARIOS, Case
+from benchmarks.predicted import SCHEDULE
+from benchmarks.prepared import Prepared, prepared
+from benchmarks.shapes import CONFIGURATIONS
+from tests.settings import GPU, PACKAGES, workload
+
+H100 = find_gpu("H100-80GB")
+# An image with older packages, in which not everything is installed.
+EVERYTHING = {**PACKAGES, "liger-kernel": "0.8.5"}
+OLDER = {**PACKAGES, "torch": "2.11.0", "transformers": "5.17.0"}
+BARE = {name: version for name, version in OLDER.items() if name != "bitsandbytes"}
+
+
+def read(scenario_index: int) -> Workload:
+    scenario = SCENARIOS[scenario_index]
+    return workload(lengths=scenario.lengths, layers=CONFIGURATIONS[scenario.model]["num_hidden_layers"])
+
+
+def all_prepared(packages: dict[str, str]) -> dict[str, Prepared]:
+    machine = Machine(GPU.hardware, packages)
+    planned = Planned(machine, H100, 16)
+    return {scenario.name: prepared(scenario, read(index), planned) for index, scenario in enumerate(SCENARIOS)}
+
+
+def possible(packages: dict[str, str]) -> list[Case]:
+    known = all_prepared(packages)
+    return [
+        case for case in CASES if known[case.scenario].problem.illegal(known[case.scenario].candidate(case)) is None
+    ]
+
+
+def test_every_case_is_another() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    known = all_prepared(EVERYTHING)
+    plans = {
+        (case.scenario, known[case.scenario].candidate(case), known[case.scenario].limit_bytes(case)) for case in CASES
+    }
+    assert len(plans) == len(CASES)
+
+
+def test_every_case_is_possible_where_all_is_installed() -> None:
+    assert possible(EVERYTHING) == list(CASES)
+
+
+@pytest.mark.parametrize("packages", [OLDER, BARE, {**BARE, "liger-kernel": "0.8.5"}], ids=["older", "bare", "liger"])
+def test_forty_cases_are_possible_with_older_packages_and_few(packages: dict[str, str]) -> None:
+    assert len(possible(packages)) >= 40
+
+
+def test_wherever_a_run_is_cut_off_its_cases_are_of_all_kinds() -> None:
+    begun = CASES[:30]
+    models = {scenario.name: scenario.model for scenario in SCENARIOS}
+    assert {models[case.scenario] for case in begun} == set(CONFIGURATIONS)
+    for knob, choice in {
+        "gradient_checkpointing": "off",
+        "packing": "bfd",
+        "liger": "on",
+        "activation_offloading": "on",
+        "quantization": "4bit-nf4",
+    }.items():
+        assert sum(case.choices.get(knob) == choice for case in begun) >= 2
+    assert any(case.limit_bytes is not None for case in begun)
+    assert {case.choices["per_device_train_batch_size"] for case in begun} >= {1, 2, 4, 8, 16}
+
+
+def test_a_trace_has_the_plan_and_the_rows_of_the_probe() -> None:
+    known = all_prepared(EVERYTHING)
+    for case in CASES:
+        where = known[case.scenario]
+        candidate = where.candidate(case)
+        rows, lengths = int(candidate["per_device_train_batch_size"]), where.scenario.lengths
+        asked = where.trace_request(case)
+        if candidate["packing"] == "none":
+            longest = sorted((tokens for tokens in lengths for _ in range(lengths[tokens])), reverse=True)
+            assert asked.worst == tuple(longest[:rows])
+        else:
+            # Full of equal documents, so that there is one way to pack them.
+            assert sum(asked.worst) == rows * where.scenario.max_length
+            assert len(set(asked.worst)) == len(lengths) == 1
+            assert where.scenario.max_length % asked.worst[0] == 0
+        probed = where.probe_request(case, SCHEDULE)
+        assert (probed.plan, probed.model, probed.limit_bytes) == (
+            asked.plan,
+            asked.model,
+            (asked.limit_bytes or 0) + H100.context_bytes,
+        )

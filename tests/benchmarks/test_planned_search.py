@@ -1,0 +1,40 @@
+"""The recorded table still is the small example's space, and a search can be replayed from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.effort import EFFORTS
+from autotune.planning.planner import legal_candidates
+from benchmarks.planned_search import best_rate, replay, said
+from benchmarks.tables import RECORDED, Table, read_table
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return read_table(RECORDED / "small_workload.json")
+
+
+def test_every_legal_candidate_was_recorded(table: Table) -> None:
+    assert set(legal_candidates(table.problem())) == {row.candidate for row in table.rows}
+
+
+def test_every_candidate_was_estimated(table: Table) -> None:
+    assert all(row.explored is not None and row.traced is not None for row in table.rows)
+
+
+def test_nothing_that_is_vetoed_fits_in_the_recording(table: Table) -> None:
+    for row in table.rows:
+        memory = row.traced.memory if row.traced is not None else None
+        if memory is not None and memory.device_bytes * (1 - memory.error) > table.limit_bytes:
+            assert not any(shown.ok for shown in row.measurements), row.candidate
+
+
+def test_a_replayed_search_ends_and_is_put_into_a_row(table: Table) -> None:
+    effort = replace(EFFORTS["quick"], trials=6)
+    pair = (replay(table, effort, 0, None, told=False), replay(table, effort, 0, None, told=True))
+    assert all(0 < run.share <= 1 and run.total == 6 for run in pair)
+    assert said([pair]).count("| 0 |") == 1
+    assert best_rate(table) > 0

@@ -1,0 +1,126 @@
+"""The comparison with public tables: its data is whole, its loop runs, and what it prints is what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published import outcomes_of
+from benchmarks.published_render import errors, rendered
+from benchmarks.published_tables import FOLDER, Outcome, Row, Table, load
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = {"metamathqa": 63, "litgpt": 23}
+FULL = "full-finetuning/llama-3.2-3B-lr_0.00001"
+LORA, FROZEN_HALF = "lora/llama-3.2-3B-rank32", "lora/llama-3.2-3B-rank32-lorafa"
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+EMBEDDING, LAYER = 512 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_of_a_table_says_what_was_measured(name: str) -> None:
+    table = load(name)
+    assert len({row.name for row in table.rows}) == len(table.rows) == TABLES[name]
+    assert all(set(row.published) == set(table.figures) for row in table.rows)
+    assert all(size is None or 1e9 < size < 100e9 for row in table.rows for size in row.published.values())
+    assert table.calibrated_on in (None, *(row.name for row in table.rows))
+
+
+def test_every_table_is_one_that_the_tests_know() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(TABLES)
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[str, Outcome]:
+    """Traces of a small model, by the name of the row; one of them with an adapter that does not exist."""
+    table = load("metamathqa")
+    lengths = {"average_lengths": [9, 7], "longest_lengths": [24, 16]}
+    table = replace(table, loop={**table.loop, **lengths, "model": SMALL})
+    rows = [row for row in table.rows if row.name in {FULL, LORA, FROZEN_HALF}]
+    rows.append(Row("strange", {}, 0, {"adapter": {"peft_type": "NONE_SUCH"}}))
+    return dict(zip((row.name for row in rows), outcomes_of("metamathqa", table, rows, 1), strict=True))
+
+
+def test_the_loop_of_the_method_comparison_runs_on_a_small_model(traced: dict[str, Outcome]) -> None:
+    full, lora, frozen_half = traced[FULL], traced[LORA], traced[FROZEN_HALF]
+    assert (full.failure, lora.failure, frozen_half.failure) == ("", "", "")
+    assert full.trainable == EMBEDDING + 2 * LAYER + 64  # tied: the head is the embedding
+    assert lora.trainable == 2 * 32 * (64 + 64 + 64 + 32)
+    assert frozen_half.trainable == 2 * 32 * (64 + 32)
+    assert full.traced["allocated"] > lora.traced["allocated"] > frozen_half.traced["allocated"]
+    assert all(found.traced["reserved"] > found.traced["allocated"] for found in (full, lora, frozen_half))
+
+
+def test_a_row_that_cannot_be_traced_says_why(traced: dict[str, Outcome]) -> None:
+    assert "NONE_SUCH" in traced["strange"].failure
+    assert not traced["strange"].traced
+
+
+def test_what_is_cached_at_the_end_of_a_phase_is_given_back() -> None:
+    script = """
+import json, torch
+from autotune.virtual import phase
+from benchmarks.published_measure import shown_by
+
+def run(device):
+    kept = torch.empty(10 << 20, dtype=torch.uint8, device=device)
+    for name, size in (("first", 100 << 20), ("second", 120 << 20)):
+        with phase(name):
+            block = torch.empty(size, dtype=torch.uint8, device=device)
+            del block
+
+shown = shown_by(run, (8, 0))
+print(json.dumps([shown.allocated_bytes, shown.peak_allocated_bytes, shown.peak_reserved_bytes]))
+"""
+    output = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ).stdout
+    allocated, peak_allocated, peak_reserved = json.loads(output.splitlines()[-1])
+    assert allocated == {"first": 10 << 20, "second": 10 << 20}
+    assert (peak_allocated, peak_reserved) == (130 << 20, 130 << 20)
+
+
+def small_table() -> tuple[Table, list[tuple[Row, Outcome]]]:
+    table = replace(load("litgpt"), calibrated_on="fitted", memory_bytes=40_000_000_000)
+    found = [
+        (Row("fitted", {"allocated": 10_000_000_000}, 7), Outcome({"allocated": 10_000_000_000}, 7)),
+        (Row("low", {"allocated": 10_000_000_000}, 7), Outcome({"allocated": 9_500_000_000}, 8)),
+        (Row("high", {"allocated": 10_000_000_000}, 7), Outcome({"allocated": 10_100_000_000}, 7)),
+        (Row("large", {"allocated": None}, 7), Outcome({"allocated": 41_000_000_000}, 7)),
+        (Row("strange", {"allocated": 10_000_000_000}, 7), Outcome(failure="UnknownShapeError: a | b")),
+    ]
+    return table, found
+
+
+def test_errors_are_relative_to_what_was_published_and_leave_out_the_row_that_was_fitted_to() -> None:
+    table, found = small_table()
+    assert errors(table, found, "allocated") == {"low": pytest.approx(-0.05), "high": pytest.approx(0.01)}
+
+
+def test_the_report_has_every_row_and_how_the_errors_lie() -> None:
+    table, found = small_table()
+    lines = rendered(table, found, "torch 0").splitlines()
+    assert "| fitted | 10.00 GB | 10.00 GB | +0.00% | calibrated on |" in lines
+    assert "| low | 10.00 GB | 9.50 GB | -5.00% | 8 trainable parameters, published 7 |" in lines
+    assert "| large | out of memory | 41.00 GB | — | traced not to fit |" in lines
+    assert "| strange | 10.00 GB | — | — | not traced: UnknownShapeError: a / b |" in lines
+    assert any("2 rows, median error 3.00%" in line and "worst -5.00% (low)" in line for line in lines)

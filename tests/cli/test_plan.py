@@ -1,0 +1,284 @@
+"""``autotune plan`` as its user meets it: what it prints, what it ends with, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from autotune.cli.boundary import run
+from autotune.core.codec import decode
+from autotune.core.estimate import Origin, Plan
+from autotune.core.gpu import Gpu
+from autotune.core.protocol import TraceRequest
+from autotune.inspection.gpus import gpus
+from autotune.planning.traces import Untraceable
+from tests.planning.stand_in import AnalyticTracer
+from tests.report.plans import DEFAULT, UNKNOWN, a_plan
+from tests.small import write_small_model
+
+POSITIONS = 64
+# One way to train, so that a few traces show all there is.
+FIXED = {
+    "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
+    "optimizer": "adamw_torch", "packing": "none", "pad_to_multiple_of": "none", "padding_free": "off",
+    "precision": "float32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_small_model(folder, "llama", weights=False, max_position_embeddings=POSITIONS)
+
+
+def fixing(**choices: str) -> list[str]:
+    """Return the words that fix one way to train."""
+    return [word for knob, choice in {**FIXED, **choices}.items() for word in ("--fix", f"{knob}={choice}")]
+
+
+def plan(*words: object) -> int:
+    """Run the command in this process and return its exit code."""
+    return run(["autotune", "plan", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "There is no MODEL. See autotune plan --help."),
+        ("MODEL --gpu T4", "There is neither a dataset nor a length. Give a DATASET, or --seq-len N."),
+        ("MODEL rows.jsonl --seq-len 8", "There is both a dataset and a length."),
+        ("MODEL --seq-len -5", "A length of -5 tokens is not possible. It lies between 1 and 16,777,216."),
+        ("MODEL --seq-len 1000000000000", "A length of 1000000000000 tokens is not possible."),
+        ("MODEL --seq-len many", "invalid int value: 'many'"),
+        ("MODEL --seq-len 8 --top 0", "A top of 0 candidates is not possible. It is at least 1."),
+        ("MODEL --seq-len 8 --global-batch-size 0", "A global batch size of 0 is not possible."),
+        (
+            "MODEL --seq-len 8 --token-coverage 0.5",
+            "--token-coverage says nothing of rows that are all --seq-len long.",
+        ),
+        ("MODEL --seq-len 8 --gpu RTX4O90", "'RTX4O90' is not a known GPU. Closest: RTX4090"),
+        ("MODEL --seq-len 8 --gpu V100", "Closest: V100-16GB, V100-32GB. A size such as 24GiB works too."),
+        ("MODEL --seq-len 8 --gpu 24apples", "'24apples' is not a size."),
+        ("MODEL --seq-len 8 --gpu 24GiB --memory-budget 80GiB", "larger than 24GiB, which has 24.00 GiB"),
+        ("MODEL --seq-len 8 --gpu T4 --fix packin=bfd", "Did you mean 'packing'?"),
+        ("nowhere/at/all --seq-len 8 --gpu T4", "nowhere/at/all"),
+        ("MODEL nowhere.jsonl --gpu T4", "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_on_stdout(
+    words: str, said: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(*(model if word == "MODEL" else word for word in words.split())) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("autotune: ")
+    assert "Traceback" not in err
+
+
+def test_without_a_gpu_here_one_has_to_be_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert plan(model, "--seq-len", 8) == 2
+    err = capsys.readouterr().err
+    assert "There is no GPU here to plan for" in err
+    assert "--gpu list" in err
+
+
+def test_the_catalogue_is_printed_with_every_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpu", "list") == 0
+    out = capsys.readouterr().out
+    assert all(gpu.name in out for gpu in gpus())
+
+
+def test_the_catalogue_as_json_has_every_figure_and_its_source(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert plan("--gpu", "list", "--json") == 0
+    read = [decode(Gpu, row) for row in json.loads(capfdbinary.readouterr().out)]
+    assert tuple(read) == gpus()
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan], dict[str, Any]]:
+    """Put a plan in the place of what the API would find; returns what the API was asked for."""
+
+    def put(plan: Plan) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+
+        def found_plan(**options: Any) -> Plan:
+            given.update(options)
+            return plan
+
+        module = ModuleType("autotune.api")
+        vars(module)["plan"] = found_plan
+        monkeypatch.setitem(sys.modules, "autotune.api", module)
+        return given
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("estimates", "code"),
+    [(a_plan().estimates, 0), ((DEFAULT,), 1), ((UNKNOWN,), 1)],
+    ids=["something fits", "nothing fits", "nothing is known"],
+)
+def test_the_exit_code_tells_whether_something_fits(
+    estimates: Any, code: int, found: Callable[[Plan], dict[str, Any]]
+) -> None:
+    found(a_plan(estimates=estimates))
+    assert plan("M", "--seq-len", 8) == code
+
+
+def test_json_is_the_whole_plan_and_all_that_is_on_stdout(
+    found: Callable[[Plan], dict[str, Any]], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    found(a_plan())
+    plan("M", "--seq-len", 8, "--top", 1, "--json")
+    assert decode(Plan, json.loads(capfdbinary.readouterr().out)) == a_plan()
+
+
+def test_top_says_how_many_are_traced_on_their_own_and_shown(
+    found: Callable[[Plan], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = found(a_plan())
+    plan("M", "--seq-len", 8, "--top", 1)
+    assert given["top"] == 1
+    out = capsys.readouterr().out
+    assert "9,000" in out
+    assert "8,000" not in out
+
+
+def test_words_reach_the_api_in_its_own_types(found: Callable[[Plan], dict[str, Any]]) -> None:
+    given = found(a_plan())
+    plan("M", "D", "--gpu", "T4", "--allow", "lora,precision", "--fix", "packing=bfd", "--exclude", "liger")
+    del given["listener"]
+    assert given == {
+        "model": "M", "dataset": "D", "gpu": "T4", "allow": ("lora", "precision"), "fix": {"packing": "bfd"},
+        "exclude": ("liger",),
+    }  # fmt: skip
+
+
+def process(cache: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the real command to its end, with a cache of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", "plan", *map(str, words)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def asked(model: Path, small_dataset_file: Path) -> tuple[object, ...]:
+    """What the first of the runs below and those after it ask."""
+    return (model, small_dataset_file, "--gpu", "RTX4090", *fixing())
+
+
+@pytest.fixture(scope="module")
+def first(asked: Sequence[object], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+    """A real plan of a real dataset; and the cache that it left."""
+    cache = tmp_path_factory.mktemp("cache")
+    done = process(cache, *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    return cache, decode(Plan, json.loads(done.stdout))
+
+
+@pytest.mark.slow
+def test_a_dataset_is_planned_from_traces(first: tuple[Path, Plan]) -> None:
+    _, plan = first
+    assert plan.new_trace_count == plan.trace_count > 0
+    assert {estimate.origin for estimate in plan.estimates} == {Origin.TRACED}
+    best = plan.fastest
+    assert best is not None
+    assert best.tokens_per_second is not None
+    assert best.memory is not None
+    assert best.spare_bytes == plan.budget_bytes - best.memory.device_bytes
+    of_one_length = [item for item in plan.estimates if item.candidate["max_length"] == best.candidate["max_length"]]
+    by_rows = sorted(of_one_length, key=lambda item: int(item.candidate["per_device_train_batch_size"]))
+    peaks = [item.memory.peak_bytes for item in by_rows if item.memory is not None]
+    assert len(peaks) > 1
+    assert peaks == sorted(set(peaks))
+
+
+@pytest.mark.slow
+def test_a_broken_entry_of_the_cache_is_traced_again_and_the_others_are_not(
+    first: tuple[Path, Plan], asked: Sequence[object]
+) -> None:
+    cache, before = first
+    entries = [file for file in (cache / "autotune").glob("*.json") if '"kind"' in file.read_text(encoding="utf-8")]
+    entries[0].write_text("{", encoding="utf-8")
+    done = process(cache, *asked, "--json")
+    after = decode(Plan, json.loads(done.stdout))
+    assert after.new_trace_count == 1
+    assert after.estimates == before.estimates
+
+
+@pytest.mark.slow
+def test_output_to_a_pipe_is_plain_and_keeps_to_its_width(first: tuple[Path, Plan], asked: Sequence[object]) -> None:
+    done = process(first[0], *asked, COLUMNS="60")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 60
+    assert "The fastest that fits: " in done.stdout
+    assert "…" not in done.stdout
+
+
+class Unwilling:
+    """Traces nothing."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Untraceable]:
+        """Answer that there is an operator that has no shape."""
+        return [Untraceable("aten.nonzero gives a shape that depends on data") for _ in requests]
+
+
+def put_tracer(monkeypatch: pytest.MonkeyPatch, tracer: Any) -> None:
+    """Put a tracer in the place of the one that runs processes."""
+    monkeypatch.setattr("autotune.api.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_the_way = tmp_path / "autotune"
+    in_the_way.write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    put_tracer(monkeypatch, AnalyticTracer())
+    assert plan(model, "--seq-len", 2 * POSITIONS, "--gpu", "24GiB", *fixing(per_device_train_batch_size="2")) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    said = f"Traces are not kept for the next time: {in_the_way} cannot be made: File exists."
+    # A long path is broken in its middle.
+    assert said.replace(" ", "") in out.replace(" ", "")
+    assert "The longest row has 128 tokens; the model was made for 64 positions." in out
+    assert "1 candidate: 1 fitting." in out
+    assert "The speed of 24GiB is not known" in out
+
+
+@pytest.mark.slow
+def test_what_cannot_be_traced_is_left_to_a_probe_with_the_operator_named(
+    first: tuple[Path, Plan],
+    asked: Sequence[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(first[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    put_tracer(monkeypatch, Unwilling())
+    # Another length, so that the traces in the cache are of no use.
+    assert plan(*asked, "--max-length", 20) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Nothing can be predicted here: autotune probe can measure it." in out
+    assert "unknown: aten.nonzero gives a shape that depends on data" in out
+    assert "memory at peak" not in out

@@ -1,0 +1,25 @@
+"""What ``docs/plan.md`` says of a plan's document is what the document has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.report.plan_words import BASIS
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", [Plan, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds])
+def test_every_key_of_the_document_is_documented(kind: type) -> None:
+    documented = set(re.findall(r"`([a-z_0-9]+)`", DOCUMENT))
+    assert {field.name for field in dataclasses.fields(kind)} - documented == set()
+
+
+def test_every_word_for_what_an_estimate_stands_on_is_documented() -> None:
+    assert all(f"| {BASIS[origin]} |" in DOCUMENT for origin in Origin)

@@ -1,0 +1,75 @@
+"""Figures of combinations that were not traced, out of those that were; and which to trace for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.candidate import Candidate
+from autotune.core.timeline import Part
+from autotune.planning.composition import Composition
+from autotune.planning.forecast import Forecast, mixed
+from autotune.planning.groups import Group
+from autotune.planning.shape import Kind
+
+STEP = (Part.FIRST_MICRO_BATCH, False)
+UPDATE = (Part.OPTIMIZER, False)
+
+
+def group(kind: Kind = Kind.EQUAL, **choices: str) -> Group:
+    return Group(Candidate({"liger": "off", "optimizer": "fused", "checkpointing": "on", **choices}), kind)
+
+
+def forecast(step_bytes: int, update_bytes: int) -> Forecast:
+    stretches = {STEP: {"activation": step_bytes}, UPDATE: {"temporary": update_bytes}}
+    return Forecast(stretches, 0.0, 0, 0, 0, {})
+
+
+def weights(composition: Composition, wanted: Group) -> dict[Group, float]:
+    found = composition.sum(wanted)
+    assert found is not None
+    return {term.group: term.weight for term in found.terms}
+
+
+def test_what_two_choices_change_is_added_to_what_neither_has() -> None:
+    base, liger, loop = group(), group(liger="on"), group(optimizer="loop")
+    composition = Composition([base, liger, loop])
+    assert weights(composition, group(liger="on", optimizer="loop")) == {liger: 1, loop: 1, base: -1}
+
+
+def test_a_choice_that_was_never_traced_is_not_composed() -> None:
+    assert Composition([group(), group(liger="on")]).sum(group(optimizer="loop")) is None
+    assert Composition([]).sum(group()) is None
+
+
+def test_rows_that_lie_alike_show_best_what_a_choice_changes() -> None:
+    flat, flat_liger = group(Kind.FLAT), group(Kind.FLAT, liger="on")
+    known = [group(), group(liger="on"), group(optimizer="loop"), flat, flat_liger]
+    wanted = group(Kind.FLAT, liger="on", optimizer="loop")
+    assert weights(Composition(known), wanted) == {flat_liger: 1, known[2]: 1, known[0]: -1}
+
+
+def test_choices_count_as_unseen_together_where_they_may_not_add_up() -> None:
+    base, liger, loop = group(), group(liger="on"), group(optimizer="loop")
+    off = group(checkpointing="off")
+    telling = {("liger", "on"), ("checkpointing", "off")}
+    composition = Composition([base, liger, loop, off], telling)
+    unseen = {
+        wanted: found.unseen
+        for wanted in (group(liger="on", optimizer="loop"), group(liger="on", checkpointing="off"))
+        if (found := composition.sum(wanted)) is not None
+    }
+    assert list(unseen.values()) == [0, 1]
+
+
+def test_each_stretch_of_a_step_is_added_up_by_itself() -> None:
+    base, liger, loop = forecast(100, 60), forecast(80, 60), forecast(100, 150)
+    both = mixed([(liger, 1.0), (loop, 1.0), (base, -1.0)])
+    assert both.stretches == {STEP: {"activation": 80}, UPDATE: {"temporary": 150}}
+    # Added up as peaks, it would have been 100 less 20 more 50.
+    assert both.peak_bytes == 150
+
+
+def test_what_would_be_less_than_nothing_is_nothing() -> None:
+    little = mixed([(forecast(10, 5), 1.0), (forecast(20, 0), -1.0)])
+    assert little.stretches[STEP] == {}
+    assert little.peak_bytes == pytest.approx(5)

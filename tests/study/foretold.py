@@ -1,0 +1,61 @@
+"""A predictor for the replayed table: right to the byte, or wrong in ways that a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autotune.core.candidate import Candidate
+from autotune.study import Record
+from autotune.study.prediction import Prediction
+from tests.study.replayed import LIMIT_BYTES, TableProblem, peak_bytes, tokens_per_second
+
+
+def everything_certain(candidate: Candidate) -> bool:
+    """Every combination was looked at."""
+    return True
+
+
+@dataclass
+class Foretold:
+    """Predicts by the table.
+
+    Attributes:
+        error: share that is stated.
+        certain: which candidates' own combination was looked at from the start.
+        speeds: whether speed is predicted.
+        need: what is predicted for a candidate, in bytes.
+        rate: what is predicted for a candidate, in tokens per second.
+        made_sure: candidates that were asked about once more.
+        learned: what was shown of probes.
+    """
+
+    error: float = 0.1
+    certain: Callable[[Candidate], bool] = everything_certain
+    speeds: bool = True
+    need: Callable[[Candidate], int] = peak_bytes
+    rate: Callable[[Candidate], float] = tokens_per_second
+    made_sure: list[Candidate] = field(default_factory=list)
+    learned: list[Record] = field(default_factory=list)
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Predict."""
+        certain = candidate in self.made_sure or self.certain(candidate)
+        need = self.need(candidate) if certain else 2 * self.need(candidate)
+        return Prediction(need, self.error, certain, self.rate(candidate) if self.speeds else None)
+
+    def make_sure(self, candidate: Candidate) -> Prediction | None:
+        """Look at the candidate's own combination."""
+        self.made_sure.append(candidate)
+        return self.predict(candidate)
+
+    def promising(self, count: int) -> Sequence[Candidate]:
+        """Return the fastest legal ones that should fit."""
+        problem = TableProblem()
+        legal = (candidate for candidate in problem.everything() if problem.illegal(candidate) is None)
+        fitting = [candidate for candidate in legal if self.need(candidate) <= LIMIT_BYTES]
+        return sorted(fitting, key=self.rate, reverse=True)[:count] if self.speeds else ()
+
+    def learn(self, record: Record) -> None:
+        """Remember."""
+        self.learned.append(record)

@@ -1,0 +1,174 @@
+"""What a search does with predictions: what it does not probe, what it probes first, and how it checks them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import optuna
+import pytest
+
+from autotune.core.candidate import Candidate
+from autotune.core.events import CandidateVetoed
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
+from autotune.study import Purpose
+from tests.study.foretold import Foretold
+from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second
+from tests.study.running import PATIENT, Run, probed
+
+LARGE = BASELINE.but(attention="eager")
+AUDITING = replace(PATIENT, audits=3)
+
+
+def test_what_is_predicted_not_to_fit_is_not_probed_and_the_reason_says_the_sizes(run: Run) -> None:
+    assert peak_bytes(LARGE) > 1.1 * LIMIT_BYTES
+    run.problem.recipes = (LARGE,)
+    outcome = run(ReplayedTable(), trials=3, predictor=Foretold(speeds=False))
+    vetoed = outcome.records[1]
+    assert (vetoed.candidate, vetoed.measurement.status) == (LARGE, ProbeStatus.VETOED)
+    assert vetoed.measurement.reason == "predicted to need 840 B of the 600 B, within 10.0 %"
+    assert any(isinstance(event, CandidateVetoed) and event.candidate == LARGE for event in run.events)
+
+
+def test_no_probe_runs_out_of_memory_where_predictions_are_right(run: Run) -> None:
+    outcome = run(ReplayedTable(), trials=20, predictor=Foretold(error=0.0))
+    assert all(record.measurement.ok for record in probed(outcome))
+
+
+def test_what_may_fit_within_the_stated_error_is_left_to_a_probe(run: Run) -> None:
+    run.problem.recipes = (LARGE,)
+    outcome = run(ReplayedTable(), trials=3, predictor=Foretold(error=0.5, speeds=False))
+    assert outcome.records[1].measurement.status is ProbeStatus.OUT_OF_MEMORY
+
+
+def test_the_sampler_is_told_how_far_a_vetoed_candidate_is_predicted_to_be_over(durable: Run) -> None:
+    durable.problem.recipes = (LARGE,)
+    outcome = durable(ReplayedTable(), trials=3, predictor=Foretold(speeds=False))
+    study = optuna.load_study(study_name="s", storage=durable.url)
+    constraints = study.trials[outcome.records[1].number].constraints
+    assert list(constraints.values()) == [pytest.approx(peak_bytes(LARGE) / LIMIT_BYTES - 1)]
+
+
+def test_the_baseline_is_probed_whatever_is_predicted_of_it(run: Run) -> None:
+    predictor = Foretold(need=lambda _: 100 * LIMIT_BYTES)
+    outcome = run(ReplayedTable(), trials=3, predictor=predictor)
+    assert [record.candidate for record in probed(outcome)] == [BASELINE]
+    assert outcome.winner is not None
+    assert outcome.winner.candidate == BASELINE
+
+
+def test_a_guess_vetoes_nothing_until_the_combination_itself_was_looked_at(run: Run) -> None:
+    fits, does_not = BASELINE.but(batch=4), LARGE
+    assert LIMIT_BYTES / 2 < peak_bytes(fits) < LIMIT_BYTES
+    run.problem.recipes = (fits, does_not)
+    predictor = Foretold(certain=lambda _: False, speeds=False)
+    outcome = run(ReplayedTable(), trials=3, predictor=predictor)
+    assert [record.measurement.status for record in outcome.records[1:3]] == ["ok", "vetoed"]
+    assert predictor.made_sure[:2] == [fits, does_not]
+
+
+def test_the_fastest_that_is_predicted_to_fit_is_probed_right_after_the_baseline(run: Run) -> None:
+    run.problem.recipes = (BASELINE.but(batch=1),)
+    outcome = run(ReplayedTable(), trials=4, predictor=Foretold())
+    legal = [item for item in run.problem.everything() if run.problem.illegal(item) is None]
+    optimum = max(tokens_per_second(item) for item in legal if peak_bytes(item) <= LIMIT_BYTES)
+    first, second = probed(outcome)[:2]
+    assert first.candidate == BASELINE
+    assert second.tokens_per_second == optimum
+
+
+def test_recipes_come_first_where_no_speed_is_predicted(run: Run) -> None:
+    recipe = BASELINE.but(batch=1)
+    run.problem.recipes = (recipe,)
+    outcome = run(ReplayedTable(), trials=4, predictor=Foretold(speeds=False))
+    assert outcome.records[1].candidate == recipe
+
+
+def test_every_probe_is_told_once_and_again_to_a_resumed_search(durable: Run) -> None:
+    first, second = Foretold(), Foretold()
+    before = durable(ReplayedTable(), trials=4, predictor=first)
+    durable(ReplayedTable(), trials=6, predictor=second, resume=True)
+    assert [record.number for record in first.learned] == [record.number for record in probed(before)]
+    numbers = [record.number for record in second.learned]
+    assert numbers[: len(first.learned)] == [record.number for record in first.learned]
+    assert len(numbers) == len(set(numbers)) == 6
+
+
+def test_what_was_predicted_is_kept_with_the_trial(durable: Run) -> None:
+    before = durable(ReplayedTable(), trials=4, predictor=Foretold())
+    after = durable(ReplayedTable(), trials=4, resume=True)
+    assert [record.prediction for record in after.records] == [record.prediction for record in before.records]
+    assert all(record.prediction for record in probed(after))
+
+
+def test_a_change_back_that_is_predicted_not_to_fit_is_not_measured_and_says_why(run: Run) -> None:
+    winner = BASELINE.but(attention="flash", batch=16)
+    assert peak_bytes(winner.but(attention="sdpa")) > 1.1 * LIMIT_BYTES
+    unbeatable = Measurement(ProbeStatus.OK, peak_bytes=600, tokens_per_second=1e9)
+    predictor = Foretold(rate=lambda candidate: 1e9 if candidate == winner else tokens_per_second(candidate))
+    predictor.need = lambda candidate: LIMIT_BYTES if candidate == winner else peak_bytes(candidate)
+    outcome = run(ReplayedTable(shown={winner: unbeatable}), trials=6, predictor=predictor)
+    changed = {contribution.knob: contribution for contribution in outcome.contributions}
+    assert changed["attention"].status is ProbeStatus.VETOED
+    assert "predicted to need" in changed["attention"].reason
+
+
+def test_an_audit_probes_some_that_were_vetoed_and_tells_which_of_them_fit(run: Run) -> None:
+    wrong = Foretold(need=lambda candidate: peak_bytes(candidate) if candidate["liger"] == "on" else 10 * LIMIT_BYTES)
+    outcome = run(ReplayedTable(), effort=AUDITING, predictor=wrong)
+    audited = probed(outcome, Purpose.AUDIT)
+    assert len(audited) == AUDITING.audits
+    assert outcome.contradicted == tuple(record for record in audited if record.measurement.ok) != ()
+    assert all(record.prediction and record.prediction.over(LIMIT_BYTES) for record in outcome.contradicted)
+
+
+def test_an_audit_finds_nothing_where_predictions_are_right(run: Run) -> None:
+    outcome = run(ReplayedTable(), effort=AUDITING, predictor=Foretold())
+    assert len(probed(outcome, Purpose.AUDIT)) == AUDITING.audits
+    assert outcome.contradicted == ()
+
+
+def test_that_nothing_fits_is_not_said_on_the_word_of_predictions_alone(run: Run) -> None:
+    wrong = Foretold(need=lambda candidate: 10 * peak_bytes(candidate) + 10 * LIMIT_BYTES)
+    small = ReplayedTable(shown={BASELINE: Measurement(ProbeStatus.OUT_OF_MEMORY)})
+    outcome = run(small, predictor=wrong)
+    (audited,) = probed(outcome, Purpose.AUDIT)
+    legal = [item for item in run.problem.everything() if run.problem.illegal(item) is None]
+    assert peak_bytes(audited.candidate) == min(map(peak_bytes, legal))
+    assert outcome.winner is not None
+    assert outcome.winner.candidate == audited.candidate
+
+
+def test_audits_are_beside_the_trials_and_are_not_repeated(durable: Run) -> None:
+    outcome = durable(ReplayedTable(), effort=AUDITING, trials=5, predictor=Foretold())
+    assert len(probed(outcome)) == 5 + AUDITING.audits
+    again = durable(ReplayedTable(), effort=AUDITING, trials=5, predictor=Foretold(), resume=True)
+    assert len(probed(again, Purpose.AUDIT)) == AUDITING.audits
+
+
+def test_without_audits_nothing_that_is_vetoed_is_probed(run: Run) -> None:
+    outcome = run(ReplayedTable(), predictor=Foretold())
+    assert probed(outcome, Purpose.AUDIT) == []
+
+
+def test_rough_predictions_spare_probes_and_running_out_of_memory() -> None:
+    def distorted(candidate: Candidate) -> float:
+        """Up to a third too fast or too slow, by technique, as a roofline is."""
+        return tokens_per_second(candidate) * (1.3 if candidate["checkpointing"] == "on" else 0.8)
+
+    problem = TableProblem()
+    legal = [item for item in problem.everything() if problem.illegal(item) is None]
+    optimum = max(tokens_per_second(item) for item in legal if peak_bytes(item) <= LIMIT_BYTES)
+
+    def probes_needed(told: bool, seed: int) -> tuple[float, int]:
+        effort = replace(PATIENT, trials=40, patience=40)
+        predictor = Foretold(rate=distorted) if told else None
+        outcome = Run("sqlite://")(ReplayedTable(), effort=effort, seed=seed, predictor=predictor)
+        searched = [record for record in probed(outcome) if record.purpose is not Purpose.CONTRIBUTION]
+        rates = [record.tokens_per_second >= 0.98 * optimum for record in searched]
+        return rates.index(True) if True in rates else math.inf, sum(not item.measurement.ok for item in searched)
+
+    blind, told = zip(*[(probes_needed(False, seed), probes_needed(True, seed)) for seed in range(5)], strict=True)
+    assert sum(count for count, _ in told) < 0.9 * sum(count for count, _ in blind)
+    assert sum(failed for _, failed in told) < 0.5 * sum(failed for _, failed in blind)

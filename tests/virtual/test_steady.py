@@ -1,0 +1,109 @@
+"""What is added to a trace of a single micro-batch is what would have been traced."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.timeline import Part, Section
+from autotune.step.traced_training import TracedRows, traced_training
+from autotune.virtual import trace
+from autotune.virtual.phases import micro_batches, step_name
+from autotune.virtual.records import Place, Trace
+from autotune.virtual.sections import sections
+from autotune.virtual.steady import steady
+from tests.small import small_tokenizer
+from tests.virtual.models import config_of
+
+# Sums and norms that replace those of the step before, and the rows of micro-batches that are read together.
+SMALL_BYTES = 4096
+CASES: dict[str, dict[str, object]] = {
+    "stored": {},
+    "checkpointed and packed": {"gradient_checkpointing": True, "packing": True},
+    "a single micro-batch": {"gradient_accumulation_steps": 1},
+    "adafactor": {"optim": "adafactor"},
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def traces(request: pytest.FixtureRequest) -> tuple[Trace, Trace]:
+    """A trace of two steps of two micro-batches, and one of a single one with the others added."""
+    given = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": 32, "bf16": False}
+    args = {**given, "gradient_checkpointing": False, **CASES[request.param]}
+
+    def traced(*, once: bool) -> Trace:
+        rows = TracedRows([16] * 4, once=once)
+        return trace(
+            traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), rows), target="cpu"
+        )
+
+    several = args["gradient_accumulation_steps"] != 1
+    return traced(once=False), steady(traced(once=True), step_name(0), step_name(1), further=several)
+
+
+def test_memory_takes_the_same_course_through_the_step(traces: tuple[Trace, Trace]) -> None:
+    real, added = (sections(found, found.phase(step_name(1))) for found in traces)
+    assert [section.part for section in added] == [section.part for section in real]
+    for expected, found in zip(real, added, strict=True):
+        if expected.part is not Part.FURTHER_MICRO_BATCH:
+            assert found.moments == expected.moments
+        # Adding up losses makes a moment or two more.
+        assert len(found.moments) == pytest.approx(len(expected.moments), abs=3)
+        for in_backward in (False, True):
+            assert abs(_highest(found, in_backward) - _highest(expected, in_backward)) <= SMALL_BYTES
+        assert {name for name, levels in found.levels.items() if max(levels) > SMALL_BYTES} == {
+            name for name, levels in expected.levels.items() if max(levels) > SMALL_BYTES
+        }
+
+
+def test_peaks_and_what_is_left_in_the_end_are_the_same(traces: tuple[Trace, Trace]) -> None:
+    real, added = traces
+    assert abs(added.device_peak.bytes - real.device_peak.bytes) <= SMALL_BYTES
+    assert abs(_left(added) - _left(real)) <= SMALL_BYTES
+    for number in (0, 1):
+        expected, found = (item.phase(step_name(number)) for item in traces)
+        assert abs(found.device_peak.bytes - expected.device_peak.bytes) <= SMALL_BYTES
+
+
+def test_no_storage_is_freed_twice(traces: tuple[Trace, Trace]) -> None:
+    held: dict[int, int] = {}
+    for event in traces[1].events:
+        held[event.storage] = held.get(event.storage, 0) + event.change_bytes
+        assert held[event.storage] >= 0
+
+
+def test_the_added_step_does_the_same_work(traces: tuple[Trace, Trace]) -> None:
+    real, added = (
+        list(found.operators[step.first_operator : step.end_operator])
+        for found in traces
+        for step in [found.phase(step_name(1))]
+    )
+    products = [[operator.name for operator in found if "mm" in operator.name] for found in (real, added)]
+    moved = [
+        sum(operator.work.bytes_read + operator.work.bytes_written for operator in found) for found in (real, added)
+    ]
+    assert products[0] == products[1] != []
+    assert moved[1] == pytest.approx(moved[0], rel=0.01)
+
+
+def test_each_step_has_its_micro_batches(traces: tuple[Trace, Trace]) -> None:
+    real, added = traces
+    for number in (0, 1):
+        expected = micro_batches(real, real.phase(step_name(number)))
+        found = micro_batches(added, added.phase(step_name(number)))
+        assert len(found) == len(expected)
+        assert all(batch.end_operator > batch.first_operator for batch in found)
+
+
+def _highest(section: Section, in_backward: bool) -> int:
+    moments = slice(section.backward, None) if in_backward else slice(0, section.backward)
+    return max(section.totals[moments], default=0)
+
+
+def _left(found: Trace) -> int:
+    return sum(event.change_bytes for event in found.events if event.place is Place.DEVICE)
+
+
+def test_parts_of_a_step_are_told_in_their_order(traces: tuple[Trace, Trace]) -> None:
+    found = [section.part for section in sections(traces[1], traces[1].phase(step_name(1)))]
+    assert found == sorted(found, key=list(Part).index)
