@@ -35,7 +35,7 @@ from autotune.planning.traces import Traces
 from autotune.probing import trace
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
-from benchmarks.shapes import CONFIGURATIONS, write_model
+from benchmarks.shapes import LLAMA_8B, write_model
 
 _TOKENS = 1024
 _SEED = 5
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerProblem, Compared]]:
-    source = model_source(str(write_model(folder / "model", CONFIGURATIONS["llama-3.1-8b"])), "random")
+    source = model_source(str(write_model(folder / "model", LLAMA_8B)), "random")
     planned = planned_machine(gpu)
     options = checked_options(
         trainer="sft", device="auto", margin=0.0, global_batch_size=None, max_length=_TOKENS, token_coverage=None,

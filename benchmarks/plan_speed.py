@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.shapes import CONFIGURATIONS, write_model
+from benchmarks.shapes import LLAMA_8B, write_model
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
-        write_model(model, CONFIGURATIONS["llama-3.1-8b"])
+        write_model(model, LLAMA_8B)
         print("| cache | wall | processor | largest process | candidates | traces run |")
         print("|---|--:|--:|--:|--:|--:|", flush=True)
         for cache in ("empty", "filled"):

@@ -5,7 +5,8 @@ PYTHONPATH=. python benchmarks/planned_search.py [--table benchmarks/recorded/sm
 Every probe is answered by what `record_table.py` measured of that candidate, and every estimate is what the planner
 said of it then. It prints Markdown. Two things are asked of each seed: how many probes, the baseline's included, it
 takes until one is within 2 % (and 20 %) of the fastest candidate that fits, in a search that goes on until then; and
-what a search of `--effort quick` ends with. Confirmations are no probes here.
+what a search of `--effort quick` ends with. Confirmations are no probes here. "Told" are searches with predictions;
+"avoidable" are probes that ran out of memory and whose traced tensors alone are more than the limit.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ class Run:
     Attributes:
         probes: until one was near the best, that one included; None where none was.
         out_of_memory: of these, those that ran out of memory.
+        avoidable: of these, those whose traced tensors alone are more than the limit.
         share: of the best rate, what the search ended with.
         total: probes of the whole search.
     """
 
     probes: int | None
     out_of_memory: int
+    avoidable: int
     share: float
     total: int
 
@@ -105,9 +108,12 @@ def replay(table: Table, effort: Effort, seed: int, until: float | None, *, told
     probed = [record for record in outcome.records if record.probed]
     near = [number for number, record in enumerate(probed, 1) if record.tokens_per_second >= enough]
     counted = probed[: near[0]] if near else probed
+    failed = [record.candidate for record in counted if record.measurement.status in _OUT_OF_MEMORY]
+    needs = {row.candidate: row.traced.memory.device_bytes for row in table.rows if row.traced and row.traced.memory}
     return Run(
         probes=near[0] if near else None,
-        out_of_memory=sum(record.measurement.status in _OUT_OF_MEMORY for record in counted),
+        out_of_memory=len(failed),
+        avoidable=sum(needs.get(candidate, 0) > table.limit_bytes for candidate in failed),
         share=(outcome.winner.tokens_per_second if outcome.winner else 0.0) / best_rate(table),
         total=len(probed),
     )
@@ -147,8 +153,8 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
 def said(runs: Sequence[tuple[Run, Run]]) -> str:
     """Return a Markdown table of searches without and with predictions, a row for each seed and one of medians."""
     lines = [
-        "| seed | probes | ran out of memory | ends at | with predictions: probes | ran out of memory | ends at |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| seed | probes | out of memory | avoidable | ends at | told: probes | out of memory | avoidable | ends at |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [f"| {seed} | {' | '.join(map(_said_run, pair))} |" for seed, pair in enumerate(runs)]
     medians = [_said_run(_median(column)) for column in zip(*runs, strict=True)]
@@ -157,7 +163,7 @@ def said(runs: Sequence[tuple[Run, Run]]) -> str:
 
 def _said_run(run: Run) -> str:
     probes = f"{run.probes:g}" if run.probes is not None else f"not in {run.total:g}"
-    return f"{probes} | {run.out_of_memory:g} | {run.share:.1%}"
+    return f"{probes} | {run.out_of_memory:g} | {run.avoidable:g} | {run.share:.1%}"
 
 
 def _median(runs: Sequence[Run]) -> Run:
@@ -165,6 +171,7 @@ def _median(runs: Sequence[Run]) -> Run:
     return Run(
         probes=round(median(run.total if run.probes is None else run.probes for run in runs)),
         out_of_memory=round(median(run.out_of_memory for run in runs)),
+        avoidable=round(median(run.avoidable for run in runs)),
         share=median(run.share for run in runs),
         total=round(median(run.total for run in runs)),
     )

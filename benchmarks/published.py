@@ -3,6 +3,7 @@
     PYTHONPATH=. python benchmarks/published.py                         # PEFT's method comparison
     PYTHONPATH=. python benchmarks/published.py --litgpt CHECKOUT       # Lit-GPT's resource table, with its own code
     PYTHONPATH=. python benchmarks/published.py --only lora/            # rows whose names begin so
+    PYTHONPATH=. python benchmarks/published.py --skip boft/llama-3.2-3B-default      # it takes as long as all others
 
 It prints Markdown; the committed results are in `published.md`. What software is traced is what can be imported: the
 published versions go before the installed ones on PYTHONPATH (`pip install --no-deps --target`). Lit-GPT also needs
@@ -12,7 +13,6 @@ lightning, lightning-utilities and torchmetrics there.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import multiprocessing
 import os
 import sys
@@ -49,7 +49,7 @@ def main() -> None:
     for row, outcome in zip(traced, outcomes_of(name, table, traced, arguments.workers), strict=True):
         outcomes[row.name] = outcome
         print(f"{row.name}: {outcome}", file=sys.stderr, flush=True)
-    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in _TRACED_WITH)
+    versions = ", ".join(f"{package} {import_module(package).__version__}" for package in _TRACED_WITH)
     if arguments.litgpt:
         versions += f", Lit-GPT from the folder {arguments.litgpt.name}"
     print(rendered(table, [(row, outcomes[row.name]) for row in rows], versions))

@@ -30,7 +30,7 @@ def _qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int
     }
 
 
-_LLAMA_8B: Mapping[str, Any] = {
+LLAMA_8B: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 4096,
@@ -46,15 +46,14 @@ _LLAMA_8B: Mapping[str, Any] = {
     "eos_token_id": _SPECIAL["<end>"],
     "pad_token_id": _SPECIAL["<pad>"],
 }
+"""What Llama-3.1-8B's config.json says (https://huggingface.co/meta-llama/Llama-3.1-8B)."""
 
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    "llama-3.1-8b": _LLAMA_8B,
     "qwen2.5-0.5b": _qwen(896, 4864, 24, 14, 2, tied=True),
     "qwen2.5-1.5b": _qwen(1536, 8960, 28, 12, 2, tied=True),
     "qwen2.5-7b": _qwen(3584, 18944, 28, 28, 4, tied=False),
 }
-"""By name, what the models' own config.json files on the Hub say (https://huggingface.co/Qwen and
-https://huggingface.co/meta-llama/Llama-3.1-8B)."""
+"""By name, what the models' own config.json files on the Hub say (https://huggingface.co/Qwen)."""
 
 
 def write_model(directory: Path, configuration: Mapping[str, Any]) -> Path:

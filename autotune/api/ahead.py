@@ -57,7 +57,8 @@ def predicting(
     if options.timeout_seconds is not None:
         seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
     hardware = problem.setting.machine.hardware
-    with ServerTracer(hardware.cores, _without_stages(listener)) as tracer:
+    lent = (server,) if hardware.kind == "cpu" else ()
+    with ServerTracer(hardware.cores, _without_stages(listener), lent) as tracer:
         cache = Cache(cache_directory())
         measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
         yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener)

@@ -16,6 +16,9 @@ from autotune.study.prediction import Prediction
 from autotune.study.problem import Record
 from autotune.units import format_bytes
 
+# Share of the candidates below which the fastest of those that are predicted says little about the others.
+_ENOUGH = 0.5
+
 
 class Estimates(Protocol):
     """A :class:`~autotune.planning.planner.Planner`, as far as it is needed here."""
@@ -72,11 +75,12 @@ class PlannedPredictor:
         return self.predict(candidate)
 
     def promising(self, count: int) -> Sequence[Candidate]:
-        """Return the fastest that should fit; none where speed is not predicted."""
+        """Return the fastest that should fit; none where the speed of most candidates is not predicted."""
         if self._ranked is None:
             rates = {candidate: _rate(self._estimates.estimate(candidate)) for candidate in self._estimates.candidates}
             known = {candidate: rate for candidate, rate in rates.items() if rate is not None}
-            self._ranked = sorted(known, key=known.__getitem__, reverse=True)
+            enough = len(known) >= _ENOUGH * len(rates)
+            self._ranked = sorted(known, key=known.__getitem__, reverse=True) if enough else []
         found: list[Candidate] = []
         for candidate in self._ranked:
             prediction = self.predict(candidate)

@@ -26,12 +26,14 @@ class ServerTracer:
 
     Args:
         cores: that may be used.
+        lent: servers that are there already and see no GPU; they are used first, and left running.
     """
 
-    def __init__(self, cores: int, listener: Listener) -> None:
+    def __init__(self, cores: int, listener: Listener, lent: Sequence[JobServer] = ()) -> None:
         self._count = max(1, min(_MOST_SERVERS, cores))
         self._listener = listener
-        self._servers: list[JobServer] = []
+        self._lent = len(lent)
+        self._servers = list(lent)
         self._folder = tempfile.TemporaryDirectory(prefix="autotune-")
         self._done = 0
 
@@ -41,7 +43,7 @@ class ServerTracer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for server in self._servers:
+        for server in self._servers[self._lent :]:
             server.close()
         self._folder.cleanup()
 

@@ -128,6 +128,8 @@ def virtual_model(
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
     with device if quantization_config is None else torch.device("meta"), no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
+        # Where weights are not initialised, they are not tied either.
+        model.tie_weights()
     if quantization_config is not None:
         _quantize(model, quantization_config, dtype, device)
     return model

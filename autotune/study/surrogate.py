@@ -16,6 +16,10 @@ from autotune.study.violation import violation
 _RIDGE = 0.1
 """Weight of the prior that a choice changes nothing, or nothing beyond what was predicted, in probes."""
 
+_SPREAD = 0.1
+"""Standard deviation of a probe's rate around the product of factors, in logarithms. With the weight above, a choice is
+expected to change the rate by a third, up or down."""
+
 
 class Surrogate:
     """Rate and memory as products of one factor per choice, which is how knobs that do not interact combine.
@@ -59,11 +63,16 @@ class Surrogate:
         return self._need(candidate)
 
     def promising_first(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Return the candidates by their rate, the fastest first, and after them those that should not fit."""
+        """Return the candidates by their rate, the fastest first, and after them those that should not fit.
+
+        Where rates are predicted, a candidate's is the one that it may well have: what no probe has shown yet may be
+        where the predictions are wrong. Replayed searches came to a plateau without, and stayed there. Where nothing is
+        predicted, the sampler sees to that, and replayed searches did worse.
+        """
 
         def rank(candidate: Candidate) -> tuple[bool, float]:
             excess = self.excess(candidate)
-            return excess > 0, excess if excess > 0 else -self._rate(candidate)
+            return excess > 0, excess if excess > 0 else -self._rate.hoped(candidate)
 
         return sorted(candidates, key=rank)
 
@@ -86,30 +95,29 @@ class _Factors:
         known = [guess for guess in map(predicted, shown) if guess is not None]
         # What was never held against a measurement has no scale.
         self._mean = fmean(known) if known else None
-        self._weights = self._fit(shown)
+        rows = np.stack([self._row(candidate) for candidate in shown]) if shown else np.zeros((0, len(columns) + 2))
+        self._uncertainty = np.linalg.inv(rows.T @ rows + _RIDGE * np.eye(rows.shape[1]))
+        targets = np.asarray([value - self._prior(candidate) for candidate, value in shown.items()])
+        mean = float(targets.mean()) if shown else 0.0
+        self._weights = np.asarray(self._uncertainty @ rows.T @ (targets - mean), np.float64)
+        self._weights[-1] += mean
 
     def __call__(self, candidate: Candidate) -> float:
         """Return the logarithm for a candidate."""
         return self._prior(candidate) + float(self._row(candidate) @ self._weights)
+
+    def hoped(self, candidate: Candidate) -> float:
+        """Return the logarithm one standard deviation above the likeliest where it is predicted, else the likeliest."""
+        if self._mean is None:
+            return self(candidate)
+        row = self._row(candidate)
+        return self(candidate) + _SPREAD * float(np.sqrt(row @ self._uncertainty @ row))
 
     def _prior(self, candidate: Candidate) -> float:
         if self._mean is None:
             return 0.0
         guess = self._predicted(candidate)
         return self._mean if guess is None else guess
-
-    def _fit(self, shown: Mapping[Candidate, float]) -> NDArray[np.float64]:
-        width = len(self._columns) + 2
-        if not shown:
-            return np.zeros(width)
-        rows = np.stack([self._row(candidate) for candidate in shown])
-        targets = np.asarray([value - self._prior(candidate) for candidate, value in shown.items()])
-        mean = float(targets.mean())
-        weights = np.asarray(
-            np.linalg.solve(rows.T @ rows + _RIDGE * np.eye(width), rows.T @ (targets - mean)), np.float64
-        )
-        weights[-1] += mean
-        return weights
 
     def _row(self, candidate: Candidate) -> NDArray[np.float64]:
         row = np.zeros(len(self._columns) + 2)

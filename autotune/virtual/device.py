@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from autotune.virtual.attention import attention_as_on_cuda
@@ -131,6 +133,11 @@ def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterato
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _address))
         stack.enter_context(_data_first_on_the_host())
+        # PyTorch lets optimizers go over all parameters at once where these are of exactly these types.
+        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+            module = import_module(name)
+            known = [*module._foreach_supported_types, FakeTensor]
+            stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
         yield device, scratch
 
 

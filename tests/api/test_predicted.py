@@ -93,6 +93,11 @@ def test_the_fastest_that_should_fit_are_promising() -> None:
     assert list(predictor_of(Estimates()).promising(1)) == [MEDIUM]
 
 
+def test_the_fastest_of_a_few_that_are_predicted_are_not_promising() -> None:
+    unknown = tuple(Candidate({"batch": 100 + number}) for number in range(4))
+    assert list(predictor_of(Estimates(candidates=(SMALL, MEDIUM, *unknown))).promising(5)) == []
+
+
 def test_to_make_sure_is_to_trace_while_there_is_time() -> None:
     composed = {LARGE: Origin.COMPOSED}
     sure = predictor_of(Estimates(dict(composed))).make_sure(LARGE)

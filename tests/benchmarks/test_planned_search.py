@@ -35,6 +35,6 @@ def test_nothing_that_is_vetoed_fits_in_the_recording(table: Table) -> None:
 def test_a_replayed_search_ends_and_is_put_into_a_row(table: Table) -> None:
     effort = replace(EFFORTS["quick"], trials=6)
     pair = (replay(table, effort, 0, None, told=False), replay(table, effort, 0, None, told=True))
-    assert all(0 < run.share <= 1 and run.total == 6 for run in pair)
-    assert said([pair]).count("| 0 |") == 1
+    assert all(0 < run.share <= 1 and 1 < run.total <= 6 for run in pair)
+    assert sum(line.startswith("| 0 |") for line in said([pair]).splitlines()) == 1
     assert best_rate(table) > 0
