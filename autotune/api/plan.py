@@ -168,7 +168,7 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield "Nothing was measured, and no prediction has been held against this GPU yet."
     if planner.misaligned:
         yield (
-            f"The traces of {planner.misaligned} ways to train differ in more than their sizes: their peaks alone were"
+            f"Ways to train whose traces differ in more than their sizes: {planner.misaligned}. Their peaks alone were"
             " followed from small to large."
         )
     if model.max_positions is not None and lengths.longest > model.max_positions:

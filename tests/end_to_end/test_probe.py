@@ -19,7 +19,8 @@ from tests.small import long_tailed_texts, text_rows, write_rows, write_small_mo
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("--device", "cpu", "--effort", "quick")
+QUICK = ("--device", "cpu", "--effort", "quick", "--no-plan")
+PLANNED = QUICK[:-1]
 # Enough knobs for a search, few enough for a test.
 SPACE = """
 techniques:
@@ -48,7 +49,7 @@ def found(
 ) -> tuple[Ended, Path]:
     """One run that finds something, and where its bundle is."""
     folder = tmp_path_factory.mktemp("found")
-    words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--trials", "10", "--json")
+    words = ("probe", small_model_directory, small_dataset_file, *PLANNED, "--space", space, "--trials", "10", "--json")
     return autotune(*words, "--output", "bundle", folder=folder), folder / "bundle"
 
 
@@ -60,6 +61,24 @@ def test_a_confirmed_recommendation_is_found(found: tuple[Ended, Path]) -> None:
     assert document["confirmed"] is True
     # Rates that tie within 2 % are equal to the search, which then goes by memory.
     assert document["recommended"]["tokens_per_second"] * 1.03 >= document["baseline"]["tokens_per_second"]
+
+
+def test_steps_are_traced_before_the_first_probe_and_stand_beside_what_was_measured(found: tuple[Ended, Path]) -> None:
+    ended, _ = found
+    baseline = ended.document["baseline"]["number"]
+    trial = next(trial for trial in ended.document["trials"] if trial["number"] == baseline)
+    assert trial["predicted_bytes"] > 0
+    assert trial["predicted_tokens_per_second"] > 0
+    assert ended.err.index("Traced in") < ended.err.index("probe 0 started")
+
+
+def test_without_a_plan_nothing_is_predicted(
+    small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+) -> None:
+    words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--trials", "1", "--json")
+    ended = autotune(*words, folder=tmp_path)
+    assert "Traced in" not in ended.err
+    assert {trial["predicted_bytes"] for trial in ended.document["trials"]} == {None}
 
 
 def test_standard_output_is_exactly_the_document(found: tuple[Ended, Path]) -> None:

@@ -186,10 +186,11 @@ def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) ->
 
 
 def test_tied_embeddings_are_held_once(run: Any, tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 512}
     held = []
     for tied in (False, True):
-        directory = write_small_model(tmp_path / str(tied), weights=False, tie_word_embeddings=tied, **sizes)
+        directory = write_small_model(
+            tmp_path / str(tied), weights=False, tie_word_embeddings=tied, hidden_size=64, vocab_size=512
+        )
         held.append(run(model=ModelSource(str(directory))).device.categories["parameter"])
 
     assert held[0] - held[1] == 4 * 512 * 64

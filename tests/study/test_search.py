@@ -136,8 +136,8 @@ def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(du
         time.sleep(seconds_left or 0)
         return Measurement(ProbeStatus.TIMEOUT, "took too long")
 
-    outcome = durable(hanging, timeout_seconds=1.5)
-    assert all(left is not None and 0 < left <= 1.5 for left in limits)
+    outcome = durable(hanging, timeout_seconds=4.0)
+    assert all(left is not None and 0 < left <= 4.0 for left in limits)
     assert outcome.records[-1].measurement.status == ProbeStatus.TIMEOUT
     table = ReplayedTable()
     resumed = durable(table, resume=True, trials=4)
