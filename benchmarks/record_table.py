@@ -3,9 +3,9 @@
 OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/record_table.py [--output benchmarks/recorded/small_workload.json]
 
 As `make probe` does it: a budget of 900 MiB, one thread, the schedule of `--effort quick`. The order is shuffled, so
-that a machine that slows down on the way does not look like a technique, and there are two rounds, since a machine that
-others use as well slows down without a warning. Rows are written as they come; a second call goes on where the first
-ended.
+that a machine that slows down on the way does not look like a technique. There are three rounds, since a machine that
+others use as well slows down without a warning, and since memory on a CPU is not the same twice. Rows are written as
+they come; a second call goes on where the first ended.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Record what is missing; return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RECORDED / "small_workload.json")
-    parser.add_argument("--rounds", type=int, default=2, help="probes of each candidate (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="probes of each candidate (default: 3)")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
         record(Path(folder), asked.output, asked.rounds)
