@@ -11,7 +11,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import ProbeResult, catalogue, estimate, lengths, plan, probe
+    from autotune.api.catalogue import catalogue
+    from autotune.api.estimate import estimate
+    from autotune.api.lengths import lengths
+    from autotune.api.plan import plan
+    from autotune.api.probe import probe
+    from autotune.api.result import ProbeResult
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
     from autotune.errors import AutotuneError, InputError
 
@@ -36,10 +41,11 @@ _HOMES = {
     "Estimate": "autotune.core.estimate",
     "MemoryEstimate": "autotune.core.estimate",
     "Plan": "autotune.core.estimate",
+    "ProbeResult": "autotune.api.result",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "autotune.api")), name)
+    return getattr(importlib.import_module(_HOMES.get(name, f"autotune.api.{name}")), name)

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = vars(arguments)
     as_json: bool = options.pop("json", False)
 
-    from autotune.api import lengths
+    from autotune.api.lengths import lengths
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.report.lengths import show_lengths
     from autotune.report.watch import watching

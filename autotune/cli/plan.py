@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("allow", "exclude"):
         options[name] = names(options.get(name, ()))
 
-    from autotune.api import plan
+    from autotune.api.plan import plan
 
     with watching(stderr_console()) as listener:
         found = plan(**options, listener=listener)

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("allow", "exclude"):
         options[name] = names(options.get(name, ()))
 
-    from autotune.api import probe
+    from autotune.api.probe import probe
     from autotune.cli.console import stderr_console, write_json
     from autotune.cli.programs import program
     from autotune.report.summary import show_summary

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = vars(arguments)
     as_json: bool = options.pop("json", False)
 
-    from autotune.api import catalogue
+    from autotune.api.catalogue import catalogue
     from autotune.cli.console import stdout_console, write_json
     from autotune.report.techniques import show_techniques
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 
 Choice = str | int
 """A choice as it is written everywhere: on the command line, in the space file, in ``result.json``."""
@@ -26,6 +26,16 @@ class Candidate(Mapping[str, Choice]):
 
     def __len__(self) -> int:
         return len(self._choices)
+
+    # Mapping would make these of the three above, one choice at a time, for tens of thousands of candidates.
+    def items(self) -> ItemsView[str, Choice]:
+        """Return the knobs with their choices."""
+        return self._choices.items()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Candidate):
+            return self._hash == other._hash and self._choices == other._choices
+        return super().__eq__(other)
 
     def __hash__(self) -> int:
         return self._hash

@@ -188,20 +188,40 @@ class TraceReply:
 
 @dataclass(frozen=True)
 class TraceRequests:
-    """Run several traces in one process.
+    """Run several traces in one process, one after another.
 
     Attributes:
-        requests: of plans that differ in sizes alone: a library that changes a model's classes leaves them changed.
+        requests: of plans for which libraries change a model's classes in the same way, since what is changed stays so.
     """
 
     requests: tuple[TraceRequest, ...]
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A reply to any job, or part of one: an error that is nobody's input, such as an unsupported combination.
+
+    Attributes:
+        kind: name of the exception's class.
+        message: its text.
+        traceback: for ``--debug``.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
 class TraceReplies:
-    """What they showed, in the order of the requests."""
+    """What they showed, in the order of the requests.
+
+    Attributes:
+        failure: of the next one, after which no more were run; None where there was none.
+    """
 
     replies: tuple[TraceReply, ...]
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -233,18 +253,3 @@ class InputProblem:
 
     message: str
     hint: str = ""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A reply to any job: the child met an error that is nobody's input, such as an unsupported combination.
-
-    Attributes:
-        kind: name of the exception's class.
-        message: its text.
-        traceback: for ``--debug``.
-    """
-
-    kind: str
-    message: str
-    traceback: str

@@ -63,13 +63,15 @@ def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:
 
     Each stretch of a step is summed by itself, since what a technique changes in one may not be where the peak is.
     """
-    stretches = {}
-    for stretch in {stretch: None for forecast, _ in terms for stretch in forecast.stretches}:
-        sizes: dict[str, float] = {}
-        for forecast, weight in terms:
-            for name, size in forecast.stretches.get(stretch, {}).items():
+    sums: dict[Stretch, dict[str, float]] = {}
+    for forecast, weight in terms:
+        for stretch, levels in forecast.stretches.items():
+            sizes = sums.setdefault(stretch, {})
+            for name, size in levels.items():
                 sizes[name] = sizes.get(name, 0.0) + weight * size
-        stretches[stretch] = {name: round(size) for name, size in sizes.items() if size >= 1}
+    stretches = {
+        stretch: {name: round(size) for name, size in sizes.items() if size >= 1} for stretch, sizes in sums.items()
+    }
     parts = [part for part in Part if all(part in forecast.times for forecast, _ in terms)]
 
     def summed(figures: Sequence[float]) -> float:

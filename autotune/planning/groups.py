@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -38,6 +38,28 @@ _SIZES = frozenset(
     }
 )
 
+# What a plan may say that changes the model at hand at the most, and no class of a library; all else is taken to do so.
+_CHANGES_NO_LIBRARY = frozenset(
+    {
+        "activation_offloading",
+        "attn_implementation",
+        "bf16",
+        "bnb_4bit_quant_type",
+        "dtype",
+        "fp16",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "load_in_4bit",
+        "load_in_8bit",
+        "lora_alpha",
+        "lora_r",
+        "lora_target_modules",
+        "optim",
+        "use_dora",
+        "use_peft",
+        "use_rslora",
+    }
+)
 KIND = "kind"
 """What the kind of rows is called where it is a fact like the choice of a knob."""
 
@@ -118,7 +140,7 @@ def trace_request(
     }
     dataset = setting.workload.dataset
     return TraceRequest(
-        plan=replace(plan, args={**_without_sizes(plan.args), **sizes}, truncate_to=None),
+        plan=replace(plan, args={**_without(_SIZES, plan.args), **sizes}, truncate_to=None),
         model=setting.workload.model_source,
         target=setting.machine.hardware.kind,
         worst=tuple(_rows(kind, shape.rows, tokens)),
@@ -130,11 +152,21 @@ def trace_request(
 
 def way_to_train(request: TraceRequest) -> str:
     """Return a text that is equal for requests whose plans differ in sizes alone."""
-    return fingerprint(_without_sizes(request.plan.args), request.plan.model, request.model)
+    return fingerprint(_without(_SIZES, request.plan.args), request.plan.model, request.model)
 
 
-def _without_sizes(args: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in args.items() if name not in _SIZES}
+def libraries_of(request: TraceRequest) -> str:
+    """Return a text that is equal for requests that leave libraries in the same way, and so may share a process.
+
+    Libraries such as Liger change the classes of models, which stay changed as long as their process lives.
+    """
+    kept = _SIZES | _CHANGES_NO_LIBRARY
+    args, words = request.plan.args, request.plan.model
+    return fingerprint(_without(kept, args), _without(kept, words), request.model, request.target)
+
+
+def _without(names: Collection[str], fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def _rows(kind: Kind, rows: int, tokens: int) -> Sequence[int]:

@@ -94,6 +94,7 @@ class Planner:
         self._composition = Composition(())
         self._forecasts: dict[tuple[Group, Load], tuple[MemoryEstimate, Origin] | None] = {}
         self._traced_forecasts: dict[tuple[Group, Load], tuple[Forecast, Forecast]] = {}
+        self._composed: dict[tuple[Sum, float, Load], MemoryEstimate] = {}
         self._differences: dict[int, list[float]] = {}
 
     def composed_error(self, unseen: int) -> float:
@@ -227,13 +228,18 @@ class Planner:
         found = self._composition.sum(group) if group not in self._untraceable else None
         if found is None:
             return None
+        # Further traces leave most sums as they were.
+        key = (found, self.composed_error(found.unseen), load)
+        if key not in self._composed:
+            self._composed[key] = self._sum(*key)
+        return self._composed[key], Origin.COMPOSED
+
+    def _sum(self, found: Sum, error: float, load: Load) -> MemoryEstimate:
         forecasts = [(self._forecast(term.group, load), term.weight) for term in found.terms]
         worst = mixed([(pair[0], weight) for pair, weight in forecasts])
         same = load.typical == load.worst
         typical = worst if same else mixed([(pair[1], weight) for pair, weight in forecasts])
-        error = self.composed_error(found.unseen)
-        memory = memory_estimate(worst, typical, load.micro_batches, self._target.gpu, error)
-        return memory, Origin.COMPOSED
+        return memory_estimate(worst, typical, load.micro_batches, self._target.gpu, error)
 
     def _forecast(self, group: Group, load: Load) -> tuple[Forecast, Forecast]:
         """Return the forecasts of the largest and of a typical micro-batch for a group that was traced."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from operator import attrgetter, mul
 
 from autotune.core.step_time import StepTime
+
+_NAMES = tuple(field.name for field in fields(StepTime))
+_figures = attrgetter(*_NAMES)
 
 
 def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     """Return the sum of times, each with its weight."""
-    sums = {
-        field.name: max(0.0, sum(weight * getattr(time, field.name) for time, weight in terms))
-        for field in fields(StepTime)
-    }
+    weights = [weight for _, weight in terms]
+    columns = zip(*[_figures(time) for time, _ in terms], strict=True)
+    sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}
     return StepTime(**{**sums, "flops": round(sums["flops"])})

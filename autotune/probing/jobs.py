@@ -65,20 +65,28 @@ def trace(server: JobServer, request: TraceRequest, folder: Path, timeout_second
         InputError: the model cannot be used.
         AutotuneError: the step cannot be traced; the message says which operator or which combination.
     """
-    return trace_all(server, (request,), folder, timeout_seconds)[0]
+    replies, failure = trace_all(server, (request,), folder, timeout_seconds)
+    if failure is not None:
+        raise failure
+    return replies[0]
 
 
 def trace_all(
     server: JobServer, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
-) -> tuple[TraceReply, ...]:
-    """Trace plans that differ in sizes alone, in one process, which takes less than as many processes do.
+) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
+    """Trace plans in one process, which takes less than as many processes do, until one of them cannot be traced.
+
+    Returns:
+        What those before it showed, and why it cannot be traced, if there is one: the message says which operator or
+        which combination.
 
     Raises:
         InputError: the model cannot be used.
-        AutotuneError: one of them cannot be traced; the message says which operator or which combination.
+        AutotuneError: the process ended before it could say.
     """
     asked = TraceRequests(tuple(requests))
-    return _expect(TraceReplies, server.run(Job.TRACE, asked, folder, timeout_seconds), folder).replies
+    found = _expect(TraceReplies, server.run(Job.TRACE, asked, folder, timeout_seconds), folder)
+    return found.replies, _failed_with(found.failure, folder) if found.failure is not None else None
 
 
 def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> SpeedsReply:
@@ -126,8 +134,12 @@ def _expect(expected: type[R], ending: Ending, folder: Path) -> R:
     if isinstance(reply, InputProblem):
         raise InputError(reply.message, hint=reply.hint)
     if isinstance(reply, Failure):
-        raise _failed(AutotuneError, f"A job failed with {reply.kind}: {reply.message}", folder)
+        raise _failed_with(reply, folder)
     return reply
+
+
+def _failed_with(failure: Failure, folder: Path) -> AutotuneError:
+    return _failed(AutotuneError, f"A job failed with {failure.kind}: {failure.message}", folder)
 
 
 def _failed(kind: type[AutotuneError], message: str, folder: Path) -> AutotuneError:

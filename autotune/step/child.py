@@ -74,13 +74,18 @@ def execute(folder: Path, jobs: Mapping[str, JobType]) -> int:
     except InputError as error:
         reply = InputProblem(message=error.message, hint=error.hint)
     except Exception as error:  # noqa: BLE001 the process boundary: whatever went wrong is told to the parent
-        traceback.print_exc()
-        text = "".join(traceback.format_exception(error))
-        reply = Failure(kind=type(error).__name__, message=str(error), traceback=text)
+        reply = failure_of(error)
     write_reply(folder, reply)
     sys.stdout.flush()
     sys.stderr.flush()
     return 0
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return an error as it is told to the parent; the job's log has it too."""
+    traceback.print_exception(error)
+    text = "".join(traceback.format_exception(error))
+    return Failure(kind=type(error).__name__, message=str(error), traceback=text)
 
 
 def _reply(folder: Path, jobs: Mapping[str, JobType]) -> object:

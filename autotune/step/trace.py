@@ -11,7 +11,8 @@ from typing import Any
 
 from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
-from autotune.step.child import JobContext
+from autotune.errors import InputError
+from autotune.step.child import JobContext, failure_of
 from autotune.step.layers import first_layers
 from autotune.step.model import load_config, load_processor, model_class
 from autotune.step.traced_training import TracedRows, Trained, traced_training
@@ -28,18 +29,24 @@ _USUAL_CAPABILITY = (8, 0)
 
 
 def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
-    """Train on the virtual accelerator, once for each request.
+    """Train on the virtual accelerator, once for each request, until one cannot be traced.
 
     The device stays registered with PyTorch for the rest of this process.
 
     Raises:
         InputError: the model's configuration or tokenizer cannot be used.
-        UnknownShapeError: a shape depends on data that a trace does not have; the message names the operator.
-        Exception: whatever TRL and what it stands on raise.
     """
     # No trace looks at a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return TraceReplies(tuple(_trace(request) for request in requests.requests))
+    replies: list[TraceReply] = []
+    for request in requests.requests:
+        try:
+            replies.append(_trace(request))
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever TRL and what it stands on raise ends the traces, not the job
+            return TraceReplies(tuple(replies), failure_of(error))
+    return TraceReplies(tuple(replies))
 
 
 def _trace(request: TraceRequest) -> TraceReply:

@@ -11,6 +11,8 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_map_only
 
+from autotune.virtual.tensors import tensors_of, type_of_device
+
 _KEY = "AutocastPrivateUse1"
 _LOWER = (
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
@@ -35,7 +37,9 @@ def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
     """Return the floating-point tensors of the device in ``value`` in a type; parameters are cast once per region."""
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
-        eligible = tensor.is_floating_point() and tensor.device.type == device_type and tensor.dtype != torch.float64
+        eligible = (
+            tensor.is_floating_point() and type_of_device(tensor) == device_type and tensor.dtype != torch.float64
+        )
         if not eligible or tensor.dtype == dtype:
             return tensor
         kept = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
@@ -106,7 +110,7 @@ def _with_float32_result(operator: Any, device_type: str) -> Callable[..., Any]:
         told = kwargs.get("dtype") is not None or (
             "dtype" in names and len(args) > names.index("dtype") and args[names.index("dtype")] is not None
         )
-        if not told and first.dtype in (torch.bfloat16, torch.float16) and first.device.type == device_type:
+        if not told and first.dtype in (torch.bfloat16, torch.float16) and type_of_device(first) == device_type:
             kwargs = {**kwargs, "dtype": torch.float32}
             args = args[: names.index("dtype")] if len(args) > names.index("dtype") else args
         with _without_autocast():
@@ -116,6 +120,5 @@ def _with_float32_result(operator: Any, device_type: str) -> Callable[..., Any]:
 
 
 def _widest(arguments: Any) -> torch.dtype:
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    wide = any(leaf.dtype == torch.float32 for leaf in leaves)
-    return torch.float32 if wide else leaves[0].dtype
+    dtypes = [tensor.dtype for tensor in tensors_of((arguments[0], tuple(arguments[1].values())))]
+    return torch.float32 if torch.float32 in dtypes else dtypes[0]

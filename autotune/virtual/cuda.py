@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from autotune.virtual import flash, flex
+from autotune.virtual.tensors import operator_name
 
 _aten = torch.ops.aten
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
@@ -25,11 +26,12 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return _cudnn_backward(args[1], args[2], args[3])
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
-    if str(func) in flash.BACKWARD:
+    name = operator_name(func)
+    if name in flash.BACKWARD:
         return flash.backward_workspace(args[1], args[2], args[-2], args[-1])
-    if str(func) == _FLEX_BACKWARD:
+    if name == _FLEX_BACKWARD:
         return flex.backward_workspace(args[2])
-    rule = _BITSANDBYTES.get(str(func))
+    rule = _BITSANDBYTES.get(name)
     return rule(args, kwargs, result) if rule is not None else ()
 
 

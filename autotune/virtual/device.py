@@ -26,6 +26,8 @@ from autotune.virtual.scaling import scaling_as_on_cuda
 NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
+# No tensor has as many elements as this many bits can count.
+_ADDRESS_BITS = 48
 
 
 class _Event:
@@ -72,8 +74,10 @@ _real_address = torch.UntypedStorage.data_ptr
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    # Activation offloading tells storages apart by their address, which those without memory do not have.
-    return int(_real_address(storage) or storage._cdata)
+    # Activation offloading tells storages apart by an address, to which it adds the place of a view in its storage
+    # (trl/models/activation_offloading.py, _get_unique_tensor_key): those without memory are given one that is so far
+    # from all others that no view of another is there.
+    return int(_real_address(storage) or storage._cdata << _ADDRESS_BITS)
 
 
 _MODULE = SimpleNamespace(

@@ -10,11 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
 from autotune.virtual.known import Knowledge, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
 from autotune.virtual.stand_ins import STAND_INS
+from autotune.virtual.tensors import operator_name, tensors_of
 from autotune.virtual.work import operator_work
 
 _aten = torch.ops.aten
@@ -29,6 +31,8 @@ _SHAPED_BY_VALUES = frozenset({
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
 })  # fmt: skip
 _INDEXES = frozenset({_aten.index.Tensor})
+# Asked for more often than all others together are run.
+_DEVICE = torch.ops.prim.device.default
 
 
 class UnknownShapeError(RuntimeError):
@@ -48,9 +52,16 @@ class VirtualMode(TorchDispatchMode):
         self._in_backward = False
         self._recomputing_since: int | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while this mode is on, so that no operator need be kept from the compiler."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
+        if func is _DEVICE and isinstance(args[0], FakeTensor) and not self._fake.in_kernel_invocation:
+            return args[0].fake_device
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if func is _aten._local_scalar_dense.default:
@@ -60,20 +71,25 @@ class VirtualMode(TorchDispatchMode):
         if func is _aten.is_pinned.default:
             return False
         self._follow_autograd()
-        values = self.knowledge.compute(func, args, kwargs)
+        inputs = tensors_of((args, tuple(kwargs.values())))
         if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
+            values = self.knowledge.compute(func, args, kwargs, inputs, None)
             result = self._shaped(func, args, values)
-        elif self._accumulation.is_in_place(func, args, kwargs):
-            func = _aten.add_.Tensor
-            result = func(*args)
-        elif (stand_in := STAND_INS.get(str(func))) is not None:
-            with self._fake:
-                result = stand_in(*args, **kwargs)
         else:
-            result = func(*args, **kwargs)
+            func, result = self._plain(func, args, kwargs)
+            values = self.knowledge.compute(func, args, kwargs, inputs, result)
         self._keep(func, args, result, values)
-        self._record(func, args, kwargs, result)
+        self._record(func, args, kwargs, inputs, result)
         return result
+
+    def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Run an operator whose result has a shape that follows from shapes; return what ran, and what it returned."""
+        if self._accumulation.is_in_place(func, args, kwargs):
+            return _aten.add_.Tensor, _aten.add_.Tensor(*args)
+        if (stand_in := STAND_INS.get(operator_name(func))) is not None:
+            with self._fake:
+                return func, stand_in(*args, **kwargs)
+        return func, memo.run(func, args, kwargs, self._fake)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a storage-less copy, on the host, of a real tensor, whose values it knows."""
@@ -124,9 +140,9 @@ class VirtualMode(TorchDispatchMode):
         elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
             self.knowledge.no_overflow(args[1])
 
-    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+    def _record(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> None:
+        inputs = [tensor for tensor in given if isinstance(tensor, FakeTensor)]
+        outputs = [tensor for tensor in tensors_of(result) if isinstance(tensor, FakeTensor)]
         ledger = self._ledger
         for tensor in inputs:
             if getattr(tensor, "_is_param", False) and ledger.is_untagged(tensor):
@@ -138,7 +154,7 @@ class VirtualMode(TorchDispatchMode):
         every = inputs + outputs
         ledger.operators.append(
             OperatorRecord(
-                name=str(func),
+                name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
                 work=operator_work(func, args, kwargs, result, device_type=ledger.device_type),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -13,9 +13,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.flop_counter import flop_registry
 
 from autotune.virtual.known import known
+from autotune.virtual.operators import defined
 
 # By the words "flash_attn", TRL's selective checkpointing knows the operators whose results it keeps
 # (trl/models/selective_activation_checkpointing.py). FlashAttention 4 has no operators that PyTorch knows of.
@@ -47,7 +47,6 @@ def flash_attention_installed() -> Iterator[None]:
         return
     from transformers import PreTrainedModel
 
-    _define()
     real: Callable[..., Any] = module._lazy_imports
 
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
@@ -162,26 +161,6 @@ def _operators(version: int) -> Any:
     return getattr(torch.ops, _NAMESPACES[version])
 
 
-@cache
-def _define() -> tuple[torch.library.Library, ...]:
-    return tuple(_defined(namespace) for namespace in sorted(set(_NAMESPACES.values())))
-
-
-def _defined(namespace: str) -> torch.library.Library:
-    library = torch.library.Library(namespace, "DEF")
-    library.define("forward(Tensor q, Tensor k, Tensor v, int pairs, int version) -> (Tensor, Tensor, Tensor)")
-    library.define(
-        "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs, int documents,"
-        " int version) -> (Tensor, Tensor, Tensor)"
-    )
-    torch.library.register_fake(f"{namespace}::forward", _forward, lib=library)
-    torch.library.register_fake(f"{namespace}::backward", _backward, lib=library)
-    operators = getattr(torch.ops, namespace)
-    flop_registry[operators.forward] = partial(_flops, 4)
-    flop_registry[operators.backward] = partial(_flops, 10)
-    return library
-
-
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int, version: int) -> tuple[Tensor, Tensor, Tensor]:
     # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), hopper/flash_api.cpp, mha_fwd (3),
     # and flash_attn/cute/interface.py, _flash_attn_fwd (4): beside the output, softmax_lse in float32 for every query
@@ -198,11 +177,20 @@ def _backward(
 
 
 def _flops(per_pair: int, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    # benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention: 4 operations per pair of
-    # query and key, head and element forwards, 2.5 times that backwards.
     query = args[1 if per_pair == 10 else 0]
     pairs = next(argument for argument in args if isinstance(argument, int))
     return int(per_pair * pairs * query.size(-2) * query.size(-1))
+
+
+_BACKWARD = (
+    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs, int documents, int version)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_FORWARD = "(Tensor q, Tensor k, Tensor v, int pairs, int version) -> (Tensor, Tensor, Tensor)"
+_LIBRARIES = [
+    defined(namespace, (_FORWARD, _forward), (_BACKWARD, _backward), _flops)
+    for namespace in sorted(set(_NAMESPACES.values()))
+]
 
 
 def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int) -> tuple[int, ...]:

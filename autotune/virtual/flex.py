@@ -7,16 +7,16 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from autotune.virtual.autocast import cast
 from autotune.virtual.block_mask import block_mask_on, captured, pairs_of
+from autotune.virtual.operators import defined
 
 _NAMESPACE = "autotune_flex_attention"
 # Modules that may have taken PyTorch's functions over by name.
@@ -35,7 +35,6 @@ def flex_attention_compiled(device_type: str) -> Iterator[None]:
 
     What a kernel for fewer than 128 queries (``flex_decoding.py``) takes for itself is left out.
     """
-    _define()
     with ExitStack() as stack:
         for name in _HOLDERS:
             module = sys.modules.get(name)
@@ -136,21 +135,6 @@ class _Flex(torch.autograd.Function):
         return dq, dk, dv, None, None, *(None for _ in saved)
 
 
-@cache
-def _define() -> torch.library.Library:
-    library = torch.library.Library(_NAMESPACE, "DEF")
-    library.define("forward(Tensor q, Tensor k, Tensor v, int pairs) -> (Tensor, Tensor, Tensor)")
-    library.define(
-        "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs)"
-        " -> (Tensor, Tensor, Tensor)"
-    )
-    torch.library.register_fake(f"{_NAMESPACE}::forward", _forward, lib=library)
-    torch.library.register_fake(f"{_NAMESPACE}::backward", _backward, lib=library)
-    flop_registry[torch.ops.autotune_flex_attention.forward] = partial(_flops, 4)
-    flop_registry[torch.ops.autotune_flex_attention.backward] = partial(_flops, 10)
-    return library
-
-
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
     # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the output in the order of the query's strides, and
     # in float32 the logarithms and the largest scores, both written whether they are asked for or not.
@@ -176,6 +160,13 @@ def backward_workspace(query: Tensor) -> tuple[int, ...]:
 
 
 def _flops(per_pair: int, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    # As for flash attention: 4 operations per pair of query and key, head and element forwards, 2.5 times that back.
     query = args[2 if per_pair == 10 else 0]
     return int(per_pair * args[-1] * query.size(1) * query.size(3))
+
+
+_FORWARD = "(Tensor q, Tensor k, Tensor v, int pairs) -> (Tensor, Tensor, Tensor)"
+_BACKWARD = (
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY = defined(_NAMESPACE, (_FORWARD, _forward), (_BACKWARD, _backward), _flops)

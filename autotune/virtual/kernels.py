@@ -16,6 +16,7 @@ import torch
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import OperatorRecord
+from autotune.virtual.tensors import type_of_device
 
 _FUSED_HEAD = "trl.kernels.chunked_logprob"
 
@@ -42,7 +43,7 @@ def noting_launches(ledger: Ledger) -> Iterator[None]:
 def _launching(ledger: Ledger) -> Any:
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        tensors = [tensor for tensor in tensors if tensor.device.type == ledger.device_type]
+        tensors = [tensor for tensor in tensors if type_of_device(tensor) == ledger.device_type]
         if not tensors:
             return
         # What a kernel reads and what it writes is not told apart; each of its tensors is passed over once.

@@ -9,12 +9,15 @@ anyway is answered by an assumption, and counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+from autotune.virtual.tensors import tensors_of
 
 # A mask over 4096 x 4096 positions is still computed (16 MiB); a larger one is never looked into.
 _LARGEST = 2**24
@@ -41,9 +44,13 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def set_known(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Keep the real values of a storage-less tensor beside it, where values of this type and size are worth it."""
-    whole = not value.is_floating_point() and not value.is_complex() and value.numel() <= _LARGEST
-    if whole or value.numel() == 1:
+    if _is_kept(value):
         setattr(tensor, _KNOWN, value)
+
+
+def _is_kept(value: torch.Tensor) -> bool:
+    count = int(value.numel())
+    return count == 1 or (count <= _LARGEST and not value.is_floating_point() and not value.is_complex())
 
 
 class Knowledge:
@@ -52,12 +59,18 @@ class Knowledge:
     def __init__(self) -> None:
         self.assumptions: Counter[str] = Counter()
 
-    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the operator's real result where all its tensor inputs are known, else None."""
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if not leaves and (func.overloadpacket not in _CREATORS or _is_large(func, args, kwargs)):
+    def compute(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], result: Any) -> Any:
+        """Return the operator's real result where all its tensor inputs are known, else None.
+
+        Args:
+            inputs: the tensors among the arguments.
+            result: what it returned of tensors without storage, so that nothing is computed that would not be kept;
+                None where that follows from the real result.
+        """
+        if not inputs and func.overloadpacket not in _CREATORS:
             return None
-        if func.overloadpacket in _RANDOM or any(known(leaf) is None for leaf in leaves):
+        wanted = result is None or any(_is_kept(tensor) for tensor in tensors_of(result))
+        if not wanted or func.overloadpacket in _RANDOM or any(known(tensor) is None for tensor in inputs):
             if func._schema.is_mutable:
                 self._forget(func, args, kwargs)
             return None
@@ -110,10 +123,3 @@ class Knowledge:
             for leaf in tree_leaves(given):
                 if isinstance(leaf, torch.Tensor) and getattr(leaf, _KNOWN, None) is not None:
                     setattr(getattr(leaf, _KNOWN).untyped_storage(), _STALE, True)
-
-
-def _is_large(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether what an operator creates is more than is kept, so that it must not be computed: it can be a weight."""
-    with _disable_current_modes():
-        created = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})
-    return bool(created.numel() > 1 and (created.is_floating_point() or created.numel() > _LARGEST))

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.virtual.peaks import peak_of
+from autotune.virtual.peaks import Stretch, peaks_of
 from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
+from autotune.virtual.tensors import type_of_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class Ledger:
 
     def place(self, tensor: torch.Tensor) -> Place:
         """Return where a tensor's bytes lie."""
-        return Place.DEVICE if tensor.device.type == self.device_type else Place.HOST
+        return Place.DEVICE if type_of_device(tensor) == self.device_type else Place.HOST
 
     def note(self, tensor: torch.Tensor) -> None:
         """Note the storage of a tensor, unless it is known already or the tensor only has a shape."""
-        if tensor.device.type == "meta":
+        if type_of_device(tensor) == "meta":
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -131,9 +132,9 @@ class Ledger:
             )
         )
 
-    def peak(self, place: Place, first: int = 0, end: int | None = None) -> Peak:
-        """Return the most bytes that were live at once after one of the events from ``first`` to before ``end``."""
-        return peak_of(self.events, self.categories, place, first, end)
+    def peaks(self, place: Place, stretches: Iterable[Stretch]) -> list[Peak]:
+        """Return the most bytes that were live at a place at once, in each stretch of the events."""
+        return peaks_of(self.events, self.categories, place, stretches)
 
     def _resize(
         self, key: int, known: tuple[int, int, weakref.ref[torch.UntypedStorage]], size: int, place: Place

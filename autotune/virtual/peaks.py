@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from autotune.virtual.records import Category, MemoryEvent, Peak, Place
 
+Stretch = tuple[int, int]
+"""The index of the first event that is looked at, and the index after the last."""
 
-def peak_of(
-    events: Sequence[MemoryEvent],
-    categories: Mapping[int, Category],
-    place: Place,
-    first: int = 0,
-    end: int | None = None,
-) -> Peak:
-    """Return the most bytes that were live at once after one of the events from ``first`` to before ``end``.
 
-    What lives when the event ``first`` happens counts as well.
+def peaks_of(
+    events: Sequence[MemoryEvent], categories: Mapping[int, Category], place: Place, stretches: Iterable[Stretch]
+) -> list[Peak]:
+    """Return, for each stretch, the most bytes that were live at a place after one of its events.
+
+    What lives when a stretch's first event happens counts as well.
     """
-    end = len(events) if end is None else end
-    total = best = 0
-    at = -1
-    for index, event in enumerate(events[:end]):
-        if event.place is place:
-            total += event.change_bytes
-        if index >= first - 1 and (total > best or at < 0):
-            best, at = total, index
-    parts: dict[Category, int] = {}
-    for event in events[: at + 1]:
-        if event.place is place:
-            category = categories.get(event.storage, Category.TEMPORARY)
-            parts[category] = parts.get(category, 0) + event.change_bytes
-    return Peak(best, at, {category: size for category, size in parts.items() if size})
+    levels = list(accumulate(event.change_bytes if event.place is place else 0 for event in events))
+    highest = []
+    for first, end in stretches:
+        start = max(0, first - 1)
+        looked_at = levels[start:end]
+        highest.append(start + looked_at.index(max(looked_at)) if looked_at else -1)
+    parts: dict[int, dict[Category, int]] = {-1: {}}
+    held: dict[Category, int] = {}
+    counted = 0
+    for index in sorted(set(highest) - {-1}):
+        for event in events[counted : index + 1]:
+            if event.place is place:
+                category = categories.get(event.storage, Category.TEMPORARY)
+                held[category] = held.get(category, 0) + event.change_bytes
+        counted = index + 1
+        parts[index] = {category: size for category, size in held.items() if size}
+    return [Peak(levels[index] if index >= 0 else 0, index, parts[index]) for index in highest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from autotune.virtual.costs import Work
 
@@ -32,8 +33,7 @@ class Category(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEvent:
+class MemoryEvent(NamedTuple):
     """One allocation or free.
 
     Attributes:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.peaks import peak_of
+from autotune.virtual.peaks import peaks_of
 from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
-from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Peak, Phase, Place, Trace
+from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Place, Trace
 
 _Place = tuple[int, int]
 """An index of an event and one of an operator."""
@@ -134,10 +134,10 @@ class _Copy:
             places.append(len(self._events))
             event = self._trace.events[index]
             if event.operator >= 0:
-                event = replace(event, operator=event.operator + shift)
+                event = event._replace(operator=event.operator + shift)
             if event.storage in gradients:
                 settled = self._trace.settled.get(event.storage, span.end_event)
-                taken = self._add(replace(event, storage=next(self._numbers)), Category.GRADIENT)
+                taken = self._add(event._replace(storage=next(self._numbers)), Category.GRADIENT)
                 given_up.setdefault(max(settled, index + 1), []).append(taken)
             else:
                 self._repeat(event, is_birth=self._born[event.storage] == index)
@@ -160,21 +160,23 @@ class _Copy:
         for event in self._events:
             levels.append(levels[-1] + (event.change_bytes if event.place is Place.DEVICE else 0))
 
-        def peak(place: Place, first: int = 0, end: int | None = None) -> Peak:
-            return peak_of(self._events, self._categories, place, first, end)
-
-        def measured(name: str, begun: _Place, ends: _Place) -> Phase:
-            peaks = (peak(place, begun[0], ends[0]) for place in (Place.DEVICE, Place.HOST))
-            return Phase(name, begun[0], ends[0], begun[1], ends[1], levels[begun[0]], levels[ends[0]], *peaks)
-
+        stretches = [(0, len(self._events)), *((begun[0], ends[0]) for _, begun, ends in self._phases)]
+        on_device, on_host = (
+            peaks_of(self._events, self._categories, place, stretches) for place in (Place.DEVICE, Place.HOST)
+        )
+        peaks = zip(self._phases, on_device[1:], on_host[1:], strict=True)
+        phases = (
+            Phase(name, begun[0], ends[0], begun[1], ends[1], levels[begun[0]], levels[ends[0]], *both)
+            for (name, begun, ends), *both in peaks
+        )
         return replace(
             self._trace,
             events=tuple(self._events),
             operators=tuple(self._operators),
             categories=self._categories,
-            phases=tuple(measured(*phase) for phase in self._phases),
-            device_peak=peak(Place.DEVICE),
-            host_peak=peak(Place.HOST),
+            phases=tuple(phases),
+            device_peak=on_device[0],
+            host_peak=on_host[0],
         )
 
     def _gradients(self, span: _Span) -> dict[int, int]:
@@ -190,12 +192,12 @@ class _Copy:
         if is_birth:
             number = event.storage if before is None else next(self._numbers)
             self._current[event.storage] = number
-            self._add(replace(event, storage=number), self._trace.categories.get(event.storage))
+            self._add(event._replace(storage=number), self._trace.categories.get(event.storage))
             if before is not None and before in self._held:
-                self._give_up([replace(event, storage=before)])
+                self._give_up([event._replace(storage=before)])
         elif before is not None and before in self._held:
             # A stretch may give up what an earlier one has given up already.
-            self._add(replace(event, storage=before), None)
+            self._add(event._replace(storage=before), None)
 
     def _add(self, event: MemoryEvent, category: Category | None) -> MemoryEvent:
         self._events.append(event)
@@ -210,4 +212,4 @@ class _Copy:
 
     def _give_up(self, taken: Iterable[MemoryEvent]) -> None:
         for event in taken:
-            self._add(replace(event, change_bytes=-self._held[event.storage], operator=-1), None)
+            self._add(event._replace(change_bytes=-self._held[event.storage], operator=-1), None)

@@ -67,22 +67,18 @@ def trace(
         _running.append((mode, ledger))
         stack.callback(_running.pop)
         fn(device)
-        phases = tuple(
-            replace(
-                phase,
-                device_peak=ledger.peak(Place.DEVICE, phase.first_event, phase.end_event),
-                host_peak=ledger.peak(Place.HOST, phase.first_event, phase.end_event),
-            )
-            for phase in ledger.phases
-        )
+        stretches = [(0, len(ledger.events)), *((phase.first_event, phase.end_event) for phase in ledger.phases)]
+        on_device, on_host = (ledger.peaks(place, stretches) for place in (Place.DEVICE, Place.HOST))
+        peaks = zip(ledger.phases, on_device[1:], on_host[1:], strict=True)
+        phases = tuple(replace(phase, device_peak=device, host_peak=host) for phase, device, host in peaks)
         return Trace(
             target=target,
             events=tuple(ledger.events),
             operators=tuple(ledger.operators),
             categories=dict(ledger.categories),
             phases=phases,
-            device_peak=ledger.peak(Place.DEVICE),
-            host_peak=ledger.peak(Place.HOST),
+            device_peak=on_device[0],
+            host_peak=on_host[0],
             assumptions=dict(mode.knowledge.assumptions),
             settled=dict(ledger.settled),
         )

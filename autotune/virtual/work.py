@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from autotune.virtual.costs import Kind, Work
+from autotune.virtual.tensors import operator_name, tensors_of, type_of_device
 
 _aten = torch.ops.aten
 
@@ -54,13 +55,13 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
     """
     packet = func.overloadpacket
     if packet in _READ_BY_HOST:
-        return Work(Kind.SYNCHRONIZE) if args[0].device.type == device_type else Work(Kind.NOTHING)
+        return Work(Kind.SYNCHRONIZE) if type_of_device(args[0]) == device_type else Work(Kind.NOTHING)
     if func.is_view or packet in _NO_KERNEL:
         return Work(Kind.NOTHING)
     fresh, changed = _written(func, args, kwargs, result)
     written = fresh + changed
     inputs = _tensors((args, tuple(kwargs.values())))
-    on_device = [tensor for tensor in (*inputs, *written) if tensor.device.type == device_type]
+    on_device = [tensor for tensor in (*inputs, *written) if type_of_device(tensor) == device_type]
     if not on_device or not written:
         return Work(Kind.NOTHING)
     if len(on_device) < len(inputs) + len(written) and packet in (_aten._to_copy, _aten.copy_):
@@ -81,7 +82,7 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
 
 
 def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type: str) -> Work:
-    kind = Kind.TO_DEVICE if written.device.type == device_type else Kind.TO_HOST
+    kind = Kind.TO_DEVICE if type_of_device(written) == device_type else Kind.TO_HOST
     nbytes = _touched(written)
     waits = not _argument(func, args, kwargs, "non_blocking")
     return Work(kind, _dtype([written]), 0, nbytes, nbytes, waits)
@@ -93,7 +94,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     The formulas of attention count the whole square of tokens. With ``is_causal``, kernels leave out the half above the
     diagonal, as does benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
     """
-    position = _WEIGHTS.get(str(func))
+    position = _WEIGHTS.get(operator_name(func))
     if position is not None:
         # A product with a quantised weight: every output is a sum over the input's last dimension.
         output = result[0] if isinstance(result, (tuple, list)) else result
@@ -109,7 +110,8 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
 
 
 def _kind(packet: Any) -> Kind:
-    return Kind.ATTENTION if "attention" in str(packet) or "flash" in str(packet) else Kind.MATMUL
+    name = operator_name(packet)
+    return Kind.ATTENTION if "attention" in name or "flash" in name else Kind.MATMUL
 
 
 def _dtype(tensors: list[torch.Tensor]) -> str:
@@ -119,18 +121,7 @@ def _dtype(tensors: list[torch.Tensor]) -> str:
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     """Return each tensor among arguments or results once; a tensor that is passed twice is read once."""
-    found: dict[int, torch.Tensor] = {}
-    _collect(tree, found)
-    return list(found.values())
-
-
-def _collect(tree: Any, found: dict[int, torch.Tensor]) -> None:
-    # PyTorch's tree_leaves knows more kinds of containers than operators take, and takes ten times as long.
-    if isinstance(tree, torch.Tensor):
-        found[id(tree)] = tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            _collect(item, found)
+    return list({id(tensor): tensor for tensor in tensors_of(tree)}.values())
 
 
 def _touched(tensor: torch.Tensor) -> int:

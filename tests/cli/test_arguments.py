@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import autotune
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.cli.probe import fixes, names
 from autotune.errors import InputError
@@ -68,12 +69,10 @@ def test_every_option_of_the_issue_is_understood() -> None:
     ("command", "function"), [("probe", "probe"), ("lengths", "lengths"), ("techniques", "catalogue")]
 )
 def test_options_are_parameters_of_the_api(command: str, function: str) -> None:
-    from autotune import api
-
     subparsers = next(action for action in build_parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
     assert isinstance(subparsers.choices, dict)
     taken = {action.dest for action in subparsers.choices[command]._actions} - {"help", "json", "debug"}
-    parameters = set(inspect.signature(getattr(api, function)).parameters) - {"listener"}
+    parameters = set(inspect.signature(getattr(autotune, function)).parameters) - {"listener"}
     assert taken == parameters if command != "lengths" else taken <= parameters
 
 

@@ -37,9 +37,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Put functions in the place of the API's; those of the real one need torch and minutes."""
 
     def put(**functions: Callable[..., Any]) -> None:
-        module = ModuleType("autotune.api")
-        vars(module).update(functions)
-        monkeypatch.setitem(sys.modules, "autotune.api", module)
+        for name, function in functions.items():
+            module = ModuleType(f"autotune.api.{name}")
+            vars(module)[name] = function
+            monkeypatch.setitem(sys.modules, module.__name__, module)
 
     return put
 

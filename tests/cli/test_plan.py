@@ -118,9 +118,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan], dict[str, Any]]:
             given.update(options)
             return plan
 
-        module = ModuleType("autotune.api")
+        module = ModuleType("autotune.api.plan")
         vars(module)["plan"] = found_plan
-        monkeypatch.setitem(sys.modules, "autotune.api", module)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
         return given
 
     return put

@@ -33,9 +33,10 @@ def with_an_api(words: list[str]) -> list[str]:
         "import sys, types\n"
         "from autotune.core.length_report import length_report\n"
         "from tests.report.examples import a_result, a_workload\n"
-        "api = sys.modules['autotune.api'] = types.ModuleType('autotune.api')\n"
-        "api.probe = lambda **options: types.SimpleNamespace(document=a_result(notes=('Größe',)))\n"
-        "api.lengths = lambda **options: length_report(a_workload())\n"
+        "probe = sys.modules['autotune.api.probe'] = types.ModuleType('autotune.api.probe')\n"
+        "probe.probe = lambda **options: types.SimpleNamespace(document=a_result(notes=('Größe',)))\n"
+        "lengths = sys.modules['autotune.api.lengths'] = types.ModuleType('autotune.api.lengths')\n"
+        "lengths.lengths = lambda **options: length_report(a_workload())\n"
         "from autotune.cli.boundary import run\n"
         f"sys.exit(run(['autotune', *{words!r}]))"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.api import catalogue
+from autotune.api.catalogue import catalogue
 from autotune.cli.parser import build_parser
 from autotune.core.result import Choosable, Contribution, Result, Trial
 from autotune.report.techniques import catalogue_markdown

@@ -15,11 +15,26 @@ from autotune.core.timeline import Part
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu
-from autotune.probing import JobServer, trace
+from autotune.planning.groups import libraries_of
+from autotune.probing import JobServer, trace, trace_all
 from tests.small import write_small_model
 
 LORA: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
 LAYERS = 6
+
+
+def a_request(
+    model: Path, args: Mapping[str, object] | None = None, words: Mapping[str, object] | None = None
+) -> TraceRequest:
+    """Return the request of a plan: trainer arguments and model words."""
+    shape = {"per_device_train_batch_size": 2, "max_length": 128, "gradient_checkpointing": False, "bf16": True}
+    return TraceRequest(
+        plan=TrainingPlan("sft", {**shape, **(args or {})}, words or {}),
+        model=ModelSource(str(model)),
+        target="cuda",
+        worst=(120, 100),
+        gpu=find_gpu("A100-80GB"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +55,7 @@ def run(job_server: JobServer, model: Path, tmp_path_factory: pytest.TempPathFac
     def traced(
         args: Mapping[str, object] | None = None, words: Mapping[str, object] | None = None, **more: Any
     ) -> TraceReply:
-        shape = {"per_device_train_batch_size": 2, "max_length": 128, "gradient_checkpointing": False, "bf16": True}
-        request = TraceRequest(
-            plan=TrainingPlan("sft", {**shape, **(args or {})}, words or {}),
-            model=ModelSource(str(model)),
-            target="cuda",
-            worst=(120, 100),
-            gpu=find_gpu("A100-80GB"),
-        )
-        request = replace(request, **more)
+        request = replace(a_request(model, args, words), **more)
         if repr(request) not in replies:
             replies[repr(request)] = trace(job_server, request, folder / str(len(replies)))
         return replies[repr(request)]
@@ -183,6 +190,39 @@ def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) ->
     run({"use_liger_kernel": True})
 
     assert run({"learning_rate": 2e-5}).device == before.device
+
+
+def test_what_changes_no_library_is_traced_beside_others_as_it_is_alone(
+    run: Any, job_server: JobServer, model: Path, tmp_path: Path
+) -> None:
+    plans: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"activation_offloading": True}, {}),
+        ({"optim": "adamw_bnb_8bit"}, LORA),
+        (
+            {"gradient_checkpointing": True, "optim": "adafactor"},
+            {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_dora": True, **LORA},
+        ),
+        ({"bf16": False, "fp16": True}, {"attn_implementation": "flash_attention_2"}),
+        ({}, {"dtype": "bfloat16", "attn_implementation": "flex_attention"}),
+        ({"activation_offloading": True}, {}),
+    ]
+    requests = [a_request(model, args, words) for args, words in plans]
+
+    replies, failure = trace_all(job_server, requests, tmp_path / "together")
+
+    assert failure is None
+    assert len({libraries_of(request) for request in requests}) == 1
+    for (args, words), reply in zip(plans, replies, strict=True):
+        assert replace(reply, seconds=0.0) == replace(run(args, words), seconds=0.0)
+
+
+def test_the_first_that_cannot_be_traced_ends_its_process(job_server: JobServer, model: Path, tmp_path: Path) -> None:
+    requests = [a_request(model, args) for args in ({}, {"optim": "lomo"}, {})]
+
+    replies, failure = trace_all(job_server, requests, tmp_path / "together")
+
+    assert len(replies) == 1
+    assert "lomo" in str(failure)
 
 
 def test_tied_embeddings_are_held_once(run: Any, tmp_path: Path) -> None:

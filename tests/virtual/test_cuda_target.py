@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 _SCRIPT = """
 import json, sys
+import torch
 from collections import Counter
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
@@ -68,6 +70,14 @@ for name, args in CASES.items():
             operator.name == "aten.mm.default" and set(operator.dtypes) != {"torch.bfloat16"} for operator in operators
         ),
     }
+
+
+def addresses(device):
+    held = [torch.empty(4, device=device) for _ in range(99)]
+    found["addresses"] = sorted(tensor.untyped_storage().data_ptr() for tensor in held)
+
+
+trace(addresses)
 json.dump(found, open(sys.argv[1], "w"))
 """
 
@@ -157,3 +167,8 @@ def test_selective_checkpointing_computes_flash_attention_once(found: dict[str, 
 
     assert again == 2 * once
     assert found["flash, selective"]["activation"] > found["flash, checkpointed"]["activation"]
+
+
+def test_the_address_of_a_storage_is_that_of_no_view_of_another(found: dict[str, Any]) -> None:
+    # Activation offloading adds the place of a view, in elements, to the address of its storage.
+    assert min(later - earlier for earlier, later in pairwise(found["addresses"])) > 2**40
