@@ -171,6 +171,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
             f"Ways to train whose traces differ in more than their sizes: {planner.misaligned}. Their peaks alone were"
             " followed from small to large."
         )
+    if planner.assumptions:
+        yield f"Traces have no data. Where a step looks at it, they took for granted: {'; '.join(planner.assumptions)}."
     if model.max_positions is not None and lengths.longest > model.max_positions:
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."

@@ -34,6 +34,7 @@ class Fit:
     """Traces at :func:`points`.
 
     Attributes:
+        assumptions: what the traces assumed, in sentences.
         aligned: whether the traces have the same moments, so that each moment's memory could be followed. Where they
             have not, only the peaks are, and they may be those of different moments.
     """
@@ -42,6 +43,7 @@ class Fit:
         self._anchors = anchors
         self._replies = replies
         self._points = sorted(replies)
+        self.assumptions = frozenset(assumed for reply in replies.values() for assumed in reply.assumptions)
         self._depths = sorted({layers for layers, _ in replies})
         aligned = {part: self._aligned(part) for part in Part}
         self.aligned = all(found is not None for found in aligned.values())

@@ -25,8 +25,9 @@ from autotune.trainers.problem import TrainerProblem
 COMPOSED_ERRORS = (0.15, 2.0)
 """What one that is composed may be off by: of choices that add up, and of others that were never traced together.
 
-Of 27 of an 8B shape that were held against full-size traces, the 6 of the first sort were up to 3 % off; half of the
-others were up to 9 % off, and the worst 199 %, where offloading takes away what other choices add.
+Of 28 of an 8B shape that were held against full-size traces (benchmarks/plan_accuracy.md), the 6 of the first sort were
+up to 3 % off; half of the 22 others were up to 2.3 % off, and the worst 190 %, where offloading takes away what other
+choices add.
 """
 
 EXPLORED = 36
@@ -111,6 +112,11 @@ class Planner:
         return sum(not fit.aligned for fit in self._fits.values())
 
     @property
+    def assumptions(self) -> Sequence[str]:
+        """What traces assumed where a step looks at values that only real data has, in sentences."""
+        return sorted({assumed for fit in self._fits.values() for assumed in fit.assumptions})
+
+    @property
     def untraceable(self) -> Mapping[Group, str]:
         """Why ways to train could not be traced."""
         return self._untraceable
@@ -156,7 +162,10 @@ class Planner:
                 self._compare(estimate, seen_before.sum(self._group(estimate.candidate)))
 
     def ranked(self) -> list[Estimate]:
-        """Return estimates of all candidates: those that fit first, the fastest first; unknown ones last."""
+        """Return estimates of all candidates.
+
+        Those that fit come first, the fastest first; then those that do not, the least memory first; then unknown ones.
+        """
         return sorted(map(self.estimate, self.candidates), key=_rank)
 
     def estimate(self, candidate: Candidate) -> Estimate:
@@ -268,9 +277,7 @@ def _place(unseen: int) -> int:
 
 def _rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
     memory = estimate.memory
-    return (
-        memory is None,
-        not estimate.fits,
-        -(estimate.tokens_per_second or 0.0),
-        memory.device_bytes if memory is not None else 0,
-    )
+    need_bytes = memory.device_bytes if memory is not None else 0
+    rate = estimate.tokens_per_second or 0.0
+    # Of those that do not fit, the nearest to fitting is what helps.
+    return memory is None, not estimate.fits, -rate if estimate.fits else need_bytes, need_bytes

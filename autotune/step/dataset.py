@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow.compute as pc
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
@@ -60,7 +62,11 @@ def load_rows(source: DatasetSource, processor: Any, model: ModelSource) -> Load
 
 def _loaded(source: DatasetSource) -> Dataset:
     try:
-        return load_dataset(source.path, data_files=source.data_files, split=source.split)
+        if _can_be_written(Path(datasets.config.HF_DATASETS_CACHE)):
+            return load_dataset(source.path, data_files=source.data_files, split=source.split)
+        with tempfile.TemporaryDirectory() as folder:
+            words: dict[str, Any] = {"cache_dir": folder, "keep_in_memory": True}
+            return load_dataset(source.path, data_files=source.data_files, split=source.split, **words)
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
         raise InputError(
             f"The dataset {source.name} was not found: {_first_line(error)}",
@@ -72,6 +78,15 @@ def _loaded(source: DatasetSource) -> Dataset:
         raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
     except (ValueError, TypeError) as error:
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
+
+
+def _can_be_written(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _check_all_lines(source: DatasetSource) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.units import MIB
@@ -40,6 +41,7 @@ def replay(
     capability: tuple[int, int] | None = None,
     limit_bytes: int | None = None,
     expandable_segments: bool = False,
+    after_phase: Callable[[str, CachingAllocator], None] | None = None,
 ) -> Replay:
     """Feed a trace's allocations and frees on the device through the caching allocator, in their order.
 
@@ -48,6 +50,7 @@ def replay(
             first product of each pass. None: that of most GPUs.
         limit_bytes: what the allocator may reserve, or None.
         expandable_segments: PyTorch's setting.
+        after_phase: is told the name of each phase that ends, with the allocator, whose cache it may empty.
 
     Raises:
         OutOfMemoryError: the limit does not hold it.
@@ -55,11 +58,14 @@ def replay(
     workspace = _workspace_bytes(capability)
     allocator = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
     first_products = _first_products(traced)
+    ends = {phase.end_event: phase.name for phase in traced.phases} if after_phase is not None else {}
     blocks: dict[int, tuple[int, Block]] = {}
-    for event in traced.events:
+    for index, event in enumerate(traced.events):
         while first_products and event.operator >= first_products[0]:
             first_products.pop(0)
             allocator.allocate(workspace)
+        if after_phase is not None and index in ends:
+            after_phase(ends[index], allocator)
         if event.place is not Place.DEVICE:
             continue
         size, block = blocks.pop(event.storage, (0, None))

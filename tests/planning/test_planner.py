@@ -16,7 +16,7 @@ from autotune.space import Wishes, default_file, load, resolve
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
-from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer, LosingTracer
+from tests.planning.stand_in import ASSUMED, WEIGHT_BYTES, AnalyticTracer, LosingTracer
 from tests.settings import GPU, setting, workload
 
 LAYERS = 16
@@ -90,6 +90,17 @@ def test_those_that_fit_come_first_and_the_fastest_of_them_first(whole: tuple[Pl
     assert ranked[: len(fitting)] == fitting
     rates = [estimate.tokens_per_second or 0 for estimate in fitting]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_of_those_that_do_not_fit_the_nearest_to_fitting_comes_first(whole: tuple[Planner, AnalyticTracer]) -> None:
+    ranked = whole[0].ranked()
+    needs = [estimate.memory.device_bytes for estimate in ranked if estimate.memory is not None and not estimate.fits]
+    assert len(needs) > 1
+    assert needs == sorted(needs)
+
+
+def test_what_traces_assumed_is_told_once(whole: tuple[Planner, AnalyticTracer]) -> None:
+    assert whole[0].assumptions == [ASSUMED]
 
 
 def test_what_cannot_be_traced_is_said_and_left_to_a_probe(whole: tuple[Planner, AnalyticTracer]) -> None:

@@ -17,6 +17,7 @@ from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
+from autotune.step.dataset import load_rows
 from tests.small import (
     long_tailed_texts,
     messages_rows,
@@ -165,6 +166,19 @@ def test_a_missing_dataset_is_told(prepared: Callable[..., PrepareReply], tmp_pa
         prepared(text_rows(TEXTS), name="no/such", path="no/such")
     with pytest.raises(InputError, match=r"dataset rows.jsonl was not found"):
         prepared(None, data_files=str(tmp_path / "absent.jsonl"))
+
+
+def test_where_no_cache_can_be_written_rows_are_loaded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, blocked = tmp_path / "rows.jsonl", tmp_path / "blocked"
+    write_rows(file, text_rows(TEXTS))
+    blocked.write_text("")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", blocked / "cache")
+
+    loaded = load_rows(DatasetSource("rows.jsonl", "json", str(file)), small_tokenizer(), ModelSource("model"))
+
+    assert list(loaded.rows["text"]) == TEXTS
 
 
 def test_an_unknown_split_is_told(prepared: Callable[..., PrepareReply]) -> None:
