@@ -1,11 +1,12 @@
 """What operators return, kept by the descriptions of what they are given: PyTorch's own rules are asked once for each.
 
 The fake tensor mode keeps them too, by keys that take it most of its time to make. Here only what is plain is kept:
-operators that change their first argument, or that return new tensors of their own.
+operators that change their first argument, and that return new tensors or views of an argument.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +17,33 @@ from autotune.virtual.tensors import tensors_of
 
 _aten = torch.ops.aten
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-# What gives its first argument another size or storage.
-_RESHAPES = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_})
+# What gives its first argument another size or storage, or takes a tensor over that has one.
+_SPECIAL = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_, _aten.lift, _aten.lift_fresh, _aten.lift_fresh_copy})
 
 
 @dataclass(frozen=True)
-class _Fresh:
-    """A new tensor, whose storage it fills."""
+class _Made:
+    """A tensor that is made: with a storage of its own, all of which it is, or on that of an argument.
+
+    Attributes:
+        view_of: the position of that argument, or None.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    offset: int
     dtype: torch.dtype
     device: torch.device
+    view_of: int | None
 
-    def make(self, fake: FakeTensorMode) -> FakeTensor:
+    def make(self, args: Any, fake: FakeTensorMode) -> FakeTensor:
         with in_kernel_invocation_manager(fake):
-            empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return FakeTensor(fake, empty, self.device)
+            if self.view_of is None:
+                made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            else:
+                made = torch.empty(0, dtype=self.dtype, device="meta")
+                made.set_(args[self.view_of].untyped_storage(), self.offset, self.shape, self.stride)
+        return FakeTensor(fake, made, self.device)
 
 
 _FIRST = object()
@@ -54,7 +65,7 @@ def run(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
     if kept is _FIRST:
         return args[0]
     if kept is not None:
-        return kept.make(fake) if isinstance(kept, _Fresh) else type(kept)(one.make(fake) for one in kept)
+        return kept.make(args, fake) if isinstance(kept, _Made) else type(kept)(one.make(args, fake) for one in kept)
     result = func(*args, **kwargs)
     rule = _rule(func, args, kwargs, result)
     if rule is not None:
@@ -66,7 +77,7 @@ def _described(value: Any) -> Any:
     if isinstance(value, FakeTensor):
         if value.constant is not None:
             raise _NotPlainError
-        return value.shape, value.stride(), value.dtype, value.fake_device
+        return value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device
     if isinstance(value, (tuple, list)):
         return tuple([_described(item) for item in value])
     if isinstance(value, _PLAIN):
@@ -77,27 +88,47 @@ def _described(value: Any) -> Any:
 
 def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Return how to make a result again, or None where there is more to it."""
-    if func.is_view or torch.Tag.inplace_view in func.tags or func.overloadpacket in _RESHAPES:
+    if torch.Tag.inplace_view in func.tags or func.overloadpacket in _SPECIAL:
         return None
     if args and result is args[0]:
         return _FIRST
     if func._schema.is_mutable:
         return None
-    taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, tuple(kwargs.values())))}
-    if isinstance(result, FakeTensor):
-        return _fresh(result, taken)
-    if isinstance(result, (tuple, list)) and result and all(isinstance(one, FakeTensor) for one in result):
-        found = [_fresh(one, taken) for one in result]
-        return type(result)(found) if type(result) in (tuple, list) and None not in found else None
+    results = [result] if isinstance(result, torch.Tensor) else result
+    if type(results) not in (tuple, list) or not all(isinstance(one, FakeTensor) for one in results):
+        return None
+    rules = [_viewed(one, args) for one in results] if func.is_view else _fresh(results, (args, kwargs))
+    if not rules or None in rules:
+        return None
+    return rules[0] if isinstance(result, torch.Tensor) else type(result)(rules)
+
+
+def _viewed(tensor: FakeTensor, args: Any) -> _Made | None:
+    """Return how to make a view of an argument."""
+    storage = tensor.untyped_storage()._cdata
+    for position, given in enumerate(args):
+        if isinstance(given, FakeTensor) and given.untyped_storage()._cdata == storage:
+            return _made(tensor, position)
     return None
 
 
-def _fresh(tensor: FakeTensor, taken: set[int]) -> _Fresh | None:
-    """Return how to make a tensor, which later ones must not share; None where it is not all of a storage."""
-    storage = tensor.untyped_storage()
-    if storage._cdata in taken or tensor.constant is not None or tensor.dtype.is_complex:
+def _fresh(tensors: Sequence[FakeTensor], given: tuple[Any, Any]) -> list[_Made | None]:
+    """Return how to make tensors, each of which has to be all of a storage that nothing else has."""
+    args, kwargs = given
+    taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, tuple(kwargs.values())))}
+    found: list[_Made | None] = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        made = _made(tensor, None) if storage._cdata not in taken and not tensor.storage_offset() else None
+        if made is not None and made.make((), tensor.fake_mode).untyped_storage().nbytes() != storage.nbytes():
+            made = None
+        found.append(made)
+        taken.add(storage._cdata)
+    return found
+
+
+def _made(tensor: FakeTensor, view_of: int | None) -> _Made | None:
+    if tensor.constant is not None or tensor.dtype.is_complex:
         return None
-    taken.add(storage._cdata)
-    fresh = _Fresh(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.fake_device)
-    same = fresh.make(tensor.fake_mode)
-    return fresh if not tensor.storage_offset() and same.untyped_storage().nbytes() == storage.nbytes() else None
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return _Made(shape, stride, int(tensor.storage_offset()), tensor.dtype, tensor.fake_device, view_of)

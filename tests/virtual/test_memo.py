@@ -49,6 +49,28 @@ def test_a_view_stays_a_view(fake: FakeTensorMode) -> None:
         tensor = torch.empty(4, 6)
         view = memo.run(aten.t.default, (tensor,), {}, fake)
         assert view.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+        assert (view.shape, view.stride()) == ((6, 4), (1, 6))
+
+
+def test_of_several_views_each_begins_where_it_should(fake: FakeTensorMode) -> None:
+    for _ in range(2):
+        whole = torch.empty(9, 4)
+        views = memo.run(aten.split.Tensor, (whole[1:], 4), {}, fake)
+        assert [view.storage_offset() for view in views] == [4, 20]
+        assert {view.untyped_storage()._cdata for view in views} == {whole.untyped_storage()._cdata}
+
+
+def test_a_view_of_a_later_part_is_not_taken_for_one_of_an_earlier(fake: FakeTensorMode) -> None:
+    whole = torch.empty(9, 4)
+    places = [memo.run(aten.t.default, (whole[first : first + 2],), {}, fake).storage_offset() for first in (1, 3, 1)]
+    assert places == [4, 12, 4]
+
+
+def test_integers_seen_as_other_integers_keep_their_storage(fake: FakeTensorMode) -> None:
+    for _ in range(2):
+        tensor = torch.empty(4, dtype=torch.int32)
+        view = memo.run(aten.view.dtype, (tensor, torch.uint8), {}, fake)
+        assert (view.shape, view.untyped_storage()._cdata) == ((16,), tensor.untyped_storage()._cdata)
 
 
 def test_what_has_a_storage_resized_has_it_resized_each_time(fake: FakeTensorMode) -> None:
