@@ -54,6 +54,7 @@ def workload(
     layers: int = 4,
     linear_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     model_type: str = "llama",
+    fused_experts: bool = False,
 ) -> Workload:
     """Return a workload that was never read from disk."""
     distribution = LengthDistribution(dict(lengths))
@@ -63,7 +64,7 @@ def workload(
         dataset_source=DatasetSource("rows.jsonl", "json", "/data/rows.jsonl"),
         model=ModelProfile(
             "/models/small", model_type, "LlamaForCausalLM", 1_000_000, layers, 512, 2048, None, linear_modules, True,
-            "model-fingerprint",
+            "model-fingerprint", fused_experts=fused_experts,
         ),
         dataset=DatasetProfile(
             "rows.jsonl", "text", ("text",), distribution, distribution.tokens, "/tokenized", "dataset-fingerprint"

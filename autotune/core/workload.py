@@ -62,6 +62,7 @@ class ModelProfile:
         has_weights: whether loadable weights lie beside the configuration (None: on the hub, not looked up).
         fingerprint: hash of the configuration and the tokenizer.
         layer_kinds: a word for each layer; layers with equal words are built alike.
+        fused_experts: whether one parameter holds the weights of all experts of a layer.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ModelProfile:
     has_weights: bool | None
     fingerprint: str
     layer_kinds: tuple[str, ...] = ()
+    fused_experts: bool = False
 
 
 @dataclass(frozen=True)

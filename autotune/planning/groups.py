@@ -52,6 +52,7 @@ _CHANGES_NO_LIBRARY = frozenset(
         "load_in_4bit",
         "load_in_8bit",
         "lora_alpha",
+        "lora_dropout",
         "lora_r",
         "lora_target_modules",
         "optim",

@@ -46,6 +46,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProf
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
         fingerprint=_model_fingerprint(config, processor),
         layer_kinds=layer_kinds(config),
+        fused_experts=any("experts" in name and tensor.dim() == 3 for name, tensor in model.named_parameters()),
     )
 
 

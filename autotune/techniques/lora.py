@@ -42,6 +42,7 @@ class Lora(Technique):
             "model.use_peft",
             "model.lora_r",
             "model.lora_alpha",
+            "model.lora_dropout",
             "model.lora_target_modules",
             "model.use_rslora",
             "model.use_dora",
@@ -57,8 +58,10 @@ class Lora(Technique):
         return Effect.EXACT if choice == NONE else Effect.CHANGES_TRAINING
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Targets have to exist."""
+        """Targets have to exist, and PEFT's adapters of fused experts (``ParamWrapper``) take no DoRA."""
         found = _GRAMMAR.fullmatch(str(choice))
+        if found and found["dora"] and not found["attention"] and setting.workload.model.fused_experts:
+            return "PEFT has no DoRA for experts whose weights are one parameter; r16-attention-dora leaves them alone"
         if found and found["attention"] and not self._attention_modules(setting):
             names = ", ".join(setting.workload.model.linear_modules)
             return f"none of this model's linear modules ({names}) is known as a projection of attention"
@@ -76,6 +79,9 @@ class Lora(Technique):
             "model.lora_alpha": _ALPHA_PER_RANK * rank,
             "model.lora_target_modules": self._targets(setting) if found["attention"] else "all-linear",
         }
+        if setting.workload.model.fused_experts and not found["attention"]:
+            # PEFT's ParamWrapper refuses any other, and TRL's default is 0.05.
+            entries["model.lora_dropout"] = 0.0
         if found["rslora"]:
             entries["model.use_rslora"] = True
         if found["dora"]:

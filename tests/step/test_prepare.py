@@ -128,11 +128,12 @@ def test_the_models_profile_is_that_of_the_model_that_is_built(
 
 def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
     experts = write_small_model(tmp_path / "moe", "qwen3_moe", weights=False)
-    assert prepared(text_rows(TEXTS), model=experts).model.experts == 4
+    found = prepared(text_rows(TEXTS), model=experts).model
+    assert (found.experts, found.fused_experts) == (4, True)
     gpt2 = write_small_model(tmp_path / "gpt2", "gpt2", weights=False)
     profile = prepared(text_rows(TEXTS), model=gpt2).model
     assert profile.linear_modules == ("c_attn", "c_proj", "c_fc")
-    assert profile.has_weights is False
+    assert (profile.has_weights, profile.fused_experts) == (False, False)
 
 
 @pytest.mark.parametrize(

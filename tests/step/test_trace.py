@@ -225,6 +225,20 @@ def test_the_first_that_cannot_be_traced_ends_its_process(job_server: JobServer,
     assert "lomo" in str(failure)
 
 
+@pytest.mark.parametrize(("refused", "by_name"), [({}, "lora_dropout"), ({"use_dora": True}, "use_dora")])
+def test_peft_wants_adapters_of_fused_experts_without_dropout_or_dora(
+    job_server: JobServer, tmp_path: Path, refused: dict[str, Any], by_name: str
+) -> None:
+    model = write_small_model(tmp_path / "model", "qwen3_moe", weights=False)
+    without = {**LORA, "lora_dropout": 0.0}
+    words = [without, {**without, **refused} if refused else LORA]
+
+    replies, failure = trace_all(job_server, [a_request(model, {}, one) for one in words], tmp_path / "traced")
+
+    assert len(replies) == 1
+    assert by_name in str(failure)
+
+
 def test_tied_embeddings_are_held_once(run: Any, tmp_path: Path) -> None:
     held = []
     for tied in (False, True):

@@ -141,6 +141,14 @@ def test_lora_on_a_single_kind_of_projection_names_it_as_peft_reads_a_string() -
     assert not re.fullmatch(targets, "transformer.h.0.mlp.c_fc")
 
 
+def test_adapters_of_fused_experts_have_no_dropout_and_no_dora() -> None:
+    here = setting(of=workload(fused_experts=True), allowed=frozenset({"lora"}))
+    assert SFT.plan(candidate(here, lora="r16"), here).model["lora_dropout"] == 0.0
+    assert "lora_dropout" not in SFT.plan(candidate(here, lora="r16-attention"), here).model
+    assert "r16-attention-dora" in str(SFT.illegal(candidate(here, lora="r16-dora"), here))
+    assert SFT.illegal(candidate(here, lora="r16-attention-dora"), here) is None
+
+
 def test_lora_on_attention_needs_projections_that_are_known() -> None:
     here = setting(of=workload(linear_modules=("mystery",)), allowed=frozenset({"lora"}))
     assert "mystery" in str(SFT.illegal(candidate(here, lora="r16-attention"), here))
