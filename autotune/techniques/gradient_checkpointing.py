@@ -59,6 +59,13 @@ class GradientCheckpointing(Technique):
             return f"{choice} checkpoints no layer of a model with {layers}"
         return None
 
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """On a model with adapters, transformers 5.23 no longer calls what TRL wraps to take its key out."""
+        renamed = (setting.machine.version("transformers") or (0,)) >= _TRANSFORMERS_WITH_KEYS
+        if choice == SELECTIVE and candidate["lora"] != "none" and renamed:
+            return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
+        return None
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         every = _EVERY.fullmatch(str(choice))

@@ -90,6 +90,12 @@ def test_the_other_ways_to_checkpoint_train(build: Build, keys: dict[str, object
     build(gradient_checkpointing=True, gradient_checkpointing_kwargs=keys).train()
 
 
+def test_selective_checkpointing_fails_on_adapters(build: Build) -> None:
+    model = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear"}
+    with pytest.raises(ValueError, match="selective"):
+        build(model=model, gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True}).train()
+
+
 def test_flex_attention_has_no_backward_pass_on_a_cpu(build: Build) -> None:
     with pytest.raises(NotImplementedError):
         build(model={"attn_implementation": "flex_attention"}, gradient_checkpointing=False).train()

@@ -141,6 +141,12 @@ def test_lora_on_a_single_kind_of_projection_names_it_as_peft_reads_a_string() -
     assert not re.fullmatch(targets, "transformer.h.0.mlp.c_fc")
 
 
+def test_selective_checkpointing_of_adapters_is_refused() -> None:
+    here = setting(allowed=frozenset({"lora"}))
+    assert "adapters" in str(SFT.illegal(candidate(here, lora="r16", gradient_checkpointing="selective"), here))
+    assert SFT.illegal(candidate(here, gradient_checkpointing="selective"), here) is None
+
+
 def test_adapters_of_fused_experts_have_no_dropout_and_no_dora() -> None:
     here = setting(of=workload(fused_experts=True), allowed=frozenset({"lora"}))
     assert SFT.plan(candidate(here, lora="r16"), here).model["lora_dropout"] == 0.0
