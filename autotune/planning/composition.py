@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from autotune.core.candidate import Choice
 from autotune.planning.design import Fact
 from autotune.planning.groups import KIND, Group
 
@@ -59,12 +60,13 @@ class Composition:
         nearest = min(self._traced, key=lambda other: self._distance(group, other))
         weights: dict[Group, float] = {nearest: 1.0}
         for fact in group.differences(nearest):
-            pairs = list(self._likest(fact, group, nearest))
-            if not pairs:
+            steps = self._steps(fact, group, nearest)
+            if not steps:
                 return None
-            for changed, unchanged in pairs:
-                weights[changed] = weights.get(changed, 0.0) + 1 / len(pairs)
-                weights[unchanged] = weights.get(unchanged, 0.0) - 1 / len(pairs)
+            for pairs in steps:
+                for changed, unchanged in pairs:
+                    weights[changed] = weights.get(changed, 0.0) + 1 / len(pairs)
+                    weights[unchanged] = weights.get(unchanged, 0.0) - 1 / len(pairs)
         terms = tuple(Term(other, weight) for other, weight in weights.items() if weight)
         return Sum(terms, self._unseen(group, nearest))
 
@@ -78,13 +80,24 @@ class Composition:
             for fact in group.differences(other)
         )
 
-    def _likest(self, fact: str, group: Group, nearest: Group) -> Iterator[tuple[Group, Group]]:
-        """Yield the pairs that show what a fact changes and are most like the group, its kind of rows first of all."""
-        wanted = (group.facts[fact], nearest.facts[fact])
+    def _steps(self, fact: str, group: Group, nearest: Group) -> list[list[tuple[Group, Group]]]:
+        """Return pairs that show what a fact changes, if need be in two steps, with a third choice between."""
+        wanted, given = group.facts[fact], nearest.facts[fact]
+        direct = self._likest(fact, (wanted, given), group)
+        if direct:
+            return [direct]
+        for between in dict.fromkeys(changed.facts[fact] for changed, _ in self._pairs.get(fact, ())):
+            steps = [self._likest(fact, ends, group) for ends in ((wanted, between), (between, given))]
+            if all(steps):
+                return steps
+        return []
+
+    def _likest(self, fact: str, choices: tuple[Choice, Choice], group: Group) -> list[tuple[Group, Group]]:
+        """Return the pairs of two choices of a fact that are most like the group, its kind of rows first of all."""
         shown = [
             ((changed.kind is not group.kind, len(group.differences(changed))), (changed, unchanged))
             for changed, unchanged in self._pairs.get(fact, ())
-            if (changed.facts[fact], unchanged.facts[fact]) == wanted
+            if (changed.facts[fact], unchanged.facts[fact]) == choices
         ]
         least = min((distance for distance, _ in shown), default=(False, 0))
-        yield from (pair for distance, pair in shown if distance == least)
+        return [pair for distance, pair in shown if distance == least]

@@ -41,6 +41,17 @@ def test_a_choice_that_was_never_traced_is_not_composed() -> None:
     assert Composition([]).sum(group()) is None
 
 
+def test_what_a_choice_changes_is_also_known_by_way_of_a_third() -> None:
+    base, loop = group(), group(optimizer="loop")
+    other, single = group(checkpointing="off"), group(checkpointing="off", optimizer="single")
+    nearest = group(checkpointing="off", liger="on", optimizer="single")
+    composition = Composition([base, loop, other, single, nearest], telling={("liger", "on")})
+
+    found = weights(composition, group(checkpointing="off", liger="on", optimizer="loop"))
+
+    assert found == {nearest: 1, loop: 1, base: -1, other: 1, single: -1}
+
+
 def test_rows_that_lie_alike_show_best_what_a_choice_changes() -> None:
     flat, flat_liger = group(Kind.FLAT), group(Kind.FLAT, liger="on")
     known = [group(), group(liger="on"), group(optimizer="loop"), flat, flat_liger]
