@@ -61,7 +61,8 @@ class Lora(Technique):
         """Targets have to exist, and PEFT's adapters of fused experts (``ParamWrapper``) take no DoRA."""
         found = _GRAMMAR.fullmatch(str(choice))
         if found and found["dora"] and not found["attention"] and setting.workload.model.fused_experts:
-            return "PEFT has no DoRA for experts whose weights are one parameter; r16-attention-dora leaves them alone"
+            instead = f"r{found['rank']}-attention-dora"
+            return f"PEFT has no DoRA for experts whose weights are one parameter; {instead} leaves them alone"
         if found and found["attention"] and not self._attention_modules(setting):
             names = ", ".join(setting.workload.model.linear_modules)
             return f"none of this model's linear modules ({names}) is known as a projection of attention"

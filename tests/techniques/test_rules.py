@@ -151,7 +151,7 @@ def test_adapters_of_fused_experts_have_no_dropout_and_no_dora() -> None:
     here = setting(of=workload(fused_experts=True), allowed=frozenset({"lora"}))
     assert SFT.plan(candidate(here, lora="r16"), here).model["lora_dropout"] == 0.0
     assert "lora_dropout" not in SFT.plan(candidate(here, lora="r16-attention"), here).model
-    assert "r16-attention-dora" in str(SFT.illegal(candidate(here, lora="r16-dora"), here))
+    assert "r64-attention-dora" in str(SFT.illegal(candidate(here, lora="r64-dora"), here))
     assert SFT.illegal(candidate(here, lora="r16-attention-dora"), here) is None
 
 
