@@ -17,6 +17,9 @@ class Effort:
         patience: probes in a row without a better candidate after which nothing promising is left.
         probe: schedule of a search probe.
         confirmation: schedule of the longer run that a winner has to pass.
+        comparison: schedule of the short runs in which a winner and the baseline take turns afterwards.
+        comparisons: how many short runs each of the two has: the promised rate, the speed-up, and how well both are
+            known come from the spread between runs.
         probe_timeout_seconds: after which a probe is ended.
         planning_seconds: what predicting may take before the first probe.
         audits: candidates that are predicted not to fit and probed all the same, beside the trials, to hold the
@@ -28,6 +31,8 @@ class Effort:
     patience: int
     probe: Schedule
     confirmation: Schedule
+    comparison: Schedule
+    comparisons: int
     probe_timeout_seconds: float
     planning_seconds: float
     audits: int = 0
@@ -38,8 +43,10 @@ EFFORTS: dict[str, Effort] = {
         name="quick",
         trials=16,
         patience=6,
-        probe=Schedule(worst_steps=2, warmup_steps=1, min_steps=3, max_seconds=3.0, target_error=0.05),
-        confirmation=Schedule(worst_steps=2, warmup_steps=1, min_steps=6, max_seconds=10.0, target_error=0.02),
+        probe=Schedule(max_seconds=3.0, target_error=0.05),
+        confirmation=Schedule(whole_steps=True, worst_last=True, max_seconds=6.0, target_error=0.02),
+        comparison=Schedule(max_seconds=3.0, target_error=0.02),
+        comparisons=4,
         probe_timeout_seconds=300.0,
         planning_seconds=30.0,
     ),
@@ -47,8 +54,10 @@ EFFORTS: dict[str, Effort] = {
         name="normal",
         trials=40,
         patience=12,
-        probe=Schedule(worst_steps=2, warmup_steps=2, min_steps=5, max_seconds=10.0, target_error=0.03),
-        confirmation=Schedule(worst_steps=3, warmup_steps=2, min_steps=10, max_seconds=30.0, target_error=0.01),
+        probe=Schedule(max_seconds=10.0, target_error=0.03),
+        confirmation=Schedule(whole_steps=True, worst_last=True, max_seconds=15.0, target_error=0.01),
+        comparison=Schedule(max_seconds=6.0, target_error=0.01),
+        comparisons=5,
         probe_timeout_seconds=600.0,
         planning_seconds=60.0,
     ),
@@ -56,8 +65,10 @@ EFFORTS: dict[str, Effort] = {
         name="thorough",
         trials=150,
         patience=40,
-        probe=Schedule(worst_steps=3, warmup_steps=3, min_steps=8, max_seconds=30.0, target_error=0.02),
-        confirmation=Schedule(worst_steps=4, warmup_steps=3, min_steps=20, max_seconds=120.0, target_error=0.01),
+        probe=Schedule(min_micro_batches=12, max_seconds=30.0, target_error=0.02),
+        confirmation=Schedule(whole_steps=True, worst_last=True, max_seconds=60.0, target_error=0.01),
+        comparison=Schedule(min_micro_batches=12, max_seconds=15.0, target_error=0.01),
+        comparisons=8,
         probe_timeout_seconds=1200.0,
         planning_seconds=180.0,
         audits=4,

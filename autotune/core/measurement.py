@@ -11,21 +11,27 @@ from autotune.core.status import Phase, ProbeStatus
 class Schedule:
     """How long a probe trains.
 
+    Memory is steady from the second micro-batch of the second optimizer step on, when gradients and optimizer state
+    exist. So a probe needs no whole steps: it runs steps of two micro-batches at the most, times micro-batches and the
+    rest of a step apart, and composes the time of a whole step. Its cost does not depend on the global batch.
+
     Attributes:
-        worst_steps: whole optimizer steps on the largest micro-batch; at least 2, since optimizer state appears in
-            the first.
-        warmup_steps: typical optimizer steps that are not timed.
-        min_steps: typical optimizer steps that are timed at least.
-        max_steps: and at most.
-        max_seconds: timing ends after this many seconds once ``min_steps`` are done.
-        target_error: timing ends when the relative standard error of the median step time and of the token rate are
-            both at or below this.
+        whole_steps: whether optimizer steps have all the micro-batches of the plan, instead of two at the most.
+        worst_last: whether the last step begins with the largest micro-batch again, in memory that all others have
+            fragmented.
+        warmup_micro_batches: typical micro-batches that are not timed, at least.
+        min_micro_batches: typical micro-batches that are timed, at least.
+        max_micro_batches: and at most, though always two whole steps.
+        max_seconds: timing ends after this many seconds once ``min_micro_batches`` are done.
+        target_error: timing ends when the relative standard errors of the time of a step and of the token rate are both
+            at or below this.
     """
 
-    worst_steps: int = 2
-    warmup_steps: int = 1
-    min_steps: int = 3
-    max_steps: int = 200
+    whole_steps: bool = False
+    worst_last: bool = False
+    warmup_micro_batches: int = 2
+    min_micro_batches: int = 6
+    max_micro_batches: int = 400
     max_seconds: float = 10.0
     target_error: float = 0.03
 
@@ -60,12 +66,15 @@ class Measurement:
         device_bytes: CUDA: what the driver says the process held at the end (context included). CPU: None.
         host_peak_bytes: the same high-water of the process on the host, whatever the device.
         allocation_retries: times the caching allocator had to free its cache and try again.
-        tokens_per_second: dataset tokens, padding excluded, over the wall clock of whole optimizer steps.
-        tokens_per_second_error: relative standard error of that rate.
-        step_seconds: median wall clock of a whole optimizer step.
-        steps_timed: typical optimizer steps that were timed.
-        tokens_per_step: mean dataset tokens of a typical optimizer step.
-        documents_per_step: mean dataset rows whose tokens a typical optimizer step holds.
+        tokens_per_second: dataset tokens of a mean optimizer step, padding excluded, over ``step_seconds``.
+        tokens_per_second_error: relative standard error of that rate within this probe. It says nothing of how far two
+            probes of one candidate are apart.
+        step_seconds: wall clock of a mean optimizer step: all its micro-batches, and the rest of it once.
+        micro_batch_seconds: of it, one micro-batch: its data, forward and backward.
+        update_seconds: of it, what comes once: gradient clipping, the optimizer, and what the trainer does at its end.
+        micro_batches_timed: typical micro-batches that were timed.
+        tokens_per_step: mean dataset tokens of an optimizer step.
+        documents_per_step: mean dataset rows whose tokens an optimizer step holds.
         rows: rows that the trainer iterates over in an epoch, after packing and dropping.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
         start_seconds: from the request to the first training step.
@@ -84,7 +93,9 @@ class Measurement:
     tokens_per_second: float | None = None
     tokens_per_second_error: float | None = None
     step_seconds: float | None = None
-    steps_timed: int = 0
+    micro_batch_seconds: float | None = None
+    update_seconds: float | None = None
+    micro_batches_timed: int = 0
     tokens_per_step: float | None = None
     documents_per_step: float | None = None
     rows: int | None = None
