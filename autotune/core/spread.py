@@ -7,7 +7,7 @@ geometric, and an interval lies around its mean as a factor either way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
@@ -28,9 +28,10 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def mean_rate(rates: Iterable[float]) -> float:
-    """Return the geometric mean of rates, all above 0."""
-    return math.exp(fmean(math.log(rate) for rate in rates))
+def mean_rate(rates: Sequence[float]) -> float:
+    """Return the geometric mean of rates, all above 0; there is at least one."""
+    # Over the first of them, so that equal rates have exactly that mean.
+    return rates[0] * math.exp(fmean(math.log(rate / rates[0]) for rate in rates))
 
 
 def next_run(rates: Sequence[float]) -> Interval | None:

@@ -9,7 +9,7 @@ from autotune.study.problem import Problem, Purpose, Record
 from autotune.study.session import Session
 
 _LARGEST_RESERVE = 1 / 3
-"""Share of the time that is left to the confirmation at the most."""
+"""Share of the time that is left to another confirmation at the most."""
 
 
 def changes_back(problem: Problem, winner: Candidate, baseline: Candidate) -> dict[str, Candidate]:
@@ -33,6 +33,7 @@ def measure_contributions(session: Session, winner: Record) -> bool:
     """Probe the changes back as far as the limits allow; return whether there was anything to probe."""
     probed = False
     for candidate in unmeasured(session, winner):
+        # A change back that turns out better has to be confirmed; the winner has been.
         reserve = min(session.confirmation_seconds(), (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
         if session.probes_left <= 0 or session.clock.over(reserve + session.probe_seconds()):
             break

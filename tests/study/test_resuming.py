@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.events import Noted, ProbeFinished
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
 from autotune.errors import InputError, ProbeServerError, StudyMismatchError
-from autotune.study import SearchOutcome
+from autotune.study import ProbeRun, SearchOutcome
+from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import ReplayedTable, measurement
 from tests.study.running import FINGERPRINT, PATIENT, Run, probed
 
@@ -27,28 +23,12 @@ class Raising(ReplayedTable):
         self.at = at
         self.error = error
 
-    def __call__(
-        self, number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None
-    ) -> Measurement:
+    def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
         """Answer a probe, or raise."""
-        shown = super().__call__(number, candidate, schedule, seconds_left)
+        shown = super().__call__(run, seconds_left)
         if len(self.calls) == self.at:
             raise self.error
         return shown
-
-
-def kill_in_the_middle(url: str, log: Path, call: int) -> list[str]:
-    """Run a search in a process, kill it while the given probe runs, and return a line for each probe it began."""
-    command = [sys.executable, "-m", "tests.study.crashing_search", url, str(log), str(call)]
-    with subprocess.Popen(command) as process:
-        deadline = time.monotonic() + 60
-        while not (log.exists() and log.read_text().count("\n") == call):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
-    return log.read_text().splitlines()
 
 
 def assert_nothing_is_probed_twice(run: Run, outcome: SearchOutcome) -> None:
