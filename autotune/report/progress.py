@@ -12,11 +12,12 @@ from autotune.units import format_bytes, format_count
 
 _PURPOSES = {
     "confirmation": "confirming ",
+    "comparison": "short run of ",
     "contribution": "one choice changed back: ",
     "audit": "predicted not to fit: ",
 }
 
-UNCOUNTED = ("audit", "confirmation")
+UNCOUNTED = ("audit", "confirmation", "comparison")
 """Purposes of probes that the limit does not count."""
 
 
@@ -56,7 +57,8 @@ class Progress:
                 self.running = None
                 self.best = event if best else self.best
                 self.done += purpose not in UNCOUNTED
-                self._probe_seconds.append(measurement.wall_seconds)
+                if purpose != "comparison":
+                    self._probe_seconds.append(measurement.wall_seconds)
             case CandidateVetoed():
                 self.vetoed += 1
 

@@ -20,7 +20,7 @@ def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn
     if baseline is None or not _runs_beside(winner, baseline):
         return Turn(winner.number, winner.number, ours) if ours < comparisons else None
     pair = min(ours, theirs)
-    if pair == comparisons:
+    if pair >= comparisons:
         return None
     winners_turn = pair % 2 == 0 if ours == theirs else ours < theirs
     return Turn(winner.number, winner.number if winners_turn else baseline.number, pair)

@@ -149,6 +149,7 @@ def test_a_comparison_is_complete_when_both_had_their_runs() -> None:
         seen.append((turn.number, turn.pair))
         winner = replace(winner, comparison=(*winner.comparison, *short(turn.number, 1)))
     assert seen == TURNS
+    assert next_turn(winner, baseline, 2) is None
 
 
 def test_the_rate_of_a_winner_is_the_mean_of_its_runs_after_the_probe() -> None:
