@@ -57,6 +57,7 @@ def search(
         # A resumed search must not draw again what an earlier one has drawn.
         drawn = len(study.get_trials(deepcopy=False))
         proposer = Proposer(problem, session.judge, study, ledger, told, seed + drawn)
+        session.tell_resumed()
         interrupted = False
         try:
             explore(session, proposer)

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
-from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted
+from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study.clock import Clock
@@ -63,9 +63,11 @@ class Session:
     @property
     def probes_left(self) -> int:
         """Probes that the trial limit still allows."""
-        return self.trials - sum(
-            record.probed and record.purpose is not Purpose.AUDIT for record in self.ledger.records
-        )
+        return self.trials - self._counted
+
+    @property
+    def _counted(self) -> int:
+        return sum(record.probed and record.purpose is not Purpose.AUDIT for record in self.ledger.records)
 
     @property
     def baseline(self) -> Record | None:
@@ -76,6 +78,18 @@ class Session:
     def leader(self) -> Record | None:
         """Return the record to recommend as things stand."""
         return leader(self.ledger.records, self.judge, confirm_more=self._passed < _MAX_CONFIRMED)
+
+    def tell_resumed(self) -> None:
+        """Tell the listener what earlier runs of the study found, where there were any."""
+        records, first = self.ledger.records, self.leader()
+        if not records:
+            return
+        best = None
+        if first is not None:
+            shown = first.confirmation or first.measurement
+            best = ProbeFinished(first.number, first.candidate, first.purpose, shown, best=True)
+        vetoed = sum(not record.probed for record in records)
+        self._listener(StudyResumed(self._counted, vetoed, self.trials, best))
 
     def probe_seconds(self) -> float:
         """Return how long a probe that fits takes, by those so far; 0 before the first."""
