@@ -30,7 +30,9 @@ _TRAINING_CORES = 4
 _LONGEST_PROBE_SECONDS = 60.0
 # A probe is not begun when it would hardly get to its first step.
 _SHORTEST_PROBE_SECONDS = 8.0
-SCHEDULE = Schedule(worst_steps=2, warmup_steps=1, min_steps=3, max_steps=6, max_seconds=3.0, target_error=0.05)
+SCHEDULE = Schedule(
+    warmup_micro_batches=1, min_micro_batches=3, max_micro_batches=6, max_seconds=3.0, target_error=0.05
+)
 """Of each probe."""
 
 

@@ -77,10 +77,11 @@ class Record:
             "cases": [encode(outcome) for outcome in self.outcomes],
         }
         versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
-        steps = self._schedule.warmup_steps + self._schedule.min_steps
+        schedule = self._schedule
+        typical = schedule.warmup_micro_batches + schedule.min_micro_batches
         about = [
             f"`make gpu` wrote this. Cases were run in the order below, in {format_bytes(hardware.memory_bytes)}: each",
-            f"{self._schedule.worst_steps} optimizer steps on the largest micro-batch, {steps} or more typical ones.",
+            f"two or three optimizer steps on the largest micro-batch, then {typical} or more typical micro-batches.",
             f"Installed: {versions_text}.",
         ]
         title = f"Predicted against measured: {hardware.name}, {self._date}"

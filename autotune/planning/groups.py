@@ -175,6 +175,7 @@ def _rows(kind: Kind, rows: int, tokens: int) -> Sequence[int]:
         case Kind.EQUAL:
             return (tokens,) * rows
         case Kind.PADDED:
-            return (tokens, *[max(1, tokens // 2)] * (rows - 1))
+            # Padding brings the mask, and rows nearly as long as the longest all the tokens that a loss can count.
+            return (*[tokens] * (rows - 1), max(1, tokens - 1))
         case Kind.FLAT:
             return (tokens // _DOCUMENTS,) * _DOCUMENTS

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from autotune.core.batch_geometry import has_padding, rounded_up, worst_micro_batches
 from autotune.core.candidate import Candidate
 from autotune.core.lengths import LengthDistribution
 from autotune.core.setting import Setting
@@ -73,9 +74,11 @@ def _shapes(
         return Kind.EQUAL, Shape(rows, length), Shape(rows, length), float(rows * length)
     if free:
         return Kind.FLAT, Shape(1, _longest_together(counts, rows)), Shape(1, rows * mean), rows * mean
-    longest = _rounded(max(counts), multiple)
-    typical = sum(share * _rounded(tokens, multiple) for tokens, share in _longest_of(counts, rows))
-    kind = Kind.EQUAL if rows == 1 or len(counts) == 1 else Kind.PADDED
+    longest_first = _longest_first(counts, rows)
+    worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple)[0]
+    longest = rounded_up(longest_first[0], multiple)
+    typical = sum(share * rounded_up(tokens, multiple) for tokens, share in _longest_of(counts, rows))
+    kind = Kind.PADDED if has_padding((longest_first[position] for position in worst), multiple) else Kind.EQUAL
     return kind, Shape(rows, longest), Shape(rows, typical), rows * mean
 
 
@@ -85,10 +88,6 @@ def _cut(lengths: LengthDistribution, length: int) -> dict[int, int]:
         kept = min(tokens, length)
         counts[kept] = counts.get(kept, 0) + count
     return counts
-
-
-def _rounded(tokens: int, multiple: int) -> int:
-    return -(-tokens // multiple) * multiple
 
 
 def _longest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
@@ -102,14 +101,21 @@ def _longest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]
     return found
 
 
+def _longest_first(counts: Mapping[int, int], rows: int) -> list[int]:
+    """Return the tokens of the so many longest rows in descending order, and those of the longest row that is shorter
+    than all of them where there is one."""
+    found: list[int] = []
+    for tokens in sorted(counts, reverse=True):
+        if len(found) >= rows:
+            return [*found, tokens]
+        found += [tokens] * min(counts[tokens], rows - len(found))
+    return found
+
+
 def _longest_together(counts: Mapping[int, int], rows: int) -> int:
-    """Return the tokens of the so many longest rows; fewer rows are repeated."""
-    total = left = 0
-    while left < rows:
-        for tokens in sorted(counts, reverse=True):
-            taken = min(counts[tokens], rows - left)
-            total, left = total + taken * tokens, left + taken
-    return total
+    """Return the tokens of the largest micro-batch of rows laid end to end."""
+    longest_first = _longest_first(counts, rows)
+    return sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
 
 
 def _fill(counts: Mapping[int, int], length: int) -> float:

@@ -1,4 +1,4 @@
-"""Which rows a probe trains on, in which order: the worst micro-batch first, then batches as the trainer draws them."""
+"""Which rows a probe trains on, in which order: the worst micro-batches first, then typical ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, RowSizes
 
 Amounts = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+_STEADY_FROM = 2
+"""Micro-batches of a step from which on another one changes no peak: gradients exist from the first one's end on."""
+_WORST_PER_STEP = 3
+"""Micro-batches at the beginning of a step that are the worst ones: with two kinds of them, each comes once where
+gradients exist already."""
+_DRAWN_FOR_ONE = 8
+"""Micro-batches that are drawn for each typical one that is taken."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +35,28 @@ class StepSize:
     rows: int
     micro_batches: int
 
-    @property
-    def rows_per_step(self) -> int:
-        """Rows of one optimizer step."""
-        return self.rows * self.micro_batches
+    def run(self, *, whole: bool) -> int:
+        """Return how many micro-batches a step has when it is run: all, or as many as show what memory a step needs."""
+        return self.micro_batches if whole else min(self.micro_batches, _STEADY_FROM)
+
+
+@dataclass(frozen=True)
+class Collation:
+    """How the rows of a micro-batch become one tensor.
+
+    Attributes:
+        flat: whether they lie end to end; else each is padded to the longest.
+        multiple: to which the length of the tensor is rounded up.
+    """
+
+    flat: bool = False
+    multiple: int = 1
+
+    def tokens(self, lengths: Counts) -> Counts:
+        """Return the tokens of each micro-batch, padding included; ``lengths`` has the shape (micro-batches, rows)."""
+        length = lengths.sum(axis=1) if self.flat else lengths.max(axis=1)
+        rounded = -(-length // self.multiple) * self.multiple
+        return np.asarray(rounded if self.flat else rounded * lengths.shape[1], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -37,51 +65,99 @@ class Batches:
 
     Attributes:
         population: rows that the trainer iterates over in an epoch.
-        order: indices of rows, one optimizer step after another; shape (steps, rows per step).
-        worst: the rows of the largest micro-batch.
-        worst_steps: how many steps at the beginning consist of it.
-        tokens: dataset tokens of each step, padding excluded; shape (steps,).
-        documents: dataset rows that each step holds; shape (steps,), not whole where rows of the dataset were split.
+        step_micro_batches: micro-batches of an optimizer step as it is run.
+        order: indices of rows, one micro-batch after another; shape (micro-batches, rows).
+        worst_steps: how many steps at the beginning start with the worst micro-batches.
+        timed: which micro-batches are typical, and not needed to warm up; shape (micro-batches,).
+        tokens: dataset tokens of each micro-batch, padding excluded; shape (micro-batches,).
+        collated: tokens of each micro-batch, padding included; shape (micro-batches,).
+        mean_tokens: dataset tokens of a mean micro-batch of an epoch.
+        mean_collated: tokens, padding included, of the same.
+        mean_documents: dataset rows that it holds; no whole number where rows of the dataset were split or packed.
     """
 
     population: int
+    step_micro_batches: int
     order: Counts
-    worst: Counts
     worst_steps: int
+    timed: Flags
     tokens: Counts
-    documents: Amounts
+    collated: Counts
+    mean_tokens: float
+    mean_collated: float
+    mean_documents: float
+
+    @property
+    def steps(self) -> int:
+        """How many optimizer steps there are."""
+        return len(self.order) // self.step_micro_batches
+
+    @property
+    def worst_at_start(self) -> int:
+        """How many micro-batches at the beginning of a worst step are the worst ones."""
+        return min(self.step_micro_batches, _WORST_PER_STEP)
 
 
-def plan_batches(sizes: RowSizes, step: StepSize, schedule: Schedule, seed: int, packed_from: int | None) -> Batches:
+def plan_batches(
+    sizes: RowSizes, step: StepSize, collation: Collation, schedule: Schedule, seed: int, packed_from: int | None
+) -> Batches:
     """Return the batches of a probe.
+
+    Typical micro-batches follow one another as a random sampler draws them where steps are whole. A probe that times a
+    few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5): it has as many
+    strata by size as it times micro-batches at least.
 
     Args:
         sizes: of the rows that the trainer iterates over, after packing and dropping.
         seed: of the order of typical batches.
         packed_from: rows of the dataset that were packed into those of ``sizes``, or None when they were not packed.
     """
-    typical_steps = schedule.warmup_steps + schedule.max_steps
-    worst = worst_micro_batch(sizes, step.rows)
-    worst_part = np.tile(worst, step.micro_batches * schedule.worst_steps)
-    order = np.concatenate([worst_part, drawn(len(sizes.tokens), typical_steps * step.rows_per_step, seed)])
-    order = order.reshape(-1, step.rows_per_step)
+    population, in_step = len(sizes.tokens), step.run(whole=schedule.whole_steps)
+    worst = worst_order(sizes, step.rows, collation)
+    leading = min(in_step, _WORST_PER_STEP)
+    # Each kind comes once where gradients and optimizer state exist: after the first of a step, or in a later step.
+    worst_steps = 2 if len(worst) == 1 or leading == _WORST_PER_STEP else 3
+    beside_worst = worst_steps * (in_step - leading)
+    warmup = -(-schedule.warmup_micro_batches // in_step) * in_step
+    following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
+    plain = drawn(population, (beside_worst + warmup + following) * step.rows, seed).reshape(-1, step.rows)
+    if not schedule.whole_steps:
+        chosen = _stratified(sizes.tokens, step.rows, following, schedule.min_micro_batches, collation, seed)
+        plain = np.concatenate([plain[: beside_worst + warmup], chosen])
+    order, typical = [], []
+    for index in range(worst_steps):
+        start = index * (in_step - leading)
+        order += [worst[(index + place) % len(worst)] for place in range(leading)]
+        order += list(plain[start : start + in_step - leading])
+        typical += [False] * leading + [True] * (in_step - leading)
+    order += list(plain[beside_worst:])
+    typical += [True] * (len(plain) - beside_worst)
+    chosen, is_typical = np.stack(order), np.array(typical)
+    warm = (np.cumsum(is_typical) > schedule.warmup_micro_batches) & (np.arange(len(order)) >= in_step)
+    epoch = drawn(population, -(-population // step.rows) * step.rows, seed).reshape(-1, step.rows)
     return Batches(
-        population=len(sizes.tokens),
-        order=order,
-        worst=worst,
-        worst_steps=schedule.worst_steps,
-        tokens=sizes.tokens[order].sum(axis=1),
-        documents=documents_per_row(sizes, packed_from)[order].sum(axis=1),
+        population=population,
+        step_micro_batches=in_step,
+        order=chosen,
+        worst_steps=worst_steps,
+        timed=is_typical & warm,
+        tokens=sizes.tokens[chosen].sum(axis=1),
+        collated=collation.tokens(sizes.tokens[chosen]),
+        mean_tokens=float(sizes.tokens.mean() * step.rows),
+        mean_collated=float(collation.tokens(sizes.tokens[epoch]).mean()),
+        mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
     )
 
 
-def worst_micro_batch(sizes: RowSizes, rows: int) -> Counts:
-    """Return the indices of the longest rows, of equal ones those with the most trainable tokens.
+def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+    """Return the row indices of each micro-batch that may need the most memory, the likeliest first.
 
-    A dataset of fewer rows repeats them, as it does wherever a batch needs more.
+    Of rows of equal length, those with the most trainable tokens come first.
     """
     longest_first = np.lexsort((-sizes.trainable, -sizes.tokens))
-    return np.resize(longest_first[:rows], rows)
+    lengths = sizes.tokens[longest_first].tolist()
+    chosen = worst_micro_batches(lengths, rows, padded=not collation.flat, multiple=collation.multiple)
+    return tuple(longest_first[list(positions)] for positions in chosen)
 
 
 def drawn(population: int, count: int, seed: int) -> Counts:
@@ -100,3 +176,16 @@ def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
         return np.ones(len(sizes.tokens))
     parts = sizes.documents if sizes.documents is not None else sizes.tokens
     return np.asarray(parts * (packed_from / parts.sum()))
+
+
+def _stratified(tokens: Counts, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
+    """Return at least ``count`` micro-batches in rounds, each of which has one of each stratum by size."""
+    generator = np.random.default_rng(seed)
+    rounds = -(-count // strata)
+    many = drawn(len(tokens), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)
+    taken = []
+    for micro_batches in many:
+        by_size = np.argsort(collation.tokens(tokens[micro_batches]), kind="stable").reshape(strata, -1)
+        picked = by_size[np.arange(strata), generator.integers(_DRAWN_FOR_ONE, size=strata)]
+        taken.append(micro_batches[generator.permutation(picked)])
+    return np.concatenate(taken)[:count]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pynvml
 import torch
@@ -27,6 +29,35 @@ class Peaks:
     allocation_retries: int | None
 
 
+class Mark(Protocol):
+    """A point in the work that the device was asked for."""
+
+    def seconds_after(self, earlier: Any) -> float:
+        """Return the time since an earlier mark of the same meter; asked after :meth:`Meter.synchronize`."""
+
+
+@dataclass(frozen=True)
+class HostMark:
+    """A point on the host's clock, which is the device's where the CPU does what it is asked for at once."""
+
+    seconds: float
+
+    def seconds_after(self, earlier: HostMark) -> float:
+        """Return the seconds between."""
+        return self.seconds - earlier.seconds
+
+
+@dataclass(frozen=True)
+class CudaMark:
+    """A point in a CUDA stream: it costs no synchronisation, which would hold up what follows."""
+
+    event: Any
+
+    def seconds_after(self, earlier: CudaMark) -> float:
+        """Return the seconds between; the stream has passed both."""
+        return float(earlier.event.elapsed_time(self.event)) / 1000.0
+
+
 class Meter(ABC):
     """Measures one device from a baseline, which is taken when it is made: after the imports, before the model."""
 
@@ -45,6 +76,10 @@ class Meter(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has done all that it was asked for."""
+
+    @abstractmethod
+    def mark(self) -> Mark:
+        """Mark where the device's work is now."""
 
     @abstractmethod
     def lap(self) -> None:
@@ -81,6 +116,10 @@ class CpuMeter(Meter):
 
     def synchronize(self) -> None:
         """Do nothing: a CPU does what it is asked for at once."""
+
+    def mark(self) -> HostMark:
+        """Return the time on the clock of :func:`time.monotonic`."""
+        return HostMark(time.monotonic())
 
     def lap(self) -> None:
         """Take in the high-water mark of the process."""
@@ -144,6 +183,12 @@ class CudaMeter(Meter):
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize()
+
+    def mark(self) -> CudaMark:
+        """Record an event in the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return CudaMark(event)
 
     def lap(self) -> None:
         """Take in the high-water mark of the process on the host; the allocator keeps its own."""

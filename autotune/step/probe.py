@@ -40,13 +40,15 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
 
 
 def _finished(progress: Progress, meter: Meter, sent_seconds: float) -> Measurement:
-    known = timing(progress.timed_seconds, progress.timed_tokens)
-    batches, first, last = progress.batches, progress.first_step_seconds, progress.last_step_seconds
+    batches, step = progress.batches, progress.whole_step
+    first, last = progress.first_step_seconds, progress.last_step_seconds
     assert batches is not None
+    assert step is not None
     assert first is not None
     assert last is not None
+    known = timing(progress.timed, progress.updates, step)
+    tokens = batches.mean_tokens * step.micro_batches
     peaks = meter.peaks()
-    typical = slice(progress.steps_done - known.steps, progress.steps_done)
     return Measurement(
         status=ProbeStatus.OK,
         peak_bytes=peaks.peak_bytes,
@@ -54,14 +56,16 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float) -> Measurem
         device_bytes=peaks.device_bytes,
         host_peak_bytes=peaks.host_peak_bytes,
         allocation_retries=peaks.allocation_retries,
-        tokens_per_second=known.tokens_per_second,
-        tokens_per_second_error=known.tokens_per_second_error,
+        tokens_per_second=tokens / known.step_seconds,
+        tokens_per_second_error=known.error,
         step_seconds=known.step_seconds,
-        steps_timed=known.steps,
-        tokens_per_step=float(batches.tokens[typical].mean()),
-        documents_per_step=float(batches.documents[typical].mean()),
+        micro_batch_seconds=known.micro_batch_seconds,
+        update_seconds=known.update_seconds,
+        micro_batches_timed=len(progress.timed),
+        tokens_per_step=tokens,
+        documents_per_step=batches.mean_documents * step.micro_batches,
         rows=batches.population,
-        worst_rows=len(batches.worst),
+        worst_rows=batches.order.shape[1],
         worst_tokens=progress.worst_tokens,
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
@@ -96,7 +100,7 @@ def _failed(
         status=statuses[verdict.kind],
         reason=f"in {progress.phase.value}: {verdict.reason}",
         rows=batches.population if batches is not None else None,
-        worst_rows=len(batches.worst) if batches is not None else None,
+        worst_rows=batches.order.shape[1] if batches is not None else None,
         worst_tokens=progress.worst_tokens,
         start_seconds=first - sent_seconds if first is not None else None,
         out_of_memory=out_of_memory,

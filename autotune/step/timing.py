@@ -1,61 +1,113 @@
-"""When to stop timing, and what the timed steps say: rates and how well they are known."""
+"""When to stop timing, and what the timed micro-batches say: the time of a whole step, and how well it is known."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from autotune.core.measurement import Schedule
 
-# Standard error of the median over that of the mean, for a normal distribution and many values: sqrt(pi / 2).
-_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
+_Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimedMicroBatch:
+    """One micro-batch that was timed.
+
+    Attributes:
+        seconds: for its data, its forward and its backward pass.
+        collated: tokens, padding included.
+        first: whether it came first in its step: it makes gradients, and all others add to them.
+    """
+
+    seconds: float
+    collated: int
+    first: bool
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """What a step of the plan consists of.
+
+    Attributes:
+        micro_batches: how many it has.
+        mean_collated: tokens, padding included, of a mean micro-batch.
+    """
+
+    micro_batches: int
+    mean_collated: float
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What timed steps say.
+    """What was timed, put together.
 
     Attributes:
-        steps: how many there were.
-        step_seconds: their median.
-        step_seconds_error: its relative standard error, or None for a single step.
-        tokens_per_second: all tokens over all seconds.
-        tokens_per_second_error: its relative standard error, or None for a single step.
+        step_seconds: of a mean whole step.
+        update_seconds: of it, what comes once: gradient clipping, the optimizer, and the trainer's own work.
+        micro_batch_seconds: of it, a mean micro-batch.
+        error: relative standard error of ``step_seconds``, or None where there is too little to say.
     """
 
-    steps: int
     step_seconds: float
-    step_seconds_error: float | None
-    tokens_per_second: float
-    tokens_per_second_error: float | None
+    update_seconds: float
+    micro_batch_seconds: float
+    error: float | None
 
 
-def timing(seconds: Sequence[float], tokens: Sequence[int]) -> Timing:
-    """Return what steps of so many ``seconds`` and ``tokens`` each say. Not empty.
+def timing(timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: WholeStep) -> Timing:
+    """Return the time of a whole step, composed of micro-batches and of what comes once in a step. Neither is empty.
 
-    The token rate is a ratio of sums; its standard error is the one of ratio estimation (Cochran, Sampling Techniques,
-    3rd edition, section 2.11), in which long steps with many tokens are no noise.
+    Micro-batches are not all equally large, and few of them are timed. Their times are therefore regressed on their
+    tokens, and the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
+    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch has a constant of
+    its own where it is one of several.
+
+    Args:
+        updates: seconds that each timed step took beside its micro-batches.
     """
-    count = len(seconds)
-    mean_seconds = sum(seconds) / count
-    rate = sum(tokens) / sum(seconds)
-    median = statistics.median(seconds)
-    if count < 2:
-        return Timing(count, median, None, rate, None)
-    median_error = _MEDIAN_OVER_MEAN * statistics.stdev(seconds) / math.sqrt(count)
-    residuals = sum((step_tokens - rate * took) ** 2 for step_tokens, took in zip(tokens, seconds, strict=True))
-    rate_error = math.sqrt(residuals / (count * (count - 1))) / mean_seconds
-    return Timing(count, median, median_error / median, rate, rate_error / rate)
+    seconds = np.array([item.seconds for item in timed])
+    columns = [np.ones(len(timed))]
+    wanted = [float(step.micro_batches)]
+    distances = np.array([item.collated / step.mean_collated - 1.0 for item in timed])
+    if np.ptp(distances) > 0 and len(timed) > len(columns) + 1:
+        columns.append(distances)
+        wanted.append(0.0)
+    first = np.array([float(item.first) for item in timed])
+    if np.ptp(first) > 0 and len(timed) > len(columns) + 1:
+        columns.append(first)
+        wanted.append(1.0)
+    all_micro_batches, error = _predicted(np.stack(columns, axis=1), seconds, np.array(wanted))
+    update = float(np.mean(updates))
+    whole = all_micro_batches + update
+    if error is not None and len(updates) > 1:
+        error = math.hypot(error, float(np.std(updates, ddof=1)) / math.sqrt(len(updates))) / whole
+    else:
+        error = None
+    return Timing(whole, update, all_micro_batches / step.micro_batches, error)
 
 
-def enough(schedule: Schedule, seconds: Sequence[float], tokens: Sequence[int]) -> bool:
-    """Whether the timed steps satisfy the schedule."""
-    if len(seconds) < max(schedule.min_steps, 1):
+def enough(schedule: Schedule, timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: WholeStep) -> bool:
+    """Whether what was timed satisfies the schedule."""
+    if len(timed) < max(schedule.min_micro_batches, 1) or not updates:
         return False
-    if len(seconds) >= schedule.max_steps or sum(seconds) >= schedule.max_seconds:
+    spent_seconds = sum(item.seconds for item in timed) + sum(updates)
+    if len(timed) >= schedule.max_micro_batches or spent_seconds >= schedule.max_seconds:
         return True
-    known = timing(seconds, tokens)
-    errors = (known.step_seconds_error, known.tokens_per_second_error)
-    return all(error is not None and error <= schedule.target_error for error in errors)
+    error = timing(timed, updates, step).error
+    return error is not None and error <= schedule.target_error
+
+
+def _predicted(columns: _Vector, seconds: _Vector, wanted: _Vector) -> tuple[float, float | None]:
+    """Return the least-squares prediction at ``wanted`` and its standard error, or None without degrees of freedom."""
+    found = np.linalg.lstsq(columns, seconds, rcond=None)[0]
+    free = len(seconds) - columns.shape[1]
+    if free < 1:
+        return float(wanted @ found), None
+    residuals = seconds - columns @ found
+    leverage = wanted @ np.linalg.pinv(columns.T @ columns) @ wanted
+    return float(wanted @ found), math.sqrt(float(residuals @ residuals) / free * float(leverage))

@@ -17,11 +17,11 @@ from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL
-from autotune.step.batches import StepSize, drawn, worst_micro_batch
+from autotune.step.batches import StepSize, drawn, worst_order
 from autotune.step.model import virtual_model
 from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
 from autotune.step.rows import Counts, RowSizes, row_sizes
-from autotune.step.training import run_arguments
+from autotune.step.training import collation_of, run_arguments
 from autotune.virtual import adopt, assume, for_real, phase, settled
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
@@ -221,11 +221,12 @@ def _choose_batches(trainer: Any, rows: TracedRows, packed: bool) -> None:
     sizes = row_sizes(trainer.train_dataset)
     population = len(sizes.tokens)
     first_typical = 0 if packed else min(len(rows.worst), population)
-    worst = worst_micro_batch(sizes if packed else _first(sizes, first_typical), step.rows)
+    worst = worst_order(sizes if packed else _first(sizes, first_typical), step.rows, collation_of(trainer))[0]
     order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
     if rows.typical:
-        typical = drawn(population, step.rows_per_step, _SEED) if packed else np.arange(first_typical, population)
-        order.append(np.resize(typical, step.rows_per_step))
+        in_step = step.rows * step.micro_batches
+        typical = drawn(population, in_step, _SEED) if packed else np.arange(first_typical, population)
+        order.append(np.resize(typical, in_step))
     chosen = np.concatenate(order)
     trainer.noted.tokens = sizes.tokens[chosen].reshape(-1, step.micro_batches, step.rows).sum(axis=2)
     trainer.train_dataset = trainer.train_dataset.select(chosen, keep_in_memory=True)

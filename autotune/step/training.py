@@ -7,16 +7,21 @@ from typing import Any
 
 from datasets import Dataset, load_from_disk
 
+from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import IGNORED_LABEL
-from autotune.step.batches import StepSize, plan_batches
+from autotune.step.batches import Collation, StepSize, plan_batches
+from autotune.step.followed import followed
 from autotune.step.model import load_processor, random_model
 from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
-from autotune.step.progress import Progress, followed
+from autotune.step.progress import Progress
 from autotune.step.rows import row_sizes
+from autotune.step.timing import WholeStep
 
 OUTPUT_DIRECTORY = "output"
 """Where in the job's folder the trainer would save what it never does."""
+
+_STEP_DEFAULTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
@@ -25,16 +30,29 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     Raises:
         Exception: whatever TRL and what it stands on raise.
     """
-    plan = request.plan
     rows = training_rows(request)
+    step = step_size(request.plan)
     trainer = build_trainer(request, rows, folder, progress)
-    step = StepSize(trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
-    packed_from = len(rows) if plan.args.get("packing") else None
-    batches = plan_batches(row_sizes(trainer.train_dataset), step, request.schedule, request.seed, packed_from)
+    packed_from = len(rows) if trainer.args.packing else None
+    sizes, collation = row_sizes(trainer.train_dataset), collation_of(trainer)
+    batches = plan_batches(sizes, step, collation, request.schedule, request.seed, packed_from)
     trainer.train_dataset = trainer.train_dataset.select(batches.order.ravel(), keep_in_memory=True)
+    trainer.args.max_steps = batches.steps
     progress.batches = batches
+    progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated)
     trainer.train()
     return trainer
+
+
+def step_size(plan: TrainingPlan) -> StepSize:
+    """Return the rows and micro-batches of an optimizer step of a plan; what it does not say is TRL's default."""
+    planned = {name: plan.args.get(name, default) for name, default in _STEP_DEFAULTS.items()}
+    return StepSize(*(int(str(value)) for value in planned.values()))
+
+
+def collation_of(trainer: Any) -> Collation:
+    """Return how a trainer's collator joins rows."""
+    return Collation(flat=trainer.padding_free, multiple=trainer.args.pad_to_multiple_of or 1)
 
 
 def training_rows(request: ProbeRequest) -> Dataset:
@@ -52,8 +70,9 @@ def training_rows(request: ProbeRequest) -> Dataset:
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:
     """Return the trainer, its model and its data, ready to train."""
     plan, source = request.plan, request.model
-    schedule = request.schedule
-    overrides = run_arguments(schedule.worst_steps + schedule.warmup_steps + schedule.max_steps, folder)
+    in_step = step_size(plan).run(whole=request.schedule.whole_steps)
+    # Its batches, and so the number of its steps, are known once it has packed and dropped rows.
+    overrides = {**run_arguments(1, folder), "gradient_accumulation_steps": in_step}
     if source.init == "pretrained":
         arguments = config(plan, **overrides)
         arguments.model_init_kwargs["revision"] = source.revision
@@ -76,7 +95,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
 
 
 def run_arguments(steps: int, folder: Path) -> dict[str, object]:
-    """Return what a probe changes in a trainer's arguments: when it ends, what it draws, and what it leaves behind."""
+    """Return what a run on chosen rows changes in a trainer's arguments: its end, its order, what it leaves."""
     return {
         "output_dir": str(folder / OUTPUT_DIRECTORY),
         "max_steps": steps,

@@ -43,6 +43,19 @@ def test_rows_of_one_length_need_no_mask(lengths: Mapping[int, int], rows: int) 
     assert loads(lengths, per_device_train_batch_size=rows)[0] is Kind.EQUAL
 
 
+@pytest.mark.parametrize(
+    ("lengths", "rows", "multiple"),
+    [
+        # Cut at 1000, a row that is shorter, and one that rounding up makes as long as the longest.
+        ({1200: 9, 900: 1}, 2, "none"),
+        ({100: 9}, 2, 64),
+        ({128: 9, 127: 1}, 1, 64),
+    ],
+)
+def test_padding_anywhere_brings_the_mask(lengths: Mapping[int, int], rows: int, multiple: str | int) -> None:
+    assert loads(lengths, per_device_train_batch_size=rows, pad_to_multiple_of=multiple)[0] is Kind.PADDED
+
+
 def test_padding_free_rows_lie_end_to_end_and_the_longest_are_the_worst() -> None:
     found = loads({100: 2, 400: 1}, padding_free="on")
     assert found == (Kind.FLAT, Shape(1, 500), Shape(1, 400), 400, 4)

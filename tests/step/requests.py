@@ -9,7 +9,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareReply, ProbeRequest
 from autotune.core.workload import Init, ModelSource
 
-BRIEF = Schedule(worst_steps=2, warmup_steps=0, min_steps=2, max_steps=2, max_seconds=60.0, target_error=0.01)
+BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0, target_error=0.01)
 """As short as a probe can be."""
 
 

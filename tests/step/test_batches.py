@@ -8,24 +8,32 @@ from datasets import Dataset
 from trl import pack_dataset
 
 from autotune.core.measurement import Schedule
-from autotune.step.batches import StepSize, documents_per_row, drawn, plan_batches, worst_micro_batch
+from autotune.step.batches import Collation, StepSize, documents_per_row, drawn, plan_batches, worst_order
 from autotune.step.rows import RowSizes, row_sizes
+
+PADDED = Collation()
 
 
 def sizes(tokens: list[int], trainable: list[int] | None = None, documents: list[int] | None = None) -> RowSizes:
     return RowSizes(np.array(tokens), np.array(trainable or tokens), None if documents is None else np.array(documents))
 
 
+def worst(rows: RowSizes, count: int, collation: Collation = PADDED) -> list[set[int]]:
+    return [set(map(int, chosen)) for chosen in worst_order(rows, count, collation)]
+
+
 def test_the_worst_micro_batch_is_the_longest_rows() -> None:
-    assert set(worst_micro_batch(sizes([3, 9, 1, 8, 8]), 2)) == {1, 3}
+    assert worst(sizes([3, 9, 1, 8, 8]), 2) == [{1, 3}]
 
 
 def test_of_rows_of_equal_length_those_with_more_trainable_tokens_are_worse() -> None:
-    assert set(worst_micro_batch(sizes([8, 8, 8, 2], trainable=[1, 8, 4, 2]), 2)) == {1, 2}
+    assert worst(sizes([8, 8, 8, 2], trainable=[1, 8, 4, 2]), 2) == [{1, 3}, {1, 2}]
 
 
-def test_fewer_rows_than_a_micro_batch_are_repeated() -> None:
-    assert sorted(worst_micro_batch(sizes([5, 7]), 5)) == [0, 0, 1, 1, 1]
+def test_a_shorter_row_beside_equal_ones_matters_only_where_rows_are_padded() -> None:
+    rows = sizes([8, 8, 8, 2, 5])
+    assert worst(rows, 2) == [{0, 4}, {0, 1}]
+    assert worst(rows, 2, Collation(flat=True)) == [{0, 1}]
 
 
 def test_rows_are_drawn_each_once_before_any_again() -> None:
@@ -36,16 +44,62 @@ def test_rows_are_drawn_each_once_before_any_again() -> None:
     assert list(order) != list(drawn(5, 13, seed=2))
 
 
-def test_worst_steps_repeat_the_worst_micro_batch_and_typical_ones_follow() -> None:
+def test_the_worst_steps_come_first_and_typical_micro_batches_follow() -> None:
     rows = sizes([1, 2, 3, 10, 9, 4, 5, 6])
-    schedule = Schedule(worst_steps=2, warmup_steps=1, min_steps=1, max_steps=3)
-    batches = plan_batches(rows, StepSize(rows=2, micro_batches=2), schedule, seed=0, packed_from=None)
-    assert batches.order.shape == (6, 4)
-    assert batches.order[:2].tolist() == [[3, 4, 3, 4]] * 2
-    assert sorted(batches.order[2:4].ravel()) == list(range(8))
+    schedule = Schedule(warmup_micro_batches=2, min_micro_batches=2, max_micro_batches=4)
+    batches = plan_batches(rows, StepSize(rows=2, micro_batches=2), PADDED, schedule, seed=0, packed_from=None)
+    assert batches.order[:4].tolist() == [[3, 4]] * 4
+    assert batches.timed.tolist() == [False] * 6 + [True] * 4
+    assert batches.steps == 5
     assert batches.tokens.tolist() == rows.tokens[batches.order].sum(axis=1).tolist()
-    assert batches.documents.tolist() == [4.0] * 6
-    assert batches.population == 8
+    assert batches.collated.tolist() == (2 * rows.tokens[batches.order].max(axis=1)).tolist()
+    assert (batches.population, batches.mean_documents) == (8, 2.0)
+    assert batches.mean_tokens == rows.tokens.mean() * 2
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 64])
+@pytest.mark.parametrize("whole", [False, True])
+def test_each_kind_of_worst_micro_batch_comes_where_gradients_and_optimizer_state_exist(
+    micro_batches: int, whole: bool
+) -> None:
+    rows = sizes([8] * 5 + [4] * 5)
+    schedule = Schedule(whole_steps=whole)
+    batches = plan_batches(rows, StepSize(2, micro_batches), PADDED, schedule, seed=0, packed_from=None)
+    in_step = batches.step_micro_batches
+    steady = [
+        frozenset(rows.tokens[batches.order[index]].tolist())
+        for index in range(in_step, in_step * batches.worst_steps)
+        if in_step == 1 or index % in_step
+    ]
+    assert {frozenset({8}), frozenset({8, 4})} <= set(steady)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_probe_has_as_many_micro_batches_whatever_the_global_batch(rows: int) -> None:
+    lengths = sizes(list(range(10, 90)))
+
+    def needed(micro_batches: int) -> int:
+        batches = plan_batches(lengths, StepSize(rows, micro_batches), PADDED, Schedule(), seed=0, packed_from=None)
+        last = int(np.flatnonzero(batches.timed.cumsum() == Schedule().min_micro_batches)[0])
+        return -(-(last + 1) // batches.step_micro_batches) * batches.step_micro_batches
+
+    assert needed(1) <= needed(8) == needed(512) <= 12
+
+
+def test_few_typical_micro_batches_are_as_large_as_all_are_in_the_mean() -> None:
+    source = np.random.default_rng(5)
+    rows = sizes([int(tokens) for tokens in source.lognormal(5, 1, size=4000)])
+
+    def spread(strata: int) -> float:
+        means = []
+        for seed in range(100):
+            schedule = Schedule(min_micro_batches=strata, max_micro_batches=6, warmup_micro_batches=0)
+            batches = plan_batches(rows, StepSize(2, 1), PADDED, schedule, seed=seed, packed_from=None)
+            means.append(batches.collated[batches.timed][:6].mean() / batches.mean_collated)
+        assert np.mean(means) == pytest.approx(1.0, abs=0.08)
+        return float(np.std(means))
+
+    assert spread(strata=6) < 0.6 * spread(strata=1)
 
 
 @pytest.mark.parametrize(("strategy", "whole"), [("bfd", True), ("bfd_split", False), ("wrapped", False)])

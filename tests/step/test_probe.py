@@ -17,7 +17,7 @@ from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer, prepare, probe
 from autotune.units import MIB
 from tests.small import write_rows, write_small_model
-from tests.step.requests import BRIEF, plan, probe_request
+from tests.step.requests import plan, probe_request
 
 Prober = Callable[..., Measurement]
 LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_r": 4}
@@ -77,7 +77,7 @@ def test_techniques_run_in_a_probe(
     assert measurement.status is ProbeStatus.OK, measurement.reason
     assert measurement.peak_bytes is not None
     assert measurement.peak_bytes > 0
-    assert measurement.steps_timed == 2
+    assert measurement.micro_batches_timed == 2
     assert (measurement.worst_rows, measurement.worst_tokens) == (2, 128)
 
 
@@ -117,14 +117,13 @@ def test_each_whole_step_counts_the_datasets_tokens_and_no_padding(
 ) -> None:
     lengths = [3, 70, 5, 8, 11, 64, 9, 2, 30, 40, 6, 7]
     workload = workload_of(lengths)
-    epoch = replace(BRIEF, min_steps=3, max_steps=3)
-    measurement = prober(plan(rows=2, micro_batches=2), workload, schedule=epoch)
+    measurement = prober(plan(rows=2, micro_batches=2), workload)
     assert measurement.tokens_per_step == sum(min(length, 64) for length in lengths) / 3
     assert measurement.documents_per_step == 4
     assert measurement.rows == 12
     assert measurement.tokens_per_second is not None
     assert measurement.tokens_per_second > 0
-    untruncated = prober(plan({"max_length": None}, rows=2, micro_batches=2), workload, schedule=epoch)
+    untruncated = prober(plan({"max_length": None}, rows=2, micro_batches=2), workload)
     assert untruncated.tokens_per_step == sum(lengths) / 3
     assert untruncated.worst_tokens == 2 * 70
 
@@ -138,19 +137,44 @@ def test_packed_rows_count_the_documents_that_they_hold(
     prober: Prober, workload_of: Callable[..., PrepareReply], strategy: str, bins: int, tokens: int
 ) -> None:
     workload = workload_of([70, 50, 14, 40, 20])
-    epoch = replace(BRIEF, min_steps=bins, max_steps=bins)
-    measurement = prober(plan({"packing": True, "packing_strategy": strategy}, rows=1), workload, schedule=epoch)
+    measurement = prober(plan({"packing": True, "packing_strategy": strategy}, rows=1), workload)
     assert measurement.rows == bins
     assert measurement.tokens_per_step == tokens / bins
     assert measurement.documents_per_step == pytest.approx(5 / bins)
 
 
 def test_timing_goes_on_until_the_rate_is_known_or_the_time_is_up(prober: Prober) -> None:
-    easy = Schedule(2, 1, 3, 200, 60.0, target_error=100.0)
-    assert prober(plan(), schedule=easy).steps_timed == 3
-    hard = Schedule(2, 1, 3, 200, 0.3, target_error=0.0)
-    steps = prober(plan(), schedule=hard).steps_timed
-    assert 3 <= steps < 200
+    easy = Schedule(min_micro_batches=3, max_seconds=60.0, target_error=100.0)
+    assert prober(plan(), schedule=easy).micro_batches_timed == 3
+    hard = replace(easy, max_micro_batches=200, max_seconds=0.3, target_error=0.0)
+    assert 3 <= prober(plan(), schedule=hard).micro_batches_timed < 200
+
+
+def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober) -> None:
+    shown = prober(plan(rows=2, micro_batches=64), schedule=Schedule())
+    assert shown.step_seconds is not None
+    assert shown.micro_batch_seconds is not None
+    assert shown.update_seconds is not None
+    assert shown.training_seconds is not None
+    assert shown.step_seconds == pytest.approx(64 * shown.micro_batch_seconds + shown.update_seconds)
+    assert shown.tokens_per_step is not None
+    assert shown.tokens_per_second == pytest.approx(shown.tokens_per_step / shown.step_seconds)
+    assert shown.documents_per_step == 128
+
+
+def test_one_row_that_is_a_little_shorter_than_the_longest_makes_the_worst_batch(
+    prober: Prober, workload_of: Callable[..., PrepareReply]
+) -> None:
+    args = {"max_length": 512, "gradient_checkpointing": False, "bf16": False}
+    peaks = []
+    for lengths in ([700] * 60, [700] * 59 + [500]):
+        workload = workload_of(lengths, hidden_size=128, num_hidden_layers=8)
+        shown = prober(plan(args, rows=4), workload)
+        assert shown.peak_bytes is not None, shown.reason
+        assert (shown.worst_rows, shown.worst_tokens) == (4, 4 * 512)
+        peaks.append(shown.peak_bytes)
+    # Padding brings an attention mask, and grouped-query attention is lost with it.
+    assert peaks[1] > 1.05 * peaks[0]
 
 
 def test_a_larger_batch_and_no_checkpointing_need_more_memory(

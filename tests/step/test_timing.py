@@ -1,4 +1,4 @@
-"""How well a rate is known, checked against what resampling says."""
+"""The time of a whole step, composed of few micro-batches, held against what whole steps and resampling say."""
 
 from __future__ import annotations
 
@@ -8,60 +8,69 @@ import statistics
 import pytest
 
 from autotune.core.measurement import Schedule
-from autotune.step.timing import enough, timing
+from autotune.step.timing import TimedMicroBatch, WholeStep, enough, timing
+
+UPDATE_SECONDS = 3.0
+STEP = WholeStep(micro_batches=10, mean_collated=100.0)
 
 
-def test_the_rate_is_all_tokens_over_all_seconds() -> None:
-    known = timing([1.0, 3.0], [100, 500])
-    assert known.tokens_per_second == 150.0
-    assert known.step_seconds == 2.0
-    assert known.steps == 2
+def micro_batch(tokens: int, *, first: bool = False, noise: float = 1.0) -> TimedMicroBatch:
+    """Return one of a machine on which a token takes 0.01 s, each micro-batch 0.5 s more, and making gradients 0.2 s
+    less than adding to them."""
+    return TimedMicroBatch((0.5 + 0.01 * tokens - 0.2 * first) * noise, tokens, first)
 
 
-def test_steps_in_proportion_to_their_tokens_leave_no_doubt_about_the_rate() -> None:
-    known = timing([1.0, 2.0, 3.0], [10, 20, 30])
-    assert known.tokens_per_second_error == pytest.approx(0.0)
-    assert known.step_seconds_error is not None
-    assert known.step_seconds_error > 0.1
+def test_a_step_is_its_micro_batches_and_one_update() -> None:
+    timed = [micro_batch(tokens, first=place == 0) for tokens in (60, 100, 180) for place in range(2)]
+    known = timing(timed, [UPDATE_SECONDS] * 3, STEP)
+    assert known.step_seconds == pytest.approx(10 * 1.5 - 0.2 + UPDATE_SECONDS)
+    assert known.update_seconds == pytest.approx(UPDATE_SECONDS)
+    assert known.micro_batch_seconds == pytest.approx((10 * 1.5 - 0.2) / 10)
+    assert known.error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_one_step_says_nothing_of_its_error() -> None:
-    assert timing([1.0], [10]).tokens_per_second_error is None
+def test_micro_batches_that_happen_to_be_small_do_not_make_a_step_short() -> None:
+    known = timing([micro_batch(tokens) for tokens in (10, 20, 40, 30)], [UPDATE_SECONDS], STEP)
+    assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
+
+
+def test_a_single_micro_batch_says_nothing_of_its_error() -> None:
+    known = timing([micro_batch(100)], [UPDATE_SECONDS], STEP)
+    assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
+    assert known.error is None
 
 
 def test_errors_are_those_that_repetition_shows() -> None:
     source = random.Random(3)
-    rates, medians, rate_errors, median_errors = [], [], [], []
-    for _ in range(2000):
-        tokens = [source.randint(50, 150) for _ in range(25)]
-        seconds = [count / 100 * source.gauss(1.0, 0.1) for count in tokens]
-        known = timing(seconds, tokens)
-        assert known.tokens_per_second_error is not None
-        assert known.step_seconds_error is not None
-        rates.append(known.tokens_per_second)
-        medians.append(known.step_seconds)
-        rate_errors.append(known.tokens_per_second_error)
-        median_errors.append(known.step_seconds_error)
-    spread = statistics.stdev(rates) / statistics.mean(rates)
-    assert statistics.mean(rate_errors) == pytest.approx(spread, rel=0.1)
-    # These lengths are uniform, not normal: their median is known less well than the formula says, by about a third.
-    spread = statistics.stdev(medians) / statistics.mean(medians)
-    assert statistics.mean(median_errors) == pytest.approx(spread, rel=0.4)
+    composed, errors = [], []
+    for _ in range(1000):
+        timed = [
+            micro_batch(source.randint(50, 150), first=place == 0, noise=source.gauss(1.0, 0.1))
+            for _ in range(12)
+            for place in range(2)
+        ]
+        known = timing(timed, [source.gauss(UPDATE_SECONDS, 0.3) for _ in range(12)], STEP)
+        assert known.error is not None
+        composed.append(known.step_seconds)
+        errors.append(known.error)
+    assert statistics.mean(composed) == pytest.approx(10 * 1.5 - 0.2 + UPDATE_SECONDS, rel=0.01)
+    assert statistics.mean(errors) == pytest.approx(statistics.stdev(composed) / statistics.mean(composed), rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("seconds", "schedule", "stops"),
     [
-        ([1.0] * 2, Schedule(min_steps=3), False),
-        ([1.0] * 3, Schedule(min_steps=3), True),
-        ([1.0, 2.0, 1.0], Schedule(min_steps=3, target_error=0.01), False),
-        ([1.0, 2.0, 1.0], Schedule(min_steps=3, target_error=0.01, max_seconds=4.0), True),
-        ([1.0, 2.0, 1.0], Schedule(min_steps=3, target_error=0.01, max_steps=3), True),
-        ([1.0], Schedule(min_steps=1), False),
-        ([100.0], Schedule(min_steps=2, max_seconds=10.0), False),
+        ([1.0] * 2, Schedule(min_micro_batches=3), False),
+        ([1.0] * 3, Schedule(min_micro_batches=3), True),
+        ([1.0, 2.0, 1.0], Schedule(min_micro_batches=3, target_error=0.01), False),
+        ([1.0, 2.0, 1.0], Schedule(min_micro_batches=3, target_error=0.01, max_seconds=4.0), True),
+        ([1.0, 2.0, 1.0], Schedule(min_micro_batches=3, target_error=0.01, max_micro_batches=3), True),
+        ([1.0], Schedule(min_micro_batches=1), False),
+        ([100.0], Schedule(min_micro_batches=2, max_seconds=10.0), False),
     ],
 )
 def test_timing_stops_when_it_knows_enough_or_may_not_go_on(
     seconds: list[float], schedule: Schedule, stops: bool
 ) -> None:
-    assert enough(schedule, seconds, [100] * len(seconds)) is stops
+    timed = [TimedMicroBatch(took, 100, first=True) for took in seconds]
+    assert enough(schedule, timed, [0.1] * len(seconds), WholeStep(1, 100.0)) is stops

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from datasets import load_from_disk
 from trl import SFTConfig, SFTTrainer
@@ -26,7 +28,7 @@ from autotune.step.progress import Progress
 from autotune.step.training import train, training_rows
 from tests.step.requests import plan, probe_request
 
-SCHEDULE = Schedule(worst_steps=1, warmup_steps=1, min_steps=2, max_steps=2)
+SCHEDULE = Schedule(warmup_micro_batches=2, min_micro_batches=4, max_micro_batches=4)
 
 
 @pytest.mark.parametrize(
@@ -45,30 +47,103 @@ def test_trl_counts_the_tokens_that_the_probe_counts(
     progress = Progress(SCHEDULE, CpuMeter())
     trainer = train(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path, progress)
     assert progress.batches is not None
-    assert progress.steps_done == 4
+    assert progress.steps_done == progress.batches.steps
     assert trainer._total_train_tokens == progress.batches.tokens.sum()
-    assert progress.timed_tokens == progress.batches.tokens[2:].tolist()
     assert progress.phase is Phase.FORWARD
+    timed = progress.batches.timed
+    assert [item.collated for item in progress.timed] == progress.batches.collated[timed].tolist()
+    in_step = progress.batches.step_micro_batches
+    assert [item.first for item in progress.timed] == [not index % in_step for index in np.flatnonzero(timed)]
+    assert len(progress.updates) == sum(timed) // in_step
 
 
-def test_batches_come_in_the_order_that_was_drawn(
-    small_workload: PrepareReply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Seen(SFTTrainer):
+    """Notes the length of each row of each micro-batch, and the tokens that the collator made of them."""
+
+    lengths: ClassVar[list[list[int]]] = []
+    collated: ClassVar[list[int]] = []
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if "attention_mask" in inputs:
+            self.lengths.append(inputs["attention_mask"].sum(dim=1).tolist())
+        self.collated.append(inputs["input_ids"].numel())
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
+    monkeypatch.setitem(TRAINERS, "sft", TrainerClasses(SFTConfig, Seen))
+    monkeypatch.setattr(Seen, "lengths", [])
+    monkeypatch.setattr(Seen, "collated", [])
+    return Seen
+
+
+def test_batches_come_in_the_order_that_was_chosen(
+    small_workload: PrepareReply, tmp_path: Path, seen: type[Seen]
 ) -> None:
-    seen: list[list[int]] = []
-
-    class Recording(SFTTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(inputs["attention_mask"].sum(dim=1).tolist())
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    monkeypatch.setitem(TRAINERS, "sft", TrainerClasses(SFTConfig, Recording))
     progress = Progress(SCHEDULE, CpuMeter())
     trainer = train(probe_request(small_workload, plan(rows=2, micro_batches=2), schedule=SCHEDULE), tmp_path, progress)
     assert progress.batches is not None
     lengths = [len(row) for row in trainer.train_dataset["input_ids"][:]]
-    assert seen == [lengths[start : start + 2] for start in range(0, 16, 2)]
-    assert seen[0] == seen[1] == [64, 64]
-    assert [sum(map(sum, seen[step : step + 2])) for step in range(0, 8, 2)] == progress.batches.tokens.tolist()
+    count = len(seen.lengths)
+    assert seen.lengths == [lengths[start : start + 2] for start in range(0, 2 * count, 2)]
+    assert seen.lengths[0] == [64, 57]
+    assert seen.lengths[1] == [64, 64]
+    assert [sum(found) for found in seen.lengths] == progress.batches.tokens[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    "training_plan",
+    [
+        plan(rows=3),
+        plan({"pad_to_multiple_of": 16}, rows=3),
+        plan({"packing": True}),
+        plan({"packing": True, "packing_strategy": "wrapped"}),
+        plan({"padding_free": True, "max_length": None, "pad_to_multiple_of": 16}, truncate_to=40),
+    ],
+    ids=["padded", "rounded", "bfd", "wrapped", "padding-free"],
+)
+def test_micro_batches_are_as_large_as_trls_collator_makes_them(
+    small_workload: PrepareReply, tmp_path: Path, seen: type[Seen], training_plan: TrainingPlan
+) -> None:
+    progress = Progress(SCHEDULE, CpuMeter())
+    train(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path, progress)
+    assert progress.batches is not None
+    assert seen.collated == progress.batches.collated.tolist()
+    assert progress.worst_tokens == seen.collated[0] == max(seen.collated)
+
+
+def test_a_run_of_whole_steps_ends_with_the_worst_micro_batches_again(
+    small_workload: PrepareReply, tmp_path: Path, seen: type[Seen]
+) -> None:
+    schedule = replace(SCHEDULE, whole_steps=True, worst_last=True, max_seconds=0.0)
+    progress = Progress(schedule, CpuMeter())
+    train(probe_request(small_workload, plan(rows=2, micro_batches=5), schedule=schedule), tmp_path, progress)
+    assert progress.batches is not None
+    steps = [seen.lengths[start : start + 5] for start in range(0, len(seen.lengths), 5)]
+    assert len(steps) == progress.steps_done
+    assert len(steps[-1]) == 5
+    assert steps[0][:3] == steps[-1][:3] == [[64, 57], [64, 64], [64, 57]]
+    assert all(step[0] != [64, 57] for step in steps[progress.batches.worst_steps : -1])
+
+
+def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
+    small_workload: PrepareReply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    class Counting(SFTTrainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            held.append(len(self._beside))
+            return super().training_step(*args, **kwargs)
+
+    monkeypatch.setitem(TRAINERS, "sft", TrainerClasses(SFTConfig, Counting))
+    request = probe_request(small_workload, plan(rows=2, micro_batches=7), schedule=SCHEDULE)
+    progress = Progress(SCHEDULE, CpuMeter())
+    train(request, tmp_path, progress)
+    assert progress.batches is not None
+    worst = progress.batches.worst_steps * 2
+    assert held == [5] * worst + [0] * (len(held) - worst)
 
 
 def test_nothing_but_what_a_probe_needs_is_changed(small_workload: PrepareReply, tmp_path: Path) -> None:
@@ -80,7 +155,7 @@ def test_nothing_but_what_a_probe_needs_is_changed(small_workload: PrepareReply,
     # transformers mirrors a deprecated field, and a model that is there already takes no arguments.
     expected = {
         "output_dir", "max_steps", "train_sampling_strategy", "save_strategy", "eval_strategy", "logging_strategy",
-        "report_to", "disable_tqdm", "model_init_kwargs",
+        "report_to", "disable_tqdm", "model_init_kwargs", "gradient_accumulation_steps",
     }  # fmt: skip
     assert {name for name, value in run.items() if planned[name] != value} <= expected
 

@@ -1,0 +1,49 @@
+"""Which micro-batches may need the most memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.batch_geometry import worst_micro_batches
+
+
+@pytest.mark.parametrize(
+    ("longest_first", "rows", "expected"),
+    [
+        ([9, 8, 3], 2, [(9, 8)]),
+        # Equal rows have no padding, and so no attention mask; the longest shorter row brings it.
+        ([8, 8, 8, 5, 2], 2, [(8, 5), (8, 8)]),
+        ([8, 8, 5], 2, [(8, 5), (8, 8)]),
+        # Nothing shorter, one row alone, and a row that is shorter already.
+        ([8, 8, 8], 2, [(8, 8)]),
+        ([8, 8, 5], 1, [(8,)]),
+        ([8, 8, 5], 3, [(8, 8, 5)]),
+        # Fewer rows than a micro-batch are repeated.
+        ([8], 3, [(8, 8, 8)]),
+        ([8, 5], 3, [(8, 5, 8)]),
+    ],
+)
+def test_the_worst_micro_batches_are_the_longest_rows_and_those_with_padding(
+    longest_first: list[int], rows: int, expected: list[tuple[int, ...]]
+) -> None:
+    chosen = worst_micro_batches(longest_first, rows, padded=True)
+    assert [tuple(longest_first[position] for position in positions) for positions in chosen] == expected
+
+
+@pytest.mark.parametrize(
+    ("longest_first", "rows", "expected"),
+    [
+        # 8 is a multiple of 4 and 7 is rounded up to it: padding brings the mask, even to a row by itself.
+        ([8, 8, 7], 1, [(7,), (8,)]),
+        ([8, 8, 4], 1, [(8,)]),
+        # 9 is rounded up to 12, so that there is padding already.
+        ([9, 9, 7], 2, [(9, 9)]),
+    ],
+)
+def test_rounding_up_is_padding_too(longest_first: list[int], rows: int, expected: list[tuple[int, ...]]) -> None:
+    chosen = worst_micro_batches(longest_first, rows, padded=True, multiple=4)
+    assert [tuple(longest_first[position] for position in positions) for positions in chosen] == expected
+
+
+def test_rows_laid_end_to_end_have_no_padding_to_look_for() -> None:
+    assert worst_micro_batches([8, 8, 5], 2, padded=False) == ((0, 1),)
