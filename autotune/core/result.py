@@ -98,6 +98,8 @@ class Contribution:
         reason: why it was not measured, in words; empty otherwise.
         speedup: the winner's token rate over that candidate's, both of equal schedules; None when not measured.
         peak_bytes_saved: that candidate's peak less the winner's; None when not measured.
+        told_apart: whether ``speedup``, of one probe each, is further from 1 than the spread between the winner's runs
+            explains; None where that spread or the speed-up was not measured.
     """
 
     knob: str
@@ -108,6 +110,7 @@ class Contribution:
     reason: str
     speedup: float | None
     peak_bytes_saved: int | None
+    told_apart: bool | None = None
 
 
 @dataclass(frozen=True)

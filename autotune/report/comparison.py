@@ -10,6 +10,8 @@ from autotune.core.status import ProbeStatus
 from autotune.report.words import BASELINE_NAME, MISSING, said_bytes, said_rate, said_share, said_status
 from autotune.units import format_bytes, format_duration
 
+_EQUALLY_FAST = "equally fast"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -71,6 +73,8 @@ def said_contribution(contribution: Contribution) -> str:
             return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
         return said_status(contribution.status)
     parts = [_said_speedup(contribution.speedup)]
+    if contribution.told_apart is False and parts != [_EQUALLY_FAST]:
+        parts = [f"speed not told apart ({parts[0]} in one probe)"]
     if contribution.peak_bytes_saved:
         more = "more" if contribution.peak_bytes_saved > 0 else "less"
         parts.append(f"needs {format_bytes(abs(contribution.peak_bytes_saved))} {more}")
@@ -115,7 +119,7 @@ def said_steps(result: Result) -> str:
 def _said_speedup(speedup: float) -> str:
     factor = f"{max(speedup, 1 / speedup):.2f}"
     if factor == "1.00":
-        return "equally fast"
+        return _EQUALLY_FAST
     return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
 
 

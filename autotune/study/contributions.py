@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate
 from autotune.core.result import Contribution
+from autotune.core.spread import ratio_of_two
 from autotune.core.status import ProbeStatus
 from autotune.study.problem import Problem, Purpose, Record
 from autotune.study.session import Session
@@ -64,9 +65,11 @@ def _contribution(
         reason = veto.reason if veto else "the trial or time limit was reached"
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     ours, other = winner.measurement, record.measurement
-    speedup = saved = None
+    speedup = saved = told_apart = None
     if other.ok and ours.tokens_per_second and other.tokens_per_second:
         speedup = ours.tokens_per_second / other.tokens_per_second
+        as_fast = ratio_of_two(winner.rates)
+        told_apart = None if as_fast is None else speedup not in as_fast
     if other.ok and ours.peak_bytes is not None and other.peak_bytes is not None:
         saved = other.peak_bytes - ours.peak_bytes
-    return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved)
+    return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, told_apart)

@@ -132,6 +132,13 @@ def test_a_contribution_says_what_changing_back_did(speedup: float, saved: int |
     assert contribution(speedup, saved) == said
 
 
+def test_a_contribution_within_the_spread_between_runs_is_not_told_apart() -> None:
+    near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, told_apart=False)
+    assert said_contribution(near) == "speed not told apart (1.23x slower in one probe), needs 1.00 GiB more"
+    assert said_contribution(replace(near, told_apart=True)) == "1.23x slower, needs 1.00 GiB more"
+    assert said_contribution(replace(near, speedup=1.001)) == "equally fast, needs 1.00 GiB more"
+
+
 def test_a_contribution_that_did_not_fit_says_so() -> None:
     assert contribution(None, None, ProbeStatus.OUT_OF_MEMORY) == "out of memory"
 

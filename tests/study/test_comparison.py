@@ -254,3 +254,13 @@ def test_a_study_without_short_runs_gets_them_when_it_is_resumed(durable: Run) -
     assert turns(table) == TURNS
     assert outcome.confirmed
     assert winner_of(outcome).confirmation == measurement(GOOD)
+
+
+def test_a_change_back_is_told_apart_only_beyond_the_spread_between_runs(recipes: Run) -> None:
+    steady = recipes(ReplayedTable(), trials=6, effort=EFFORT)
+    by_knob = {item.knob: item.told_apart for item in steady.contributions}
+    assert by_knob == {"attention": None, "packing": True, "liger": True}
+    scattered = Varied(rates={GOOD: iter([3000.0, 5000.0, 4000.0])})
+    outcome = Run("sqlite://", recipes.problem)(scattered, trials=6, effort=EFFORT)
+    assert winner_of(outcome).candidate == GOOD
+    assert {item.knob: item.told_apart for item in outcome.contributions}["liger"] is False
