@@ -24,9 +24,9 @@ from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.events import ignore
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.study import SearchOutcome, StudyStorage, search
+from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from benchmarks.tables import RECORDED, Row, Table, read_table
 
 NEAR = (0.98, 0.80)
@@ -126,13 +126,13 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
     problem = table.replayed()
     enough = best_rate(table) * (until or math.inf)
 
-    def probe(number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None) -> Measurement:
-        del number, schedule, seconds_left
+    def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
+        del seconds_left
         if near:
             raise KeyboardInterrupt
-        measurement = shown[candidate]
+        measurement = shown[run.candidate]
         if (measurement.tokens_per_second or 0.0) >= enough:
-            near.add(candidate)
+            near.add(run.candidate)
         return measurement
 
     predictor = PlannedPredictor(RecordedEstimates(table.rows), table.limit_bytes, "cpu", math.inf)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import InputError
+from autotune.study import ProbeRun, Purpose
 
 _RUN_FILE = "run.json"
 _OWN_NAMES = frozenset({"workload", "probes", _RUN_FILE})
@@ -34,9 +35,15 @@ class Output:
         """URL of the study that lies in the directory."""
         return f"sqlite:///{self.directory / 'study.db'}"
 
-    def probe(self, number: int, *, confirmation: bool) -> Path:
-        """Return the folder of a trial's probe, or of its longer run."""
-        return self.directory / "probes" / (f"{number}-confirmation" if confirmation else str(number))
+    def probe(self, run: ProbeRun) -> Path:
+        """Return the folder of a run: ``7``, ``7-confirmation``, ``7-comparison-1``, ``7-comparison-1-baseline``, …."""
+        name = str(run.number)
+        if run.turn is not None:
+            beside = "" if run.turn.number == run.turn.winner else "-baseline"
+            name = f"{run.turn.winner}-comparison-{run.turn.pair + 1}{beside}"
+        elif run.purpose is Purpose.CONFIRMATION:
+            name += "-confirmation"
+        return self.directory / "probes" / name
 
     def remembered_budget(self) -> int | None:
         """Return the memory budget, in bytes, of the run that is resumed; None when there is none."""

@@ -130,6 +130,7 @@ def probe(
         wall_seconds=time.monotonic() - started,
         settings={"model": model, "dataset": dataset, "effort": effort, "init": init, "seed": seed, "plan": plan},
         output_directory=str(out.directory),
+        comparisons=options.effort.comparisons,
     )
     result = result_of(outcome, problem, facts)
     write_bundle(result, out.directory)

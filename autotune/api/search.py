@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from autotune.api.options import Options
 from autotune.api.output import Output
-from autotune.core.candidate import Candidate
 from autotune.core.events import Listener, StageStarted
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
 from autotune.core.protocol import ProbeRequest
 from autotune.inspection.machine import environment
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
-from autotune.study import SearchOutcome, StudyStorage, search
+from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from autotune.study.prediction import Predictor
 from autotune.trainers.problem import TrainerProblem
 
@@ -53,21 +52,20 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
     listener(StageStarted("Searching"))
     options, problem = run.options, run.problem
 
-    def probe_candidate(
-        number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None
-    ) -> Measurement:
+    def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
         longest = options.effort.probe_timeout_seconds
         request = ProbeRequest(
-            plan=problem.trainer.plan(candidate, problem.setting),
+            plan=problem.trainer.plan(one.candidate, problem.setting),
             model=problem.setting.workload.model_source,
             device=problem.setting.machine.hardware.kind,
             tokenized_directory=problem.setting.workload.dataset.tokenized_directory,
-            schedule=schedule,
+            schedule=one.schedule,
             limit_bytes=run.limit_bytes,
-            seed=options.seed,
+            seed=seed_of(one, options.seed),
         )
-        folder = run.output.probe(number, confirmation=schedule == options.effort.confirmation)
-        return run_probe(run.server, request, folder, longest if seconds_left is None else min(longest, seconds_left))
+        return run_probe(
+            run.server, request, run.output.probe(one), longest if seconds_left is None else min(longest, seconds_left)
+        )
 
     return search(
         problem,
@@ -86,6 +84,15 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         listener=listener,
         predictor=run.predictor,
     )
+
+
+def seed_of(run: ProbeRun, seed: int) -> int:
+    """Return the seed of a run's batches: probes draw the same ones, each pair of short runs has its own.
+
+    A short run trains on a small part of the rows. If all of them trained on the same, the spread between them would
+    not show how much the rate depends on which rows these are.
+    """
+    return seed if run.turn is None else seed + 1 + run.turn.pair
 
 
 def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:

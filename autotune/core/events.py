@@ -24,14 +24,12 @@ class WorkloadReady:
     Attributes:
         candidates: how many the search space holds.
         baseline: TRL's default; a candidate is shown by how it differs from this one.
-        probes_done: probes that a resumed study holds already.
     """
 
     workload: Workload
     budget_bytes: int
     candidates: int
     baseline: Candidate = field(default_factory=lambda: Candidate({}))
-    probes_done: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,9 @@ class ProbeStarted:
     """A probe began.
 
     Attributes:
-        purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``audit`` or ``confirmation``.
+        purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``audit``, ``confirmation`` or ``comparison``;
+            the limit does not count the last three.
+        trials_limit: probes at the most, those of earlier runs included.
     """
 
     number: int
@@ -67,6 +67,23 @@ class ProbeFinished:
 
 
 @dataclass(frozen=True)
+class StudyResumed:
+    """A study goes on that holds candidates already.
+
+    Attributes:
+        probes: those that the limit counts.
+        vetoed: candidates that were decided without a probe.
+        trials_limit: probes at the most, these included.
+        best: the run that showed the fastest candidate that fits, so far; None where none fits.
+    """
+
+    probes: int
+    vetoed: int
+    trials_limit: int
+    best: ProbeFinished | None
+
+
+@dataclass(frozen=True)
 class CandidateVetoed:
     """A candidate was decided without a probe."""
 
@@ -75,7 +92,7 @@ class CandidateVetoed:
     reason: str
 
 
-Event = StageStarted | WorkloadReady | Noted | ProbeStarted | ProbeFinished | CandidateVetoed
+Event = StageStarted | WorkloadReady | Noted | StudyResumed | ProbeStarted | ProbeFinished | CandidateVetoed
 Listener = Callable[[Event], None]
 
 

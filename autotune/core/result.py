@@ -50,13 +50,18 @@ class Choosable:
         peak_bytes: peak memory of the worst batch; CUDA: allocated, CPU: resident above the baseline.
         reserved_bytes: CUDA: peak reserved by the caching allocator.
         device_bytes: CUDA: what the driver says the process held, context included.
-        tokens_per_second: dataset tokens, padding excluded, over the wall clock of whole optimizer steps.
-        tokens_per_second_error: its relative standard error.
+        tokens_per_second: dataset tokens, padding excluded, over the wall clock of whole optimizer steps; the geometric
+            mean of ``runs`` runs.
+        tokens_per_second_error: standard error of that mean, as a share of it, from the spread between runs; None for
+            fewer than two runs.
         seconds_per_epoch: kept dataset tokens over the token rate.
         token_coverage: share of the dataset's tokens, 0 to 1, that it trains on.
         max_length: tokens to which rows are cut or packed; None when they are not.
         documents_per_step: mean dataset rows that an optimizer step holds.
         steps_per_epoch: optimizer steps in an epoch.
+        tokens_per_second_low, tokens_per_second_high: where one further run is expected: the 95 % prediction interval
+            from the spread between runs; None for fewer than two runs.
+        runs: whose rates the mean is of: the longer run and the short ones, or the probe where there are none.
     """
 
     number: int
@@ -76,6 +81,9 @@ class Choosable:
     gradient_accumulation_steps: int
     documents_per_step: float | None
     steps_per_epoch: int | None
+    tokens_per_second_low: float | None = None
+    tokens_per_second_high: float | None = None
+    runs: int = 1
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,8 @@ class Contribution:
         reason: why it was not measured, in words; empty otherwise.
         speedup: the winner's token rate over that candidate's, both of equal schedules; None when not measured.
         peak_bytes_saved: that candidate's peak less the winner's; None when not measured.
+        told_apart: whether ``speedup``, of one probe each, is further from 1 than the spread between the winner's runs
+            explains; None where that spread or the speed-up was not measured.
     """
 
     knob: str
@@ -100,6 +110,7 @@ class Contribution:
     reason: str
     speedup: float | None
     peak_bytes_saved: int | None
+    told_apart: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -135,13 +146,15 @@ class Result:
         margin: share of the budget that was kept free while probing.
         recommended: None unless ``status`` is ``found``.
         baseline: TRL's default at the same global batch; None when it was never measured.
-        speedup: the recommendation's token rate over the baseline's, in the probes or in the longer runs, whichever is
-            less; None when the baseline did not run.
-        confirmed: whether the recommendation passed the longer run.
+        speedup: the recommendation's token rate over the baseline's: the geometric mean over ``pairs`` pairs of short
+            runs, or the ratio of their probes where there are none; None when the baseline did not run.
+        confirmed: whether the recommendation passed the longer run, and every short one.
         smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a probe that ran
             out of memory, what it had held and then asked for.
         settings: what was asked for, as the command line would say it.
         output_directory: where the bundle is.
+        speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.
+        pairs: short runs of the recommendation and of the baseline that took turns.
     """
 
     schema: int
@@ -167,3 +180,6 @@ class Result:
     wall_seconds: float = 0.0
     settings: Mapping[str, object] = field(default_factory=dict)
     output_directory: str = ""
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    pairs: int = 0

@@ -49,14 +49,25 @@ def _measured(chosen: Choosable) -> str:
     if chosen.peak_bytes is not None:
         parts.append(f"peak memory {format_bytes(chosen.peak_bytes)} on the worst batch")
     if chosen.tokens_per_second is not None:
-        parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones")
+        parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected(chosen)}")
     return f"It showed {' and '.join(parts)}." if parts else ""
+
+
+def _expected(chosen: Choosable) -> str:
+    low, high = chosen.tokens_per_second_low, chosen.tokens_per_second_high
+    if low is None or high is None:
+        return " in one run"
+    return f" in {chosen.runs} runs, of which a further one is expected between {low:,.0f} and {high:,.0f}"
 
 
 def _beside(result: Result) -> str:
     baseline = result.baseline
     if result.speedup is not None and baseline is not None and baseline.tokens_per_second is not None:
-        return f"TRL's default did {format_rate(baseline.tokens_per_second)}: {result.speedup:.2f} times slower."
+        low, high = result.speedup_low, result.speedup_high
+        between = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+        return (
+            f"TRL's default did {format_rate(baseline.tokens_per_second)}: {result.speedup:.2f}{between} times slower."
+        )
     if baseline is not None and baseline.reason:
         return f"TRL's default did not run: {baseline.reason.rstrip('.')}."
     return ""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus
-from autotune.report.words import MISSING, said_bytes, said_rate, said_share, said_status
+from autotune.report.words import BASELINE_NAME, MISSING, said_bytes, said_rate, said_share, said_status
 from autotune.units import format_bytes, format_duration
+
+_EQUALLY_FAST = "equally fast"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
         row("  reserved", lambda one: said_bytes(one.reserved_bytes)),
         row("  on the device", lambda one: said_bytes(one.device_bytes)),
         row("speed", lambda one: said_rate(one.tokens_per_second), lambda one: _over(one.tokens_per_second, fastest)),
-        row("  standard error", _error),
+        row("  a further run", _expected),
         row("time per epoch", lambda one: _duration(one.seconds_per_epoch)),
         row("tokens covered", lambda one: said_share(one.token_coverage)),
         row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
@@ -71,6 +73,8 @@ def said_contribution(contribution: Contribution) -> str:
             return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
         return said_status(contribution.status)
     parts = [_said_speedup(contribution.speedup)]
+    if contribution.told_apart is False and parts != [_EQUALLY_FAST]:
+        parts = [f"speed not told apart ({parts[0]} in one probe)"]
     if contribution.peak_bytes_saved:
         more = "more" if contribution.peak_bytes_saved > 0 else "less"
         parts.append(f"needs {format_bytes(abs(contribution.peak_bytes_saved))} {more}")
@@ -83,10 +87,18 @@ def headline(result: Result, recommended: Choosable) -> str:
     if baseline is not None and recommended.candidate == baseline.candidate:
         return "TRL's default is already the fastest candidate that fits."
     if result.speedup is not None:
-        return f"{_said_factor(result.speedup)} TRL's default at the same global batch of {result.global_batch_size}."
+        return _said_speed(result, result.speedup)
     if baseline is not None and baseline.status is not ProbeStatus.OK:
         return f"TRL's default does not run here ({said_status(baseline.status)}); this does, at {rate}."
     return f"The fastest candidate that fits runs at {rate}."
+
+
+def said_runs(result: Result, recommended: Choosable) -> str:
+    """Return how many runs stand behind the figures of speed, and what their range means."""
+    if recommended.tokens_per_second_low is None:
+        return "The speed is that of one run, which says nothing of the spread between runs."
+    turns = f", {result.pairs} of them in turn with {BASELINE_NAME}" if result.pairs else ""
+    return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
 
 
 def said_steps(result: Result) -> str:
@@ -107,18 +119,25 @@ def said_steps(result: Result) -> str:
 def _said_speedup(speedup: float) -> str:
     factor = f"{max(speedup, 1 / speedup):.2f}"
     if factor == "1.00":
-        return "equally fast"
+        return _EQUALLY_FAST
     return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
 
 
-def _said_factor(speedup: float) -> str:
-    factor = f"{speedup:.2f}"
-    return "As fast as" if factor == "1.00" else f"{factor}x the speed of"
+def _said_speed(result: Result, speedup: float) -> str:
+    """Return the speed-up and its interval, and whether it is one at all."""
+    factor, low, high = f"{speedup:.2f}", result.speedup_low, result.speedup_high
+    where = f"TRL's default at the same global batch of {result.global_batch_size}"
+    if low is None or high is None:
+        return f"As fast as {where}." if factor == "1.00" else f"{factor}x the speed of {where}."
+    between = f"{factor}x ({low:.2f} to {high:.2f})"
+    if low <= 1 <= high:
+        return f"The speed cannot be told apart from that of {where}: {between}."
+    return f"{between} the speed of {where}."
 
 
-def _error(one: Choosable) -> str:
-    error = one.tokens_per_second_error
-    return MISSING if error is None else f"±{100 * error:.1f} %"
+def _expected(one: Choosable) -> str:
+    low, high = one.tokens_per_second_low, one.tokens_per_second_high
+    return MISSING if low is None or high is None else f"{low:,.0f} to {high:,.0f}"
 
 
 def _batch(one: Choosable) -> str:

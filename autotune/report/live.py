@@ -12,9 +12,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.events import Event, Noted, ProbeFinished, StageStarted, WorkloadReady
+from autotune.core.events import Event, Noted, ProbeFinished, StageStarted, StudyResumed, WorkloadReady
 from autotune.core.status import ProbeStatus
-from autotune.report.progress import Progress, said_reason, said_workload
+from autotune.report.progress import Progress, said_reason, said_resumed, said_workload
 from autotune.report.words import said_bytes, said_status
 from autotune.units import format_duration
 
@@ -58,6 +58,8 @@ class LiveListener:
                 self._console.print(Text(text, style="bold"))
             case WorkloadReady():
                 self._console.print(Text(said_workload(event)))
+            case StudyResumed():
+                self._console.print(Text(said_resumed(progress)))
             case Noted(text=text):
                 self._console.print(Text(f"note: {text}", style="italic"))
             case ProbeFinished():

@@ -12,9 +12,10 @@ from autotune.core.events import (
     ProbeFinished,
     ProbeStarted,
     StageStarted,
+    StudyResumed,
     WorkloadReady,
 )
-from autotune.report.progress import UNCOUNTED, Progress, said_reason, said_workload
+from autotune.report.progress import UNCOUNTED, Progress, said_reason, said_resumed, said_workload
 from autotune.report.words import said_bytes, said_rate, said_status
 
 
@@ -37,6 +38,8 @@ class PlainListener:
                 return text
             case WorkloadReady():
                 return said_workload(event)
+            case StudyResumed():
+                return said_resumed(progress)
             case Noted(text=text):
                 return f"note: {text}"
             case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):

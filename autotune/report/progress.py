@@ -5,18 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate
-from autotune.core.events import CandidateVetoed, Event, ProbeFinished, ProbeStarted, StageStarted, WorkloadReady
+from autotune.core.events import (
+    CandidateVetoed,
+    Event,
+    ProbeFinished,
+    ProbeStarted,
+    StageStarted,
+    StudyResumed,
+    WorkloadReady,
+)
 from autotune.core.measurement import Measurement
 from autotune.report.words import BASELINE_NAME, said, said_bytes, said_rate
 from autotune.units import format_bytes, format_count
 
 _PURPOSES = {
     "confirmation": "confirming ",
+    "comparison": "short run of ",
     "contribution": "one choice changed back: ",
     "audit": "predicted not to fit: ",
 }
 
-UNCOUNTED = ("audit", "confirmation")
+UNCOUNTED = ("audit", "confirmation", "comparison")
 """Purposes of probes that the limit does not count."""
 
 
@@ -27,9 +36,9 @@ class Progress:
     Attributes:
         stage: what is being done, in words.
         baseline: what candidates are shown as differences from.
-        limit: probes at the most, confirmation excluded; None before the first probe.
-        done: probes that ended, audits and confirmation excluded, those of a resumed study included.
-        vetoed: candidates that were decided without a probe.
+        limit: probes at the most, :data:`UNCOUNTED` ones excluded; None before it is known.
+        done: probes that ended, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
+        vetoed: candidates that were decided without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
     """
 
@@ -47,8 +56,10 @@ class Progress:
         match event:
             case StageStarted(text=text):
                 self.stage = text
-            case WorkloadReady(baseline=baseline, probes_done=probes_done):
-                self.baseline, self.done = baseline, probes_done
+            case WorkloadReady(baseline=baseline):
+                self.baseline = baseline
+            case StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
+                self.done, self.vetoed, self.limit, self.best = probes, vetoed, limit, best_run
             case ProbeStarted(candidate=candidate, purpose=purpose, trials_limit=limit):
                 self.running, self.limit = event, limit
                 self.baseline = candidate if purpose == "baseline" else self.baseline
@@ -56,7 +67,8 @@ class Progress:
                 self.running = None
                 self.best = event if best else self.best
                 self.done += purpose not in UNCOUNTED
-                self._probe_seconds.append(measurement.wall_seconds)
+                if purpose != "comparison":
+                    self._probe_seconds.append(measurement.wall_seconds)
             case CandidateVetoed():
                 self.vetoed += 1
 
@@ -87,6 +99,13 @@ class Progress:
     def said_candidate(self, candidate: Candidate, purpose: str) -> str:
         """Return a candidate as its differences from the baseline, and what it is probed for where that matters."""
         return BASELINE_NAME if purpose == "baseline" else _PURPOSES.get(purpose, "") + said(candidate, self.baseline)
+
+
+def said_resumed(progress: Progress) -> str:
+    """Return what a resumed study holds, in one line."""
+    vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
+    found = progress.said_best or "nothing fits so far"
+    return f"resumed with {progress.done} of at most {progress.limit} probes{vetoed}; {found}"
 
 
 def said_reason(measurement: Measurement) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
-from autotune.report.comparison import Row, comparison, headline, said_contribution, said_steps
+from autotune.report.comparison import Row, comparison, headline, said_contribution, said_runs, said_steps
 from autotune.report.listing import listing
 from autotune.report.outlook import (
     next_command,
@@ -69,6 +69,7 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
         yield Text("Confirmed by a longer run, the worst batch included.", style="green")
     else:
         yield Text("Not confirmed by a longer run.", style="yellow")
+    yield Text(said_runs(result, recommended))
     yield Text()
     yield _comparison_table(comparison(result, recommended), 10 if width < _NARROW else 20)
     if result.contributions:

@@ -1,6 +1,6 @@
 """The Optuna study that chooses candidates, records them, and selects, attributes and confirms a winner."""
 
-from autotune.study.problem import Probe, Problem, Purpose, Record, SearchOutcome, StudyStorage
+from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, SearchOutcome, StudyStorage
 from autotune.study.searching import search
 
-__all__ = ["Probe", "Problem", "Purpose", "Record", "SearchOutcome", "StudyStorage", "search"]
+__all__ = ["Probe", "ProbeRun", "Problem", "Purpose", "Record", "SearchOutcome", "StudyStorage", "search"]

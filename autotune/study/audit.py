@@ -23,7 +23,7 @@ def audit(session: Session, proposer: Proposer) -> None:
     needs = _needs(session, (*recorded, *proposer.by_chance()))
     waiting = sorted((candidate for candidate in needs if candidate not in done), key=needs.__getitem__)
     for candidate in _spread(waiting, left):
-        reserve_seconds = session.confirmation_seconds()
+        reserve_seconds = session.settling_seconds()
         if session.clock.over(reserve_seconds + session.probe_seconds()):
             return
         session.probe(candidate, Purpose.AUDIT, reserve_seconds)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate
 from autotune.core.result import Contribution
+from autotune.core.spread import ratio_of_two
 from autotune.core.status import ProbeStatus
 from autotune.study.problem import Problem, Purpose, Record
 from autotune.study.session import Session
 
 _LARGEST_RESERVE = 1 / 3
-"""Share of the time that is left to the confirmation at the most."""
+"""Share of the time that is left to another confirmation at the most."""
 
 
 def changes_back(problem: Problem, winner: Candidate, baseline: Candidate) -> dict[str, Candidate]:
@@ -33,6 +34,7 @@ def measure_contributions(session: Session, winner: Record) -> bool:
     """Probe the changes back as far as the limits allow; return whether there was anything to probe."""
     probed = False
     for candidate in unmeasured(session, winner):
+        # A change back that turns out better has to be confirmed; the winner has been.
         reserve = min(session.confirmation_seconds(), (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
         if session.probes_left <= 0 or session.clock.over(reserve + session.probe_seconds()):
             break
@@ -63,9 +65,11 @@ def _contribution(
         reason = veto.reason if veto else "the trial or time limit was reached"
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     ours, other = winner.measurement, record.measurement
-    speedup = saved = None
+    speedup = saved = told_apart = None
     if other.ok and ours.tokens_per_second and other.tokens_per_second:
         speedup = ours.tokens_per_second / other.tokens_per_second
+        as_fast = ratio_of_two(winner.rates)
+        told_apart = None if as_fast is None else speedup not in as_fast
     if other.ok and ours.peak_bytes is not None and other.peak_bytes is not None:
         saved = other.peak_bytes - ours.peak_bytes
-    return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved)
+    return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, told_apart)

@@ -13,7 +13,7 @@ from autotune.study.selection import probes_without_improvement
 from autotune.study.session import Session
 
 _LARGEST_RESERVE = 1 / 2
-"""Share of the time and of the trials that the search phase leaves to contributions and confirmation at the most."""
+"""Share of the time and of the trials that the search phase leaves to contributions, confirmation and comparison."""
 
 
 def explore(session: Session, proposer: Proposer) -> None:
@@ -67,7 +67,7 @@ def _may_go_on(session: Session) -> bool:
 
 
 def _reserve_seconds(session: Session) -> float:
-    wanted = len(_unmeasured(session)) * session.probe_seconds() + session.confirmation_seconds()
+    wanted = len(_unmeasured(session)) * session.probe_seconds() + session.settling_seconds()
     return min(wanted, (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
 
 

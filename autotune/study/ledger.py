@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from autotune.core.codec import decode, encode
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study.prediction import Prediction
-from autotune.study.problem import Purpose, Record
+from autotune.study.problem import Purpose, Record, ShortRun, Turn
 from autotune.study.violation import violation
 
 _CANDIDATE = "candidate"
@@ -23,6 +24,7 @@ _PURPOSE = "purpose"
 _MEASUREMENT = "measurement"
 _PREDICTION = "prediction"
 _CONFIRMATION = "autotune:confirmation:"
+_COMPARISON = "autotune:comparison:"
 _CONSTRAINT = "memory"
 
 
@@ -89,6 +91,13 @@ class Ledger:
         self._records[number] = replace(self._records[number], confirmation=measurement)
         return self._records[number]
 
+    def compare(self, turn: Turn, measurement: Measurement) -> Record:
+        """Store what a short run showed, after those of the same winner that are stored already."""
+        winner, run = self._records[turn.winner], ShortRun(turn.number, measurement)
+        self._study.set_user_attr(_comparison_key(turn.winner, len(winner.comparison)), encode(run))
+        self._records[turn.winner] = replace(winner, comparison=(*winner.comparison, run))
+        return self._records[turn.winner]
+
     def _close_left_over(self) -> list[Unfinished]:
         for _ in self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self._study.ask()
@@ -129,7 +138,9 @@ class Ledger:
             self._study.tell(trial, state=TrialState.PRUNED)
 
     def _keep(self, number: int, attributes: Mapping[str, Any]) -> Record:
-        confirmation = self._study.user_attrs.get(f"{_CONFIRMATION}{number}")
+        kept = self._study.user_attrs
+        confirmation = kept.get(f"{_CONFIRMATION}{number}")
+        keys = itertools.takewhile(kept.__contains__, (_comparison_key(number, place) for place in itertools.count()))
         # A study of an earlier version knows none.
         prediction = attributes.get(_PREDICTION)
         self._records[number] = Record(
@@ -139,5 +150,10 @@ class Ledger:
             measurement=decode(Measurement, attributes[_MEASUREMENT]),
             confirmation=None if confirmation is None else decode(Measurement, confirmation),
             prediction=None if prediction is None else decode(Prediction, prediction),
+            comparison=tuple(decode(ShortRun, kept[key]) for key in keys),
         )
         return self._records[number]
+
+
+def _comparison_key(winner: int, place: int) -> str:
+    return f"{_COMPARISON}{winner}:{place}"

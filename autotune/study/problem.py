@@ -10,6 +10,7 @@ from typing import Protocol
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.result import Contribution
+from autotune.core.spread import mean_rate
 from autotune.core.status import ProbeStatus
 from autotune.study.prediction import Prediction
 
@@ -43,15 +44,8 @@ class Problem(Protocol):
         """Return why a candidate must not be recommended, in words, or None when it may."""
 
 
-Probe = Callable[[int, Candidate, Schedule, float | None], Measurement]
-"""Trial number, candidate, schedule and the seconds that are left (None: no limit) to what the probe showed.
-
-It raises nothing but ``KeyboardInterrupt`` and ``AutotuneError``.
-"""
-
-
 class Purpose(StrEnum):
-    """Why a candidate was probed or vetoed."""
+    """Why a candidate was run or vetoed."""
 
     BASELINE = "baseline"
     RECIPE = "recipe"
@@ -59,6 +53,45 @@ class Purpose(StrEnum):
     CONTRIBUTION = "contribution"
     AUDIT = "audit"
     CONFIRMATION = "confirmation"
+    COMPARISON = "comparison"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whose short run is next in a comparison of a winner with the baseline.
+
+    Attributes:
+        winner: number of the trial that is compared with the baseline.
+        number: of the trial that runs: the winner's or the baseline's.
+        pair: from 0; the runs of a winner and of the baseline that have the same one are a pair.
+    """
+
+    winner: int
+    number: int
+    pair: int
+
+
+@dataclass(frozen=True)
+class ProbeRun:
+    """One run of a trial's candidate; no two finished runs of a study are equal.
+
+    Attributes:
+        number: of the trial.
+        turn: of a comparison; None for every other purpose.
+    """
+
+    number: int
+    candidate: Candidate
+    purpose: Purpose
+    schedule: Schedule
+    turn: Turn | None = None
+
+
+Probe = Callable[[ProbeRun, float | None], Measurement]
+"""A run and the seconds that are left for it (None: no limit) to what it showed.
+
+It raises nothing but ``KeyboardInterrupt`` and ``AutotuneError``.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,6 +112,14 @@ class StudyStorage:
 
 
 @dataclass(frozen=True)
+class ShortRun:
+    """One run of a comparison: the number of the trial that ran, the winner's or the baseline's, and what it showed."""
+
+    number: int
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
 class Record:
     """One trial of the study.
 
@@ -88,6 +129,7 @@ class Record:
         measurement: what its probe showed; for a vetoed candidate only status and reason.
         confirmation: what the longer run showed, or None when there was none.
         prediction: what was predicted when it was probed or vetoed; None where nothing was.
+        comparison: the short runs of this candidate and of the baseline, in the order in which they ran.
     """
 
     number: int
@@ -96,6 +138,7 @@ class Record:
     measurement: Measurement
     confirmation: Measurement | None = None
     prediction: Prediction | None = None
+    comparison: tuple[ShortRun, ...] = ()
 
     @property
     def probed(self) -> bool:
@@ -103,15 +146,30 @@ class Record:
         return self.measurement.status is not ProbeStatus.VETOED
 
     @property
+    def runs(self) -> tuple[Measurement, ...]:
+        """What this candidate showed after its probe: in its longer run, then in its short ones."""
+        longer = () if self.confirmation is None else (self.confirmation,)
+        return (*longer, *(run.measurement for run in self.comparison if run.number == self.number))
+
+    @property
+    def failure(self) -> Measurement | None:
+        """The first run after its probe that did not end ``ok``, or None."""
+        return next((run for run in self.runs if not run.ok), None)
+
+    @property
     def confirmed(self) -> bool:
-        """Whether the longer run ended ``ok``."""
-        return self.confirmation is not None and self.confirmation.ok
+        """Whether the longer run ended ``ok``, and every short one so far."""
+        return self.confirmation is not None and self.failure is None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The token rates of its longer run and its short ones, as far as they ended ``ok``."""
+        return tuple(run.tokens_per_second for run in self.runs if run.ok and run.tokens_per_second)
 
     @property
     def tokens_per_second(self) -> float:
-        """The token rate of the longest run that ended ``ok``; 0 for a candidate that never trained."""
-        shown = self.confirmation if self.confirmation is not None and self.confirmation.ok else self.measurement
-        return shown.tokens_per_second or 0.0
+        """The mean rate of the runs after its probe, else the probe's; 0 for a candidate that never trained."""
+        return mean_rate(self.rates) if self.rates else self.measurement.tokens_per_second or 0.0
 
 
 @dataclass(frozen=True)
@@ -122,10 +180,10 @@ class SearchOutcome:
         records: every trial in the order of their numbers, earlier runs of a resumed study included.
         baseline: None when it was not reached.
         winner: the recommended one; None when nothing legal fits, or nothing was measured yet.
-        failed_confirmations: the records whose longer run did not end ``ok``.
+        failed_confirmations: the records of which a run after the probe did not end ``ok``.
         contradicted: the records of candidates that were predicted not to fit, were probed all the same, and fit.
         contributions: what each choice of the winner brought; empty when there is no winner.
-        confirmed: whether the winner passed the longer run.
+        confirmed: whether the winner passed the longer run, and every short one.
         interrupted: whether the user ended the search before it was done.
     """
 

@@ -35,9 +35,8 @@ def search(
     Args:
         memory_limit_bytes: what a candidate may need, for telling the sampler how near it came; the probe enforces it.
         seed: of the sampler and of chance.
-        trials: probes at the most, audits and confirmations excluded; None for the effort's.
-        timeout_seconds: for this run, confirmation included; None for no limit.
-
+        trials: probes at the most, audits, confirmations and comparisons excluded; None for the effort's.
+        timeout_seconds: for this run, confirmation and comparison included; None for no limit.
         predictor: what it knows spares probes; None: it is found out by probing alone.
 
     Returns:
@@ -58,6 +57,7 @@ def search(
         # A resumed search must not draw again what an earlier one has drawn.
         drawn = len(study.get_trials(deepcopy=False))
         proposer = Proposer(problem, session.judge, study, ledger, told, seed + drawn)
+        session.tell_resumed()
         interrupted = False
         try:
             explore(session, proposer)
@@ -75,7 +75,7 @@ def _outcome(session: Session, *, interrupted: bool) -> SearchOutcome:
         records=tuple(records),
         baseline=session.baseline,
         winner=winner,
-        failed_confirmations=tuple(record for record in records if record.confirmation and not record.confirmation.ok),
+        failed_confirmations=tuple(record for record in records if record.failure),
         contributions=contributions(session, winner) if winner else (),
         confirmed=winner is not None and winner.confirmed,
         interrupted=interrupted,

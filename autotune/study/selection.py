@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autotune.core.spread import next_run
 from autotune.study.judge import Judge
 from autotune.study.problem import Purpose, Record
 
@@ -14,7 +15,8 @@ LIGHTER = 0.1
 """Of two that are equally fast, one that needs this share less memory is worth a confirmation of its own."""
 
 DISAPPOINTMENT = 0.03
-"""A confirmed rate this share below an unconfirmed one calls for that one's confirmation too."""
+"""A confirmed rate this share below an unconfirmed one calls for that one's confirmation too, unless runs of the
+confirmed one are so far apart that they reach that rate."""
 
 
 def fastest(records: Iterable[Record]) -> Record | None:
@@ -30,21 +32,36 @@ def fastest(records: Iterable[Record]) -> Record | None:
 def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True) -> Record | None:
     """Return the record to recommend as things stand, confirmed or not.
 
-    A confirmed one leads unless an unconfirmed one was faster by more than :data:`DISAPPOINTMENT`, or equally fast and
-    :data:`LIGHTER`, and there may be ``confirm_more``. One whose confirmation failed never leads.
+    One of which a run failed never leads. Of the confirmed ones, those with several runs come before those with one.
+    The fastest of them leads, unless another was faster in its only run than this one may be in a further one
+    (:func:`_reach`), or, before there are several runs, is equally fast and :data:`LIGHTER`. Unconfirmed ones lead in
+    this way only where there may be ``confirm_more``.
     """
-    running = [
-        record
-        for record in records
-        if judge.eligible(record) and (record.confirmation is None or record.confirmation.ok)
-    ]
-    confirmed = fastest(record for record in running if record.confirmed)
+    running = [record for record in records if judge.eligible(record) and record.failure is None]
+    confirmed = [record for record in running if record.confirmed]
+    several = fastest(record for record in confirmed if len(record.rates) > 1)
+    standing = several or fastest(confirmed)
+    if standing is None:
+        return fastest(running)
+    for first in (fastest(running) if confirm_more else None, fastest(confirmed)):
+        if first is not None and first.tokens_per_second > _reach(standing):
+            return first
     first = fastest(running)
-    if first is None or confirmed is None or first.confirmed:
-        return first
-    disappointed = first.tokens_per_second > confirmed.tokens_per_second * (1 + DISAPPOINTMENT)
-    lighter = (first.measurement.peak_bytes or 0) < (confirmed.measurement.peak_bytes or 0) * (1 - LIGHTER)
-    return first if confirm_more and (disappointed or lighter) else confirmed
+    if several is None and confirm_more and first is not None and not first.confirmed:
+        lighter = (first.measurement.peak_bytes or 0) < (standing.measurement.peak_bytes or 0) * (1 - LIGHTER)
+        return first if lighter else standing
+    return standing
+
+
+def _reach(record: Record) -> float:
+    """Return the rate that a further run of a confirmed record may come to.
+
+    Where its runs show a spread, that is the upper end of the interval for a further run: a rate below it, of one run
+    of another candidate, does not tell the two apart.
+    """
+    expected = next_run(record.rates)
+    tolerated = record.tokens_per_second * (1 + DISAPPOINTMENT)
+    return tolerated if expected is None else max(tolerated, expected.high)
 
 
 def probes_without_improvement(records: Iterable[Record], judge: Judge) -> int:

@@ -6,18 +6,22 @@ from statistics import fmean
 
 from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
-from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted
+from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study.clock import Clock
+from autotune.study.comparison import next_turn
 from autotune.study.judge import Judge, Veto
 from autotune.study.ledger import Ledger
 from autotune.study.prediction import Predictor
-from autotune.study.problem import Probe, Problem, Purpose, Record
+from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, Turn
 from autotune.study.selection import leader
 
 _MAX_CONFIRMED = 3
 """Candidates that pass the longer run before the best of them is taken as it is."""
+
+_WHOLE_STEPS = 4
+"""Whole optimizer steps of a longer run at the least: its warm-up, two that are timed, and the worst batch again."""
 
 
 class Session:
@@ -59,9 +63,11 @@ class Session:
     @property
     def probes_left(self) -> int:
         """Probes that the trial limit still allows."""
-        return self.trials - sum(
-            record.probed and record.purpose is not Purpose.AUDIT for record in self.ledger.records
-        )
+        return self.trials - self._counted
+
+    @property
+    def _counted(self) -> int:
+        return sum(record.probed and record.purpose is not Purpose.AUDIT for record in self.ledger.records)
 
     @property
     def baseline(self) -> Record | None:
@@ -73,20 +79,49 @@ class Session:
         """Return the record to recommend as things stand."""
         return leader(self.ledger.records, self.judge, confirm_more=self._passed < _MAX_CONFIRMED)
 
+    def tell_resumed(self) -> None:
+        """Tell the listener what earlier runs of the study found, where there were any."""
+        records, first = self.ledger.records, self.leader()
+        if not records:
+            return
+        best = None
+        if first is not None:
+            shown = first.confirmation or first.measurement
+            best = ProbeFinished(first.number, first.candidate, first.purpose, shown, best=True)
+        vetoed = sum(not record.probed for record in records)
+        self._listener(StudyResumed(self._counted, vetoed, self.trials, best))
+
     def probe_seconds(self) -> float:
         """Return how long a probe that fits takes, by those so far; 0 before the first."""
-        walls = [record.measurement.wall_seconds for record in self.ledger.records if record.measurement.ok]
+        walls = [measurement.wall_seconds for measurement in self._ran()]
         return fmean(walls) if walls else 0.0
 
     def confirmation_seconds(self) -> float:
-        """Return how long the confirmation of the winner and of the baseline may take, by the probes so far."""
-        longer = self.effort.confirmation.max_seconds - self.effort.probe.max_seconds
-        return 2 * (self.probe_seconds() + longer) if self.probe_seconds() else 0.0
+        """Return how long the longer run of the winner takes at the most, by the probes so far."""
+        slowest = max((measurement.step_seconds or 0.0 for measurement in self._ran()), default=0.0)
+        longest = max(self.effort.confirmation.max_seconds, _WHOLE_STEPS * slowest)
+        return self._untimed_seconds() + longest if self.probe_seconds() else 0.0
+
+    def settling_seconds(self) -> float:
+        """Return how long confirmation and comparison of the winner take at the most, by the probes so far."""
+        short = self._untimed_seconds() + self.effort.comparison.max_seconds
+        return self.confirmation_seconds() + 2 * self.effort.comparisons * short if self.probe_seconds() else 0.0
+
+    def _ran(self) -> list[Measurement]:
+        return [record.measurement for record in self.ledger.records if record.measurement.ok]
+
+    def _untimed_seconds(self) -> float:
+        """Return what a probe takes beside the micro-batches that it times: its start, warm-up and worst batch."""
+        untimed = [
+            max(0.0, shown.wall_seconds - shown.micro_batches_timed * (shown.micro_batch_seconds or 0.0))
+            for shown in self._ran()
+        ]
+        return fmean(untimed) if untimed else 0.0
 
     def probe(self, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> None:
         """Probe a candidate and record what it showed; ``reserve_seconds`` of what time is left are not for it."""
         trial = self.ledger.start(candidate, purpose, self.predictor.predict(candidate))
-        measurement = self._run(trial.number, candidate, purpose, reserve_seconds)
+        measurement = self._run(ProbeRun(trial.number, candidate, purpose, self.effort.probe), reserve_seconds)
         record = Record(trial.number, candidate, purpose, measurement)
         if self._was_cut_off(record.number, measurement, reserve_seconds):
             self.cut_off.append(record)
@@ -97,16 +132,29 @@ class Session:
 
     def confirm(self, record: Record) -> None:
         """Run a record's candidate again, longer, and record what that showed."""
-        measurement = self._run(record.number, record.candidate, Purpose.CONFIRMATION)
+        run = ProbeRun(record.number, record.candidate, Purpose.CONFIRMATION, self.effort.confirmation)
+        measurement = self._run(run)
         if not self._was_cut_off(record.number, measurement):
             self.ledger.confirm(record.number, measurement)
             self._passed += measurement.ok and record.candidate != self.baseline_candidate
-        self._finished(record, Purpose.CONFIRMATION, measurement)
+        self._finished(record, run.purpose, measurement)
 
-    def _run(self, number: int, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> Measurement:
-        schedule = self.effort.confirmation if purpose is Purpose.CONFIRMATION else self.effort.probe
-        self._listener(ProbeStarted(number, candidate, purpose, self.trials))
-        return self._probe(number, candidate, schedule, self.clock.left(reserve_seconds))
+    def next_turn(self, winner: Record) -> Turn | None:
+        """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
+        return next_turn(winner, self.baseline, self.effort.comparisons)
+
+    def compare(self, turn: Turn) -> None:
+        """Do one short run of a comparison, and record what it showed."""
+        record = next(record for record in self.ledger.records if record.number == turn.number)
+        run = ProbeRun(turn.number, record.candidate, Purpose.COMPARISON, self.effort.comparison, turn)
+        measurement = self._run(run)
+        if not self._was_cut_off(turn.number, measurement):
+            self.ledger.compare(turn, measurement)
+        self._finished(record, run.purpose, measurement)
+
+    def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
+        self._listener(ProbeStarted(run.number, run.candidate, run.purpose, self.trials))
+        return self._probe(run, self.clock.left(reserve_seconds))
 
     def _was_cut_off(self, number: int, measurement: Measurement, reserve_seconds: float = 0.0) -> bool:
         """Whether the search's time limit ended a probe: that says nothing about the candidate."""
@@ -128,5 +176,7 @@ class Session:
 
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
         first = self.leader()
-        best = measurement.ok and first is not None and first.number == record.number
+        leads = measurement.ok and first is not None and first.number == record.number
+        # A short run adds to what is known of a winner; it finds none.
+        best = leads and purpose is not Purpose.COMPARISON
         self._listener(ProbeFinished(record.number, record.candidate, purpose, measurement, best))

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from autotune.api.output import default_output, open_output
+from autotune.api.search import seed_of
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Schedule
 from autotune.errors import InputError
+from autotune.study import ProbeRun, Purpose
+from autotune.study.problem import Turn
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,34 @@ def test_a_broken_memory_of_a_run_is_as_good_as_none(tmp_path: Path) -> None:
     made = open_output(tmp_path)
     (tmp_path / "run.json").write_text("{")
     assert made.remembered_budget() is None
+
+
+def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    candidate, schedule = Candidate({}), Schedule()
+    turns = [Turn(winner, number, pair) for winner in (7, 9) for pair in (0, 1) for number in (winner, 0)]
+    runs = [
+        *(ProbeRun(number, candidate, Purpose.SEARCH, schedule) for number in (0, 7, 9)),
+        *(ProbeRun(number, candidate, Purpose.CONFIRMATION, schedule) for number in (7, 9)),
+        *(ProbeRun(turn.number, candidate, Purpose.COMPARISON, schedule, turn) for turn in turns),
+        ProbeRun(0, candidate, Purpose.COMPARISON, schedule, Turn(0, 0, 0)),
+    ]
+    folders = [open_output(tmp_path).probe(run).relative_to(tmp_path / "probes").as_posix() for run in runs]
+    assert len(set(folders)) == len(runs)
+    assert folders[:7] == [
+        "0",
+        "7",
+        "9",
+        "7-confirmation",
+        "9-confirmation",
+        "7-comparison-1",
+        "7-comparison-1-baseline",
+    ]
+
+
+def test_pairs_draw_other_batches_than_probes_and_than_each_other() -> None:
+    def seed(number: int, pair: int | None) -> int:
+        turn = None if pair is None else Turn(7, number, pair)
+        return seed_of(ProbeRun(number, Candidate({}), Purpose.SEARCH, Schedule(), turn), 42)
+
+    assert (seed(7, None), seed(7, 0), seed(7, 1)) == (42, 43, 44)
+    assert seed(7, 1) == seed(0, 1)

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,13 +15,15 @@ AUTOTUNE = (sys.executable, "-m", "autotune")
 HEAVY = ("torch", "trl", "transformers", "optuna", "rich", "yaml", "numpy", "pyarrow", "datasets")
 
 
-def quickest(command: tuple[str, ...], times: int = 5) -> float:
-    """Return the seconds of the quickest of some runs: a busy machine slows runs down, nothing speeds them up."""
+def processor_seconds(command: tuple[str, ...], times: int = 5) -> float:
+    """Return the processor time of the cheapest of some runs; unlike the clock's, others do not lengthen it by much."""
 
     def seconds() -> float:
-        started = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        return time.perf_counter() - started
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return used.ru_utime + used.ru_stime
 
     return min(seconds() for _ in range(times))
 
@@ -44,11 +45,11 @@ def with_an_api(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("probe", "--help"), ("--version",)])
-def test_help_answers_in_under_a_third_of_a_second(words: tuple[str, ...]) -> None:
-    assert quickest((*AUTOTUNE, *words)) < 0.3
+def test_help_takes_under_a_third_of_a_second_of_a_processor(words: tuple[str, ...]) -> None:
+    assert processor_seconds((*AUTOTUNE, *words)) < 0.3
 
 
-@pytest.mark.parametrize("words", [("--help",), ("probe", "--help"), ("probe", "M")])
+@pytest.mark.parametrize("words", [("--help",), ("probe", "--help"), ("--version",), ("probe", "M")])
 def test_help_and_usage_errors_load_nothing_heavy(words: tuple[str, ...]) -> None:
     script = (
         f"import sys; sys.argv = ['autotune', *{words!r}]\n"
@@ -86,7 +87,7 @@ def test_an_error_is_coloured_only_in_a_terminal() -> None:
 def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(with_an_api(["probe", "M", "D"]), check=False, capture_output=True, env=environment)
-    assert (done.returncode, b"2.30x the speed" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, b"2.30x (2.11 to 2.51) the speed" in done.stderr) == (0, True), done.stderr
 
 
 def test_a_document_is_utf8_whatever_the_locale() -> None:

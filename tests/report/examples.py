@@ -86,6 +86,9 @@ def a_choosable(number: int, candidate: Candidate, **changes: Any) -> Choosable:
         gradient_accumulation_steps=8 // int(candidate["per_device_train_batch_size"]),
         documents_per_step=8.0,
         steps_per_epoch=88,
+        tokens_per_second_low=9_500.0,
+        tokens_per_second_high=10_530.0,
+        runs=5,
     )
     return replace(choosable, **changes)
 
@@ -141,6 +144,9 @@ def a_result(**changes: Any) -> Result:
             token_coverage=0.995,
             documents_per_step=52.4,
             steps_per_epoch=14,
+            tokens_per_second_low=21_400.0,
+            tokens_per_second_high=24_720.0,
+            runs=6,
         ),
         baseline=a_choosable(0, BASELINE),
         speedup=2.3,
@@ -158,6 +164,9 @@ def a_result(**changes: Any) -> Result:
         smallest_peak_bytes=12 * GIB,
         wall_seconds=312.0,
         output_directory="/runs/autotune-Qwen2.5-0.5B-chats",
+        speedup_low=2.11,
+        speedup_high=2.51,
+        pairs=5,
     )
     return replace(result, **changes)
 
@@ -181,12 +190,18 @@ def nothing_fits() -> Result:
         seconds_per_epoch=None,
         documents_per_step=None,
         steps_per_epoch=None,
+        tokens_per_second_low=None,
+        tokens_per_second_high=None,
+        runs=0,
     )
     return a_result(
         status=RunStatus.NOTHING_FITS,
         recommended=None,
         baseline=baseline,
         speedup=None,
+        speedup_low=None,
+        speedup_high=None,
+        pairs=0,
         contributions=(),
         confirmed=False,
         trials=trials,
@@ -198,8 +213,8 @@ def nothing_fits() -> Result:
 def interrupted() -> Result:
     """A run that was stopped after four trials."""
     return a_result(
-        status=RunStatus.INTERRUPTED, recommended=None, speedup=None, contributions=(), confirmed=False,
-        trials=TRIALS[:4],
+        status=RunStatus.INTERRUPTED, recommended=None, speedup=None, speedup_low=None, speedup_high=None, pairs=0,
+        contributions=(), confirmed=False, trials=TRIALS[:4],
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus
-from autotune.report.comparison import comparison, headline, said_contribution, said_steps
+from autotune.report.comparison import comparison, headline, said_contribution, said_runs, said_steps
 from autotune.units import GIB
 from tests.report.examples import BASELINE, a_choosable, a_result, nothing_fits
 
@@ -36,7 +36,7 @@ def test_each_figure_stands_beside_the_baselines() -> None:
     shown = cells(a_result())
     assert shown["peak memory"] == ("21.00 GiB", "12.00 GiB")
     assert shown["speed"] == ("23,000 tok/s", "10,000 tok/s")
-    assert shown["standard error"] == ("±1.2 %", "±1.2 %")
+    assert shown["a further run"] == ("21,400 to 24,720", "9,500 to 10,530")
     assert shown["time per epoch"] == ("7.4 s", "17 s")
     assert shown["tokens covered"] == ("99.50 %", "99.10 %")
     assert shown["max_length"] == ("2,048", "1,024")
@@ -82,7 +82,35 @@ def test_rows_that_are_not_cut_have_no_maximum_length() -> None:
 def test_the_headline_gives_the_speed_up_at_the_same_global_batch() -> None:
     assert (
         headline(a_result(), recommended(a_result()))
-        == "2.30x the speed of TRL's default at the same global batch of 8."
+        == "2.30x (2.11 to 2.51) the speed of TRL's default at the same global batch of 8."
+    )
+
+
+def test_a_speed_up_of_one_pair_has_no_interval() -> None:
+    result = a_result(speedup_low=None, speedup_high=None, pairs=1)
+    assert headline(result, recommended(result)) == "2.30x the speed of TRL's default at the same global batch of 8."
+
+
+def test_the_headline_admits_that_the_default_may_be_as_fast() -> None:
+    result = a_result(speedup=1.02, speedup_low=0.95, speedup_high=1.1)
+    assert headline(result, recommended(result)) == (
+        "The speed cannot be told apart from that of TRL's default at the same global batch of 8: 1.02x (0.95 to 1.10)."
+    )
+
+
+def test_runs_are_counted_and_their_range_is_explained() -> None:
+    assert said_runs(a_result(), recommended(a_result())) == (
+        "The speed is the mean of 6 runs, 5 of them in turn with TRL's default; a further run is in the range in 95 of "
+        "100 cases."
+    )
+    alone = a_result(pairs=0)
+    assert "the mean of 6 runs; a further" in said_runs(alone, recommended(alone))
+
+
+def test_one_run_is_said_to_show_no_spread() -> None:
+    once = a_choosable(8, BASELINE, tokens_per_second_low=None, tokens_per_second_high=None, runs=1)
+    assert said_runs(a_result(), once) == (
+        "The speed is that of one run, which says nothing of the spread between runs."
     )
 
 
@@ -102,6 +130,13 @@ def test_the_headline_admits_that_the_default_is_already_the_fastest() -> None:
 )
 def test_a_contribution_says_what_changing_back_did(speedup: float, saved: int | None, said: str) -> None:
     assert contribution(speedup, saved) == said
+
+
+def test_a_contribution_within_the_spread_between_runs_is_not_told_apart() -> None:
+    near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, told_apart=False)
+    assert said_contribution(near) == "speed not told apart (1.23x slower in one probe), needs 1.00 GiB more"
+    assert said_contribution(replace(near, told_apart=True)) == "1.23x slower, needs 1.00 GiB more"
+    assert said_contribution(replace(near, speedup=1.001)) == "equally fast, needs 1.00 GiB more"
 
 
 def test_a_contribution_that_did_not_fit_says_so() -> None:

@@ -16,6 +16,7 @@ from autotune.core.events import (
     ProbeFinished,
     ProbeStarted,
     StageStarted,
+    StudyResumed,
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement, OutOfMemory
@@ -23,6 +24,7 @@ from autotune.core.status import Phase, ProbeStatus
 from autotune.report.plain import PlainListener
 from autotune.report.progress import Progress
 from autotune.report.watch import watching
+from autotune.report.words import said
 from autotune.units import GIB
 from tests.report.examples import BASELINE, WINNER, a_workload
 
@@ -142,9 +144,27 @@ def test_remaining_time_is_not_invented_before_a_probe_ended() -> None:
     assert followed(*EVENTS[:4]).remaining_seconds is None
 
 
-def test_a_resumed_run_starts_where_it_was() -> None:
-    resumed = WorkloadReady(a_workload(), 24 * GIB, 1234, BASELINE, probes_done=5)
-    assert followed(resumed, ProbeStarted(9, PACKED, "search", 16)).done == 5
+BEST = ProbeFinished(3, PACKED, "search", RAN, best=True)
+RESUMED = (READY, StudyResumed(5, 2, 16, BEST))
+
+
+def test_a_resumed_run_counts_its_earlier_probes_and_knows_the_best_of_them() -> None:
+    progress = followed(*RESUMED)
+    assert (progress.done, progress.vetoed, progress.limit, progress.best) == (5, 2, 16, BEST)
+    assert plain(*RESUMED, ProbeStarted(9, WINNER, "search", 16))[1:] == [
+        "resumed with 5 of at most 16 probes, 2 vetoed; best so far: packing=bfd (10,000 tok/s, 12.00 GiB)",
+        "probe 9 started (6 of at most 16): " + said(WINNER, BASELINE),
+    ]
+
+
+def test_a_resumed_run_in_a_terminal_shows_what_went_before() -> None:
+    shown = live(*RESUMED)
+    assert "resumed with 5 of at most 16 probes, 2 vetoed; best so far: packing=bfd" in shown
+    assert "5 of at most 16 probes, 2 vetoed, " in shown
+
+
+def test_a_resumed_run_in_which_nothing_fits_so_far_says_so() -> None:
+    assert plain(READY, StudyResumed(1, 0, 16, None))[1] == "resumed with 1 of at most 16 probes; nothing fits so far"
 
 
 def test_a_confirmation_is_not_counted_against_the_limit() -> None:
@@ -154,6 +174,13 @@ def test_a_confirmation_is_not_counted_against_the_limit() -> None:
 def test_a_confirmation_is_not_one_of_the_limited_probes() -> None:
     progress = followed(*EVENTS, ProbeFinished(3, PACKED, "confirmation", RAN, best=False))
     assert progress.done == 2
+
+
+def test_a_short_run_is_not_one_of_the_limited_probes_and_says_nothing_of_how_long_those_take() -> None:
+    run = ProbeFinished(3, PACKED, "comparison", Measurement(ProbeStatus.OK, wall_seconds=1.0), best=False)
+    assert followed(*EVENTS, run).done == 2
+    assert followed(*EVENTS, run).remaining_seconds == followed(*EVENTS).remaining_seconds
+    assert plain(ProbeStarted(3, PACKED, "comparison", 16)) == ["probe 3 started: short run of " + full(PACKED)]
 
 
 def test_the_best_so_far_is_kept_until_there_is_a_better() -> None:

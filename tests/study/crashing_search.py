@@ -6,25 +6,24 @@ import sys
 import time
 from pathlib import Path
 
-from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
+from autotune.study import ProbeRun
 from tests.study.replayed import measurement
-from tests.study.running import PATIENT, Run
+from tests.study.running import Run
 
 
 def main(url: str, log: Path, hang_at: int) -> None:
     """Search, and write a line to the log at the beginning of each probe."""
     calls = 0
 
-    def probe(number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None) -> Measurement:
+    def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
         nonlocal calls
         calls += 1
-        longer = schedule == PATIENT.confirmation
         with log.open("a") as lines:
-            lines.write(f"{number} {'confirmation' if longer else 'probe'}\n")
+            lines.write(f"{run.number} {run.purpose}\n")
         if calls == hang_at:
             time.sleep(600)
-        return measurement(candidate)
+        return measurement(run.candidate)
 
     Run(url)(probe)
 

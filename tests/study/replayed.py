@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.status import Phase, ProbeStatus
+from autotune.study import ProbeRun
 
 LIMIT_BYTES = 600
 STATE_BYTES = 200
@@ -114,17 +115,20 @@ class ReplayedTable:
 
     Attributes:
         shown: by candidate and schedule, or by candidate for any schedule, what is shown in place of the table.
-        calls: number, candidate and schedule of every probe.
+        runs: every run that was asked for.
     """
 
     limit_bytes: int = LIMIT_BYTES
     shown: dict[Candidate | tuple[Candidate, Schedule], Measurement] = field(default_factory=dict)
-    calls: list[tuple[int, Candidate, Schedule]] = field(default_factory=list)
+    runs: list[ProbeRun] = field(default_factory=list)
 
-    def __call__(
-        self, number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None
-    ) -> Measurement:
+    @property
+    def calls(self) -> list[tuple[int, Candidate, Schedule]]:
+        """Number, candidate and schedule of every run."""
+        return [(run.number, run.candidate, run.schedule) for run in self.runs]
+
+    def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
         """Answer a probe."""
-        self.calls.append((number, candidate, schedule))
-        special = self.shown.get((candidate, schedule), self.shown.get(candidate))
-        return special or measurement(candidate, self.limit_bytes)
+        self.runs.append(run)
+        special = self.shown.get((run.candidate, run.schedule), self.shown.get(run.candidate))
+        return special or measurement(run.candidate, self.limit_bytes)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.core.candidate import Candidate
-from autotune.core.events import Noted, ProbeFinished
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.events import Noted, ProbeFinished, ProbeStarted, StudyResumed
+from autotune.core.measurement import Measurement
 from autotune.errors import InputError, ProbeServerError, StudyMismatchError
-from autotune.study import SearchOutcome
-from tests.study.replayed import ReplayedTable, measurement
+from autotune.report.plain import PlainListener
+from autotune.study import ProbeRun, Purpose, SearchOutcome
+from tests.study.foretold import Foretold
+from tests.study.killed import kill_in_the_middle
+from tests.study.replayed import BASELINE, ReplayedTable, measurement
 from tests.study.running import FINGERPRINT, PATIENT, Run, probed
 
 
@@ -27,28 +26,12 @@ class Raising(ReplayedTable):
         self.at = at
         self.error = error
 
-    def __call__(
-        self, number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None
-    ) -> Measurement:
+    def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
         """Answer a probe, or raise."""
-        shown = super().__call__(number, candidate, schedule, seconds_left)
+        shown = super().__call__(run, seconds_left)
         if len(self.calls) == self.at:
             raise self.error
         return shown
-
-
-def kill_in_the_middle(url: str, log: Path, call: int) -> list[str]:
-    """Run a search in a process, kill it while the given probe runs, and return a line for each probe it began."""
-    command = [sys.executable, "-m", "tests.study.crashing_search", url, str(log), str(call)]
-    with subprocess.Popen(command) as process:
-        deadline = time.monotonic() + 60
-        while not (log.exists() and log.read_text().count("\n") == call):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
-    return log.read_text().splitlines()
 
 
 def assert_nothing_is_probed_twice(run: Run, outcome: SearchOutcome) -> None:
@@ -163,3 +146,40 @@ def test_what_was_measured_is_read_back_as_it_was(durable: Run) -> None:
     first = durable(ReplayedTable())
     assert durable(ReplayedTable(), resume=True).records == first.records
     assert all(item.measurement == measurement(item.candidate) for item in probed(first))
+
+
+def test_a_resumed_search_tells_how_many_probes_it_holds_and_the_best_of_them(durable: Run) -> None:
+    first = durable(Raising(5, KeyboardInterrupt()))
+    before = len(durable.events)
+    durable(ReplayedTable(), resume=True)
+    resumed, then = durable.events[before : before + 2]
+    assert first.winner is not None
+    assert resumed == StudyResumed(
+        probes=4,
+        vetoed=sum(not record.probed for record in first.records),
+        trials_limit=PATIENT.trials,
+        best=ProbeFinished(
+            first.winner.number, first.winner.candidate, first.winner.purpose, first.winner.measurement, best=True
+        ),
+    )
+    assert isinstance(then, ProbeStarted)
+    lines: list[str] = []
+    listener = PlainListener(lines.append)
+    for event in (resumed, then):
+        listener(event)
+    assert f"(5 of at most {PATIENT.trials})" in lines[1]
+
+
+def test_a_new_search_has_nothing_to_tell_of_earlier_ones(run: Run) -> None:
+    run(ReplayedTable(), trials=1)
+    assert not any(isinstance(event, StudyResumed) for event in run.events)
+
+
+def test_audits_of_earlier_runs_are_not_counted(durable: Run) -> None:
+    durable.problem.recipes = (BASELINE.but(attention="eager"),)
+    auditing = replace(PATIENT, audits=1)
+    outcome = durable(ReplayedTable(), trials=3, effort=auditing, predictor=Foretold(speeds=False))
+    assert probed(outcome, Purpose.AUDIT)
+    durable(ReplayedTable(), trials=3, effort=auditing, resume=True, predictor=Foretold(speeds=False))
+    (resumed,) = (event for event in durable.events if isinstance(event, StudyResumed))
+    assert resumed.probes == 3

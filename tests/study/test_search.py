@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from autotune.core.candidate import Candidate
 from autotune.core.events import CandidateVetoed, ProbeFinished, ProbeStarted
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.study import Purpose
+from autotune.study import ProbeRun, Purpose
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement
 from tests.study.running import PATIENT, Run, probed
 
@@ -129,10 +128,10 @@ def test_a_baseline_with_a_choice_outside_of_the_space_is_probed(run: Run) -> No
 def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(durable: Run) -> None:
     limits: list[float | None] = []
 
-    def hanging(number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None) -> Measurement:
+    def hanging(run: ProbeRun, seconds_left: float | None) -> Measurement:
         limits.append(seconds_left)
-        if number < 2:
-            return measurement(candidate)
+        if run.number < 2:
+            return measurement(run.candidate)
         time.sleep(seconds_left or 0)
         return Measurement(ProbeStatus.TIMEOUT, "took too long")
 

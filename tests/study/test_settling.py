@@ -46,15 +46,14 @@ def test_the_fastest_wins_and_among_equally_fast_ones_the_smallest() -> None:
     assert fastest([]) is None
 
 
-def test_the_winner_is_run_again_longer_and_so_is_the_baseline(recipes: Run) -> None:
+def test_the_winner_alone_is_run_again_longer(recipes: Run) -> None:
     table = ReplayedTable()
     outcome = recipes(table, trials=5)
     assert outcome.winner is not None
     assert outcome.winner.candidate == GOOD
-    assert confirmed_numbers(table) == [outcome.winner.number, 0]
+    assert confirmed_numbers(table) == [outcome.winner.number]
     assert outcome.confirmed
-    assert outcome.baseline is not None
-    assert outcome.baseline.confirmation == measurement(BASELINE)
+    assert outcome.winner.confirmation == measurement(GOOD)
 
 
 def test_a_baseline_that_wins_is_confirmed_once(run: Run) -> None:

@@ -12,10 +12,10 @@ import optuna
 import pytest
 import sqlalchemy
 
-from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
+from autotune.study import ProbeRun
 from tests.study.replayed import ReplayedTable
 from tests.study.running import Run, probed
 
@@ -70,8 +70,8 @@ def small_disk() -> Iterator[None]:
 
 
 def test_a_full_disk_is_told_and_nothing_stored_is_lost(durable: Run, request: pytest.FixtureRequest) -> None:
-    def verbose(number: int, candidate: Candidate, schedule: Schedule, seconds_left: float | None) -> Measurement:
-        reason = "x" * 500_000 if number == 1 else ""
+    def verbose(run: ProbeRun, seconds_left: float | None) -> Measurement:
+        reason = "x" * 500_000 if run.number == 1 else ""
         return Measurement(ProbeStatus.OK, reason, peak_bytes=1, tokens_per_second=1.0)
 
     request.getfixturevalue("small_disk")

@@ -1,0 +1,134 @@
+"""What the runs of a winner and of the baseline come to: rates, the speed-up, and what they cannot tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.core.measurement import Measurement
+from autotune.core.spread import Interval, mean_of, mean_rate, next_run
+from autotune.report.words import said
+from autotune.study.comparison import next_turn, pairs, runs_beside
+from autotune.study.problem import Record, SearchOutcome
+from autotune.units import format_bytes
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """The winner's token rate over the baseline's.
+
+    Attributes:
+        interval: 95 % confidence interval of the mean, None for fewer than two pairs.
+        pairs: runs of both that stood beside each other; 0: the ratio is that of their probes.
+    """
+
+    ratio: float
+    interval: Interval | None
+    pairs: int
+
+
+def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
+    """Return the token rates that a record's promise is made from.
+
+    They are those of its longer run and its short ones: both time steps in the same way, and if whole steps were slower
+    than what short runs put together, the spread would show it. The probe is left out where there are others, since
+    the winner was chosen for a high one. The baseline's are those of its turns with the winner, without a longer run of
+    its own from when it led: the two are set beside each other.
+    """
+    beside = runs_beside(winner) if winner is not None and winner.number != record.number else ()
+    rates = tuple(run.tokens_per_second for run in beside if run.ok and run.tokens_per_second)
+    return rates or record.rates or tuple(rate for rate in (record.measurement.tokens_per_second,) if rate)
+
+
+def all_runs(record: Record, winner: Record | None, baseline: Record | None) -> tuple[Measurement, ...]:
+    """Return every run of a record's candidate: a promise of memory must hold in all of them."""
+    is_baseline = baseline is not None and record.number == baseline.number
+    beside = runs_beside(winner) if winner is not None and is_baseline else ()
+    return (record.measurement, *record.runs, *beside)
+
+
+def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
+    """Return the speed-up, None where one of both did not run; without pairs it is the ratio of the two probes."""
+    if winner is None or baseline is None:
+        return None
+    if winner.number == baseline.number:
+        return SpeedUp(1.0, None, 0)
+    found = [ratio for ratio in (_ratio(ours, theirs) for ours, theirs in pairs(winner)) if ratio is not None]
+    if found:
+        return SpeedUp(mean_rate(found), mean_of(found), len(found))
+    probes = _ratio(winner.measurement, baseline.measurement)
+    return SpeedUp(probes, None, 0) if probes is not None else None
+
+
+def notes_on_runs(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
+    """Return what runs beside the probes failed in, were too few for, or cannot tell apart, in sentences.
+
+    Args:
+        comparisons: short runs that winner and baseline each should have had.
+    """
+    return (*_failed(outcome), *_unfinished(outcome, comparisons), *_not_told_apart(outcome))
+
+
+def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
+    if not ours.tokens_per_second or not theirs.tokens_per_second:
+        return None
+    return ours.tokens_per_second / theirs.tokens_per_second
+
+
+def _failed(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note for each candidate that a run after its probe showed not to fit, or not to run."""
+    baseline, winner = outcome.baseline, outcome.winner
+    shown = [(record.number, record.failure) for record in outcome.failed_confirmations]
+    if baseline is not None and winner is not None:
+        shown += [(baseline.number, run) for run in runs_beside(winner) if not run.ok]
+    notes = []
+    for number, failure in shown:
+        name = "TRL's default" if baseline is not None and number == baseline.number else f"Trial {number}"
+        if failure is not None:
+            notes.append(f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason}).")
+    return tuple(notes)
+
+
+def _unfinished(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
+    winner, baseline = outcome.winner, outcome.baseline
+    if winner is None or next_turn(winner, baseline, comparisons) is None:
+        return ()
+    speed = speed_up(winner, baseline)
+    ours = sum(run.number == winner.number for run in winner.comparison)
+    told = f"The search ended after {ours} of {comparisons} short runs of the recommendation."
+    if speed is not None and speed.pairs == 0:
+        told += " The speed-up is the ratio of one probe of each."
+    return (told,)
+
+
+def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note on candidates whose probe lies in the range of a further run of the winner.
+
+    The winner's own probe is no measure here: it was chosen for being high.
+    """
+    winner, baseline = outcome.winner, outcome.baseline
+    expected = next_run(winner.rates) if winner is not None else None
+    if winner is None or baseline is None or expected is None:
+        return ()
+    others = [
+        record
+        for record in outcome.records
+        if record.number not in (winner.number, baseline.number)
+        and record.measurement.ok
+        and record.failure is None
+        and (record.measurement.tokens_per_second or 0.0) in expected
+    ]
+    if not others:
+        return ()
+    count = f"{len(others)} other candidates" if len(others) > 1 else "1 other candidate"
+    told = f"In speed, {count} cannot be told apart from the recommendation by one probe"
+    lightest = min(others, key=lambda record: _need_bytes((record.measurement,)))
+    least, ours = _need_bytes((lightest.measurement,)), _need_bytes((winner.measurement, *winner.runs))
+    if least >= ours:
+        return (f"{told}; none of them needs less memory.",)
+    which = f"trial {lightest.number} ({said(lightest.candidate, baseline.candidate)})"
+    return (f"{told}; {which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}.",)
+
+
+def _need_bytes(runs: Sequence[Measurement]) -> int:
+    return max(run.reserved_bytes or run.peak_bytes or 0 for run in runs)

@@ -1,0 +1,106 @@
+"""What repeated runs say of a rate: its mean, the range that a further run is expected in, and ratios of pairs.
+
+Runs differ by factors (another process, a busier machine), so everything is computed on logarithms: means are
+geometric, and an interval lies around its mean as a factor either way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, stdev
+
+CONFIDENCE = 0.95
+"""Probability of every interval here."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From ``low`` to ``high``, both included; in the unit of what it is about."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        """Whether a value lies in it."""
+        return self.low <= value <= self.high
+
+
+def mean_rate(rates: Sequence[float]) -> float:
+    """Return the geometric mean of rates, all above 0; there is at least one."""
+    # Over the first of them, so that equal rates have exactly that mean.
+    return rates[0] * math.exp(fmean(math.log(rate / rates[0]) for rate in rates))
+
+
+def next_run(rates: Sequence[float]) -> Interval | None:
+    """Return the interval that one further run is expected in; None for fewer than two runs, which show no spread.
+
+    The prediction interval of a normal distribution of unknown mean and variance, on logarithms:
+    mean ± t(n - 1) s sqrt(1 + 1/n) (Hahn and Meeker, Statistical Intervals, 1991, section 4.7).
+    """
+    return _around(rates, math.sqrt(1 + 1 / len(rates))) if len(rates) > 1 else None
+
+
+def mean_of(ratios: Sequence[float]) -> Interval | None:
+    """Return the confidence interval of the mean of ratios; None for fewer than two.
+
+    Student's, on logarithms: mean ± t(n - 1) s / sqrt(n).
+    """
+    return _around(ratios, math.sqrt(1 / len(ratios))) if len(ratios) > 1 else None
+
+
+def ratio_of_two(rates: Sequence[float]) -> Interval | None:
+    """Return where the ratio of two single runs is expected if both are as fast; None for fewer than two rates.
+
+    The prediction interval of a difference of two further values, on logarithms: ± t(n - 1) s sqrt(2).
+
+    Args:
+        rates: of runs of one candidate, whose spread is taken for that of both.
+    """
+    if len(rates) < 2:
+        return None
+    width = student_t(len(rates) - 1) * stdev(map(math.log, rates)) * math.sqrt(2)
+    return Interval(math.exp(-width), math.exp(width))
+
+
+def relative_error(rates: Sequence[float]) -> float | None:
+    """Return the standard error of the mean of rates, as a share of it; None for fewer than two runs."""
+    return stdev(map(math.log, rates)) / math.sqrt(len(rates)) if len(rates) > 1 else None
+
+
+@cache
+def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """Return the t that a Student-distributed value of so many degrees of freedom is within, either way.
+
+    By bisection of :func:`_within`, which falls short of ``confidence`` below the answer and exceeds it above.
+    """
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < confidence:
+        high *= 2
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """Return the probability that a Student-distributed value is between -t and t.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 (odd degrees) and 26.7.4 (even ones).
+    """
+    angle = math.atan2(t, math.sqrt(degrees))
+    odd = degrees % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for power in range(2 + odd, degrees + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power - 1) / power
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+def _around(values: Sequence[float], deviations: float) -> Interval:
+    logarithms = [math.log(value) for value in values]
+    mean, width = fmean(logarithms), student_t(len(values) - 1) * stdev(logarithms) * deviations
+    return Interval(math.exp(mean - width), math.exp(mean + width))

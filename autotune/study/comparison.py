@@ -1,0 +1,44 @@
+"""The short runs in which a winner and the baseline take turns: whose turn it is, and which runs are pairs."""
+
+from __future__ import annotations
+
+from autotune.core.measurement import Measurement
+from autotune.study.problem import Record, Turn
+
+
+def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn | None:
+    """Return the next short run of a comparison, or None when it is complete.
+
+    In even pairs the winner goes first, in odd ones the baseline, so that a machine that becomes slower or faster all
+    the time favours neither. Where the baseline is the winner, or did not run, the winner has its runs alone.
+
+    Args:
+        comparisons: short runs of each of the two.
+    """
+    ours = sum(run.number == winner.number for run in winner.comparison)
+    theirs = len(winner.comparison) - ours
+    if baseline is None or not _runs_beside(winner, baseline):
+        return Turn(winner.number, winner.number, ours) if ours < comparisons else None
+    pair = min(ours, theirs)
+    if pair >= comparisons:
+        return None
+    winners_turn = pair % 2 == 0 if ours == theirs else ours < theirs
+    return Turn(winner.number, winner.number if winners_turn else baseline.number, pair)
+
+
+def pairs(winner: Record) -> tuple[tuple[Measurement, Measurement], ...]:
+    """Return the pairs of a winner's comparison, the winner's run first, those alone whose runs both ended ``ok``."""
+    ours = [run.measurement for run in winner.comparison if run.number == winner.number]
+    both = zip(ours, runs_beside(winner), strict=False)
+    return tuple((our, their) for our, their in both if our.ok and their.ok)
+
+
+def runs_beside(winner: Record) -> tuple[Measurement, ...]:
+    """Return the baseline's runs in a winner's comparison."""
+    return tuple(run.measurement for run in winner.comparison if run.number != winner.number)
+
+
+def _runs_beside(winner: Record, baseline: Record) -> bool:
+    """Whether the baseline takes turns with a winner: a run of it that failed was its last."""
+    ran = (baseline.measurement, *runs_beside(winner))
+    return baseline.number != winner.number and all(run.ok for run in ran)

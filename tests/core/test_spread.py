@@ -1,0 +1,74 @@
+"""What repeated runs say of a rate, held against published tables and against chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from autotune.core.spread import Interval, mean_of, mean_rate, next_run, ratio_of_two, relative_error, student_t
+
+
+@pytest.mark.parametrize(
+    ("degrees", "published"),
+    # Abramowitz and Stegun, table 26.10, P = 0.95.
+    [
+        (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
+        (10, 2.228), (15, 2.131), (29, 2.045), (30, 2.042), (120, 1.980),
+    ],
+)  # fmt: skip
+def test_students_t_is_the_published_one(degrees: int, published: float) -> None:
+    assert student_t(degrees) == pytest.approx(published, abs=5e-4)
+
+
+def test_another_confidence_has_another_t() -> None:
+    assert student_t(4, 0.99) == pytest.approx(4.604, abs=5e-4)
+
+
+def test_the_mean_of_factors_is_geometric() -> None:
+    assert mean_rate([50.0, 200.0]) == pytest.approx(100.0)
+
+
+def test_one_run_shows_no_spread() -> None:
+    assert next_run([100.0]) is mean_of([1.1]) is relative_error([100.0]) is None
+    assert next_run([]) is mean_of([]) is ratio_of_two([100.0]) is None
+
+
+def test_equal_runs_leave_no_room() -> None:
+    found = next_run([100.0, 100.0, 100.0])
+    assert found is not None
+    assert (found.low, found.high) == (pytest.approx(100.0), pytest.approx(100.0))
+
+
+def test_an_interval_holds_both_its_ends() -> None:
+    assert 1.0 in Interval(1.0, 2.0)
+    assert 2.0 in Interval(1.0, 2.0)
+    assert 2.1 not in Interval(1.0, 2.0)
+
+
+def test_the_standard_error_of_the_mean_is_a_share_of_it() -> None:
+    assert relative_error([99.0, 100.0, 101.0]) == pytest.approx(0.01 / 3**0.5, rel=1e-3)
+
+
+def covered(interval: Callable[[list[float]], Interval | None], further: Callable[[random.Random], float]) -> float:
+    """Return how often the interval from five runs that spread by 10 % holds something."""
+    chance = random.Random(0)
+    found = [(interval([chance.lognormvariate(7, 0.1) for _ in range(5)]), further(chance)) for _ in range(4000)]
+    return sum(value in between for between, value in found if between is not None) / len(found)
+
+
+def test_a_further_run_lies_within_in_95_of_100_cases() -> None:
+    assert covered(next_run, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(0.95, abs=0.01)
+
+
+def test_two_runs_of_equal_candidates_have_such_a_ratio_in_95_of_100_cases() -> None:
+    def ratio(chance: random.Random) -> float:
+        return chance.lognormvariate(7, 0.1) / chance.lognormvariate(7, 0.1)
+
+    assert covered(ratio_of_two, ratio) == pytest.approx(0.95, abs=0.01)
+
+
+def test_the_true_mean_lies_within_in_95_of_100_cases() -> None:
+    true_mean = 2.718281828**7
+    assert covered(mean_of, lambda _: true_mean) == pytest.approx(0.95, abs=0.01)
