@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autotune.api.options import Options
 from autotune.api.output import Output
+from autotune.core.effort import Effort
 from autotune.core.events import Listener, StageStarted
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import ProbeRequest
@@ -17,6 +18,9 @@ from autotune.probing import probe as run_probe
 from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from autotune.study.prediction import Predictor
 from autotune.trainers.problem import TrainerProblem
+
+_LATE = 3.0
+"""A run that takes so many times what its steps took in a probe hangs."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,6 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
     options, problem = run.options, run.problem
 
     def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
-        longest = options.effort.probe_timeout_seconds
         request = ProbeRequest(
             plan=problem.trainer.plan(one.candidate, problem.setting),
             model=problem.setting.workload.model_source,
@@ -63,9 +66,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
             limit_bytes=run.limit_bytes,
             seed=seed_of(one, options.seed),
         )
-        return run_probe(
-            run.server, request, run.output.probe(one), longest if seconds_left is None else min(longest, seconds_left)
-        )
+        return run_probe(run.server, request, run.output.probe(one), timeout_of(one, options.effort, seconds_left))
 
     return search(
         problem,
@@ -84,6 +85,12 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         listener=listener,
         predictor=run.predictor,
     )
+
+
+def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
+    """Return the seconds after which a run is ended: the effort's, more where its whole steps are known to take long."""
+    longest = max(effort.probe_timeout_seconds, _LATE * run.expected_seconds)
+    return longest if seconds_left is None else min(longest, seconds_left)
 
 
 def seed_of(run: ProbeRun, seed: int) -> int:

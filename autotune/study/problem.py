@@ -78,6 +78,8 @@ class ProbeRun:
     Attributes:
         number: of the trial.
         turn: of a comparison; None for every other purpose.
+        expected_seconds: what its training steps are known to take at least; 0 where nothing is known. Whole steps of
+            a large global batch take longer than any probe.
     """
 
     number: int
@@ -85,6 +87,7 @@ class ProbeRun:
     purpose: Purpose
     schedule: Schedule
     turn: Turn | None = None
+    expected_seconds: float = 0.0
 
 
 Probe = Callable[[ProbeRun, float | None], Measurement]

@@ -132,7 +132,13 @@ class Session:
 
     def confirm(self, record: Record) -> None:
         """Run a record's candidate again, longer, and record what that showed."""
-        run = ProbeRun(record.number, record.candidate, Purpose.CONFIRMATION, self.effort.confirmation)
+        run = ProbeRun(
+            record.number,
+            record.candidate,
+            Purpose.CONFIRMATION,
+            self.effort.confirmation,
+            expected_seconds=_WHOLE_STEPS * (record.measurement.step_seconds or 0.0),
+        )
         measurement = self._run(run)
         if not self._was_cut_off(record.number, measurement):
             self.ledger.confirm(record.number, measurement)

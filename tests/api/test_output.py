@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from autotune.api.output import default_output, open_output
-from autotune.api.search import seed_of
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Schedule
 from autotune.errors import InputError
@@ -77,12 +76,3 @@ def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
         "7-comparison-1",
         "7-comparison-1-baseline",
     ]
-
-
-def test_pairs_draw_other_batches_than_probes_and_than_each_other() -> None:
-    def seed(number: int, pair: int | None) -> int:
-        turn = None if pair is None else Turn(7, number, pair)
-        return seed_of(ProbeRun(number, Candidate({}), Purpose.SEARCH, Schedule(), turn), 42)
-
-    assert (seed(7, None), seed(7, 0), seed(7, 1)) == (42, 43, 44)
-    assert seed(7, 1) == seed(0, 1)
