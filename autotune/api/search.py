@@ -88,7 +88,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
 
 
 def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
-    """Return the seconds after which a run is ended: the effort's, more where its whole steps are known to take long."""
+    """Return the seconds after which a run is ended: the effort's, or more where its steps are known to be long."""
     longest = max(effort.probe_timeout_seconds, _LATE * run.expected_seconds)
     return longest if seconds_left is None else min(longest, seconds_left)
 
