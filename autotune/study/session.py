@@ -76,8 +76,13 @@ class Session:
         return next((record for record in records if record.candidate == self.baseline_candidate), None)
 
     def leader(self) -> Record | None:
-        """Return the record to recommend as things stand."""
-        return leader(self.ledger.records, self.judge, confirm_more=self._passed < _MAX_CONFIRMED)
+        """Return the record to recommend as things stand.
+
+        Where there is no time to confirm another one, a confirmed one is recommended, though one run of another may
+        have been faster.
+        """
+        confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.confirmation_seconds())
+        return leader(self.ledger.records, self.judge, confirm_more=confirm_more)
 
     def tell_resumed(self) -> None:
         """Tell the listener what earlier runs of the study found, where there were any."""

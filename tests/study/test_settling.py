@@ -9,7 +9,7 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.study import Purpose, Record
+from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.judge import Judge
 from autotune.study.selection import fastest, leader, probes_without_improvement
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, peak_bytes, tokens_per_second
@@ -88,6 +88,23 @@ def test_a_disappointing_confirmation_has_the_next_best_confirmed_and_the_better
     assert outcome.winner is not None
     assert outcome.winner.candidate == NEXT
     assert outcome.failed_confirmations == ()
+
+
+def test_a_confirmed_one_is_recommended_where_no_time_is_left_to_confirm_another(
+    recipes: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("autotune.study.clock.time.monotonic", lambda: now[0])
+
+    class UntilTheEnd(ReplayedTable):
+        def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
+            now[0] = 100.0 if run.purpose is Purpose.CONFIRMATION else now[0]
+            return super().__call__(run, seconds_left)
+
+    disappointing = rate(tokens_per_second(NEXT) * 0.5)
+    outcome = recipes(UntilTheEnd(shown={(GOOD, PATIENT.confirmation): disappointing}), trials=5, timeout_seconds=100.0)
+    assert outcome.winner is not None
+    assert (outcome.winner.candidate, outcome.confirmed) == (GOOD, True)
 
 
 def test_a_confirmation_within_three_percent_of_the_next_best_settles_it(recipes: Run) -> None:
