@@ -11,6 +11,7 @@ from autotune.api.options import checked_options
 from autotune.api.planned import Planned
 from autotune.api.problem import problem_of
 from autotune.api.workload import WorkloadReader
+from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
 from autotune.core.measurement import Schedule
@@ -88,13 +89,15 @@ class Prepared:
         """Yield the rows of the largest micro-batch: the longest, and where rows are packed, enough to fill it."""
         candidate = self.candidate(case)
         rows, lengths = int(candidate["per_device_train_batch_size"]), self.scenario.lengths
-        longest_first = (tokens for tokens in sorted(lengths, reverse=True) for _ in range(lengths[tokens]))
+        longest_first = [tokens for tokens in sorted(lengths, reverse=True) for _ in range(lengths[tokens])]
         if candidate["packing"] == NONE:
-            yield from (tokens for tokens, _ in zip(longest_first, range(rows), strict=False))
+            cut = [min(tokens, int(candidate["max_length"])) for tokens in longest_first]
+            for position in worst_micro_batches(cut, rows, padded=not self.flat(case))[0]:
+                yield cut[position]
             return
         left = rows * int(candidate["max_length"])
         while left > 0:
-            tokens = next(longest_first)
+            tokens = longest_first.pop(0)
             left -= tokens
             yield tokens
 
