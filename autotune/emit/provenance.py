@@ -75,5 +75,6 @@ def _beside(result: Result) -> str:
 
 def _confirmed(result: Result) -> str:
     if result.status is RunStatus.INTERRUPTED:
-        return "The search was interrupted: this was the best so far, and no longer run has confirmed it."
+        longer = "a longer run confirmed it" if result.confirmed else "no longer run has confirmed it"
+        return f"The search was interrupted: this was the best so far, and {longer}."
     return "A longer run confirmed it." if result.confirmed else "No longer run has confirmed it."

@@ -64,7 +64,8 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
             Text(said(recommended.candidate, result.baseline.candidate), style="bold"), (0, 0, 0, 2), expand=False
         )
     if result.status is RunStatus.INTERRUPTED:
-        yield Text("Interrupted: this is the best so far, not confirmed by a longer run.", style="yellow")
+        confirmed = "confirmed" if result.confirmed else "not confirmed"
+        yield Text(f"Interrupted: this is the best so far, {confirmed} by a longer run.", style="yellow")
     elif result.confirmed:
         yield Text("Confirmed by a longer run, the worst batch included.", style="green")
     else:

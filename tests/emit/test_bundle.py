@@ -14,6 +14,7 @@ from autotune.core.codec import decode
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Result
+from autotune.core.status import RunStatus
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.emit.bundle import write_bundle
 from autotune.errors import InputError
@@ -96,6 +97,15 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
 def test_the_head_admits_what_was_not_confirmed(tmp_path: Path) -> None:
     write_bundle(a_result(confirmed=False), tmp_path)
     assert "No longer run has confirmed it." in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("confirmed", "said"), [(True, "a longer run confirmed it."), (False, "no longer run has")])
+def test_the_head_of_an_interrupted_search_says_whether_its_best_was_confirmed(
+    confirmed: bool, said: str, tmp_path: Path
+) -> None:
+    write_bundle(a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed), tmp_path)
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    assert said in " ".join(line.lstrip("# ") for line in text.splitlines())
 
 
 def test_a_name_with_a_line_break_cannot_leave_the_comment(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.length_report import length_report
 from autotune.core.result import Result
+from autotune.core.status import RunStatus
 from autotune.report.lengths import show_lengths
 from autotune.report.summary import show_summary
 from autotune.report.techniques import catalogue_markdown, show_techniques
@@ -78,6 +79,11 @@ def test_a_summary_tells_what_was_found_and_what_to_do(width: int) -> None:
 
 def test_a_summary_admits_that_a_recommendation_is_unconfirmed() -> None:
     assert "Not confirmed by a longer run." in drawn(a_result(confirmed=False), 80)
+
+
+@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far, confirmed by"), (False, "so far, not confirmed by")])
+def test_an_interrupted_search_says_whether_its_best_was_confirmed(confirmed: bool, said: str) -> None:
+    assert said in drawn(a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed), 120)
 
 
 def test_markup_in_names_is_shown_as_it_is() -> None:
