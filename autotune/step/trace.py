@@ -23,6 +23,7 @@ from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import OutOfMemoryError, Replay, replay
 from autotune.virtual.sections import Timing, sections
 from autotune.virtual.steady import steady
+from autotune.virtual.varied import SHARES, MicroBatch, varied
 
 # Where a GPU is only known by its size: most of those that are trained on have the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
@@ -75,6 +76,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=sections(traced, traced.phase(step_name(1)), _timing(request)),
+        varied_bytes=_varied_bytes(traced, request, trained) if request.varied else None,
     )
 
 
@@ -100,19 +102,29 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
         peak = traced.device_peak.bytes
         return peak, None, request.limit_bytes is None or peak <= request.limit_bytes
 
-    def run(limit_bytes: int | None) -> Replay:
-        return replay(
-            traced,
-            capability=_capability(request),
-            limit_bytes=limit_bytes,
-            expandable_segments=request.expandable_segments,
-        )
-
     try:
-        found, fits = run(request.limit_bytes), True
+        found, fits = _replayed(traced, request, request.limit_bytes), True
     except OutOfMemoryError:
-        found, fits = run(None), False
+        found, fits = _replayed(traced, request, None), False
     return found.peak_allocated_bytes, found.peak_reserved_bytes, fits
+
+
+def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained) -> int:
+    """Return what the allocator reserves beyond the traced steps where the second comes after shorter ones."""
+    batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
+    before = [round(share * batch.tokens) for share in SHARES]
+    after = varied(traced, traced.phase(step_name(1)), batch, before)
+    alone, late = (_replayed(events, request, None).peak_reserved_bytes for events in (traced, after))
+    return max(0, late - alone)
+
+
+def _replayed(traced: Trace, request: TraceRequest, limit_bytes: int | None) -> Replay:
+    return replay(
+        traced,
+        capability=_capability(request),
+        limit_bytes=limit_bytes,
+        expandable_segments=request.expandable_segments,
+    )
 
 
 def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:
