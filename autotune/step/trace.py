@@ -76,7 +76,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=sections(traced, traced.phase(step_name(1)), _timing(request)),
-        varied_bytes=_varied_bytes(traced, request, trained) if request.varied else None,
+        varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),
     )
 
 
@@ -109,13 +109,16 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
     return found.peak_allocated_bytes, found.peak_reserved_bytes, fits
 
 
-def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained) -> int:
+def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, reserved_bytes: int | None) -> int | None:
     """Return what the allocator reserves beyond the traced steps where the second comes after shorter ones."""
+    if not request.varied or reserved_bytes is None:
+        return None
+    if request.limit_bytes is not None:
+        reserved_bytes = _replayed(traced, request, None).peak_reserved_bytes
     batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
     before = [round(share * batch.tokens) for share in SHARES]
     after = varied(traced, traced.phase(step_name(1)), batch, before)
-    alone, late = (_replayed(events, request, None).peak_reserved_bytes for events in (traced, after))
-    return max(0, late - alone)
+    return max(0, _replayed(after, request, None).peak_reserved_bytes - reserved_bytes)
 
 
 def _replayed(traced: Trace, request: TraceRequest, limit_bytes: int | None) -> Replay:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import count
 from math import prod
 
-from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Place, Trace
+from autotune.virtual.records import Category, MemoryEvent, Phase, Place, Trace
 
 SHARES = (1 / 2, 3 / 4, 7 / 8, 15 / 16)
 """Lengths of the steps that come before, as shares of the longest. Each is half as far from it as the one before, from
@@ -121,8 +122,7 @@ class _Repeated:
     def _size(self, event: MemoryEvent, tokens: int) -> int:
         if tokens == self._batch.tokens or self._traced.categories.get(event.storage) in _OF_THE_MODEL:
             return event.change_bytes
-        operator = self._traced.operators[event.operator]
-        return _scaled_bytes(event.change_bytes, operator, self._batch, tokens)
+        return _scaled_bytes(event.change_bytes, self._traced.operators[event.operator].shapes, self._batch, tokens)
 
 
 def _matched(changes: dict[int, int], own: set[int]) -> dict[int, int]:
@@ -135,9 +135,13 @@ def _matched(changes: dict[int, int], own: set[int]) -> dict[int, int]:
     return {storage: left[size].pop(0) for storage, size in given_back if left.get(size)}
 
 
-def _scaled_bytes(size: int, operator: OperatorRecord, batch: MicroBatch, tokens: int) -> int:
-    """Return the bytes of what an operator made; a block that its kernel takes for itself goes with its last tensor."""
-    shapes = [shape for shape in operator.shapes if prod(shape)]
+@lru_cache(maxsize=1 << 14)
+def _scaled_bytes(size: int, every: tuple[tuple[int, ...], ...], batch: MicroBatch, tokens: int) -> int:
+    """Return the bytes of what an operator on tensors of these shapes made, its results being the last.
+
+    A block that its kernel takes for itself goes with the last of them.
+    """
+    shapes = [shape for shape in every if prod(shape)]
     made = (shape for shape in reversed(shapes) if size in [bytes_ * prod(shape) for bytes_ in _ELEMENT_BYTES])
     shape = next(made, shapes[-1] if shapes else ())
     return max(1, size * prod(batch.scaled(shape, tokens)) // prod(shape))
