@@ -2,6 +2,7 @@
 
     PYTHONPATH=. python benchmarks/published.py                         # PEFT's method comparison
     PYTHONPATH=. python benchmarks/published.py --litgpt CHECKOUT       # Lit-GPT's resource table, with its own code
+    PYTHONPATH=. python benchmarks/published.py --xmem                  # xMem's runs, with what four estimators said
     PYTHONPATH=. python benchmarks/published.py --only lora/            # rows whose names begin so
     PYTHONPATH=. python benchmarks/published.py --skip boft/llama-3.2-3B-default      # it takes as long as all others
 
@@ -25,9 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published_render import rendered
+from benchmarks.published_rivals import rivals_rendered
 from benchmarks.published_tables import Outcome, Row, Table, load
 
-_LOOPS = {"metamathqa": "benchmarks.published_metamathqa", "litgpt": "benchmarks.published_litgpt"}
+_LOOPS = {
+    "metamathqa": "benchmarks.published_metamathqa",
+    "litgpt": "benchmarks.published_litgpt",
+    "xmem": "benchmarks.published_xmem",
+}
 _TRACED_WITH = ("torch", "transformers", "peft", "bitsandbytes")
 
 
@@ -35,11 +41,12 @@ def main() -> None:
     """Trace the rows of the chosen table and print them."""
     parser = argparse.ArgumentParser(description="Traced against published memory.")
     parser.add_argument("--litgpt", type=Path, metavar="CHECKOUT", help="a checkout of Lit-GPT: trace its table")
+    parser.add_argument("--xmem", action="store_true", help="trace xMem's runs")
     parser.add_argument("--only", default="", metavar="PREFIX", help="rows whose names begin so")
     parser.add_argument("--skip", action="append", default=[], metavar="NAME", help="a row that is not traced")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    name = "litgpt" if arguments.litgpt else "metamathqa"
+    name = "litgpt" if arguments.litgpt else "xmem" if arguments.xmem else "metamathqa"
     if arguments.litgpt:
         sys.path.insert(0, str(arguments.litgpt))
     table = load(name)
@@ -49,10 +56,12 @@ def main() -> None:
     for row, outcome in zip(traced, outcomes_of(name, table, traced, arguments.workers), strict=True):
         outcomes[row.name] = outcome
         print(f"{row.name}: {outcome}", file=sys.stderr, flush=True)
-    versions = ", ".join(f"{package} {import_module(package).__version__}" for package in _TRACED_WITH)
+    traced_with = _TRACED_WITH[:2] if arguments.xmem else _TRACED_WITH
+    versions = ", ".join(f"{package} {import_module(package).__version__}" for package in traced_with)
     if arguments.litgpt:
         versions += f", Lit-GPT from the folder {arguments.litgpt.name}"
-    print(rendered(table, [(row, outcomes[row.name]) for row in rows], versions))
+    render = rivals_rendered if arguments.xmem else rendered
+    print(render(table, [(row, outcomes[row.name]) for row in rows], versions))
 
 
 def outcomes_of(name: str, table: Table, rows: Sequence[Row], workers: int) -> Iterator[Outcome]:
@@ -65,16 +74,13 @@ def outcomes_of(name: str, table: Table, rows: Sequence[Row], workers: int) -> I
 
 def outcome_of(name: str, table: Table, row: Row) -> Outcome:
     """Trace one row in this process."""
-    from benchmarks.published_measure import shown_by
-
     started = time.perf_counter()
-    counted: list[int] = []
     loop: Any = import_module(_LOOPS[name])
     try:
-        shown = shown_by(loop.training({**table.loop, **row.settings}, counted.append), table.capability)
+        found: Outcome = loop.outcome({**table.loop, **row.settings}, table.capability)
     except Exception as error:  # noqa: BLE001 (a row that cannot be traced is a result, whatever it raises)
         return Outcome(failure=_sentence(error), seconds=time.perf_counter() - started)
-    return Outcome(loop.figures(shown), counted[-1], "", time.perf_counter() - started)
+    return found
 
 
 def _sentence(error: Exception) -> str:

@@ -19,7 +19,8 @@ from transformers import BitsAndBytesConfig
 
 from autotune.virtual import phase
 from autotune.virtual.quantized import quantize
-from benchmarks.published_measure import Shown
+from benchmarks.published_measure import Shown, measured
+from benchmarks.published_tables import Outcome
 
 ITERATION = "first iteration"
 """Name of the phase. The longest sample is in the first iteration, by the loop's own design."""
@@ -62,6 +63,11 @@ def training(settings: Mapping[str, Any], counted: Callable[[int], None]) -> Cal
         optimizer.zero_grad()
 
     return run
+
+
+def outcome(settings: Mapping[str, Any], capability: tuple[int, int]) -> Outcome:
+    """Trace a row, of the settings of the loop with its own over them."""
+    return measured(training, figures, settings, capability)
 
 
 def figures(shown: Shown) -> dict[str, int]:

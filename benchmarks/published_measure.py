@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from autotune.virtual import trace
 from autotune.virtual.allocator import CachingAllocator
 from autotune.virtual.replay import replay
+from benchmarks.published_tables import Outcome
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,15 @@ def shown_by(run: Callable[[torch.device], None], capability: tuple[int, int]) -
 
     found = replay(trace(run, capability=capability), capability=capability, after_phase=after_phase)
     return Shown(allocated, found.peak_allocated_bytes, found.peak_reserved_bytes)
+
+
+def measured(
+    training: Callable[[Mapping[str, Any], Callable[[int], None]], Callable[[torch.device], None]],
+    figures: Callable[[Shown], dict[str, int]],
+    settings: Mapping[str, Any],
+    capability: tuple[int, int],
+) -> Outcome:
+    """Trace a training and return its figures, with its number of trainable parameters and the seconds that it took."""
+    started, counted = time.perf_counter(), list[int]()
+    shown = shown_by(training(settings, counted.append), capability)
+    return Outcome(figures(shown), counted[-1], "", time.perf_counter() - started)

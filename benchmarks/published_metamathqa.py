@@ -20,7 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
 from autotune.virtual import adopt, phase
-from benchmarks.published_measure import Shown
+from benchmarks.published_measure import Shown, measured
+from benchmarks.published_tables import Outcome
 
 STEPS = ("average", "longest")
 """Names of the phases: the micro-batch after which memory is read, and the one that reaches the peak."""
@@ -62,6 +63,11 @@ def training(settings: Mapping[str, Any], counted: Callable[[int], None]) -> Cal
                     model.base_model.update_and_allocate(step)
 
     return run
+
+
+def outcome(settings: Mapping[str, Any], capability: tuple[int, int]) -> Outcome:
+    """Trace a row, of the settings of the loop with its own over them."""
+    return measured(training, figures, settings, capability)
 
 
 def figures(shown: Shown) -> dict[str, int]:

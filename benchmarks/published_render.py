@@ -19,11 +19,11 @@ def rendered(table: Table, rows: Sequence[tuple[Row, Outcome]], versions: str) -
     """
     return "\n".join(
         (
-            *_head(table, versions),
+            *head(table, versions),
             *_body(table, rows),
             "",
             *_statistics(table, rows),
-            *_list("What the larger errors are", table.explained),
+            *listed("What the larger errors are", table.explained),
         )
     )
 
@@ -37,19 +37,21 @@ def errors(table: Table, rows: Sequence[tuple[Row, Outcome]], figure: str) -> di
     }
 
 
-def _head(table: Table, versions: str) -> Iterator[str]:
+def head(table: Table, versions: str) -> Iterator[str]:
+    """Yield what a table is: where it comes from, what was measured, and what is assumed."""
     yield f"## {table.name}\n"
     yield f"Published at <{table.url}>. {table.source}\n"
     yield f"- Measured on {table.hardware} with {table.software}."
     yield f"- Traced with {versions}."
     for name, meaning in table.figures.items():
         yield f"- `{name}` is {meaning}."
-    yield from _list("What is assumed of the run", table.assumed)
-    yield from _list("What is not known of it, or not traced", table.unknown)
+    yield from listed("What is assumed of the run", table.assumed)
+    yield from listed("What is not known of it, or not traced", table.unknown)
     yield ""
 
 
-def _list(title: str, sentences: Sequence[str]) -> Iterator[str]:
+def listed(title: str, sentences: Sequence[str]) -> Iterator[str]:
+    """Yield a list of sentences under a title, or nothing where there are none."""
     if sentences:
         yield f"\n{title}:\n"
         yield from (f"- {sentence}" for sentence in sentences)

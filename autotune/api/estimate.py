@@ -25,6 +25,7 @@ from autotune.planning.planner import depths_of
 from autotune.planning.shape import Anchors, Basis, Kind, Shape
 from autotune.planning.sources import source_digest
 from autotune.planning.traces import Traces, Untraceable
+from autotune.planning.varied import varied_bytes
 
 if TYPE_CHECKING:
     import peft
@@ -82,16 +83,18 @@ def estimate(
         wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
         requests = [trace_request(plan, kind, traced, layers, setting, planned.gpu) for layers, _ in wanted]
         replies = dict(zip(wanted, traces.get(requests), strict=True))
+        layers = len(workload.model.layer_kinds)
+        added_bytes = varied_bytes(traces, plan, kind, traced, layers, setting, planned.gpu)
     found = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
     failed = next((reply for reply in replies.values() if isinstance(reply, Untraceable)), None)
     if failed is not None:
         raise AutotuneError(f"{model} cannot be traced: {failed.reason}", hint="`autotune probe` can measure it.")
     micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
-    forecast = Fit(anchors, found).forecast(len(workload.model.layer_kinds), traced, micro_batches)
+    forecast = Fit(anchors, found).forecast(layers, traced, micro_batches)
     memory = memory_estimate(forecast, forecast, micro_batches, planned.gpu, TRACED_ERROR)
     traced_assumptions = dict.fromkeys(name for reply in found.values() for name in reply.assumptions)
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
-    return replace(memory, assumptions=(*user.assumptions, *about_sizes, *traced_assumptions))
+    return replace(memory, varied_bytes=added_bytes, assumptions=(*user.assumptions, *about_sizes, *traced_assumptions))
 
 
 def _padded(tokens: int, args: Mapping[str, object]) -> int:

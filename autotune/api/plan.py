@@ -110,6 +110,9 @@ def plan(
         planner = Planner(problem, Target(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates)
         planner.explore()
         planner.refine(top, _REFINED)
+        best = planner.ranked()[:1]
+        if best and best[0].fits:
+            planner.vary(best[0].candidate)
         estimates = tuple(planner.ranked())
         baseline = planner.estimate(problem.baseline)
     shown = (baseline, *distinct(estimates, top))

@@ -39,7 +39,10 @@ class MemoryEstimate:
             Sums to :attr:`device_bytes`.
         host_bytes: what lies in the host's memory beside the device (offloaded activations, batches).
         step_seconds: of a typical optimizer step, for ranking; None where the device's speed is not known.
-        error: share of :attr:`device_bytes` by which the estimate may be off.
+        error: share of :attr:`device_bytes` by which the estimate may be off, either way.
+        varied_bytes: what the allocator may reserve beyond :attr:`device_bytes` once micro-batches of many lengths have
+            run, since what is cached for one length does not always serve the next; None where that was not traced.
+            Where the device has no room for it, the allocator gives back what it can of its cache, which takes time.
         assumptions: what was assumed where neither the configuration nor the trace can tell, in sentences.
     """
 
@@ -51,11 +54,17 @@ class MemoryEstimate:
     step_seconds: float | None
     error: float
     assumptions: tuple[str, ...] = ()
+    varied_bytes: int | None = None
 
     @property
     def device_bytes(self) -> int:
         """What the device has to have, context included."""
         return (self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.context_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """What it may come to: the estimate with its error, and what varied lengths add where that is known."""
+        return round(self.device_bytes * (1 + self.error)) + (self.varied_bytes or 0)
 
 
 @dataclass(frozen=True)

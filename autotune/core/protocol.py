@@ -120,6 +120,7 @@ class TraceRequest:
         limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes it give back its cache
             first, as a real one does.
         expandable_segments: PyTorch's setting of the caching allocator.
+        varied: whether to say what micro-batches of other lengths add, with the target ``cuda``.
     """
 
     plan: TrainingPlan
@@ -133,6 +134,7 @@ class TraceRequest:
     factors: Factors = field(default_factory=Factors)
     limit_bytes: int | None = None
     expandable_segments: bool = False
+    varied: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class TraceReply:
         allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
             workspaces included, context excluded). CPU: the peak of tensor bytes.
         reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
+        varied_bytes: what it would reserve beyond that, had micro-batches of other lengths come before; None where that
+            was not asked for.
         fits_limit: whether the caching allocator stayed within the limit; True without one. Where it did not, the
             peaks are those of an allocator without a limit.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
@@ -184,6 +188,7 @@ class TraceReply:
     assumptions: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     sections: tuple[Section, ...] = ()
+    varied_bytes: int | None = None
 
 
 @dataclass(frozen=True)

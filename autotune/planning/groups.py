@@ -18,8 +18,9 @@ from autotune.planning.shape import Anchors, Basis, Kind, Shape
 
 # Gradients are held from the second micro-batch of a step on, so that two show all there is.
 _TRACED_MICRO_BATCHES = 2
-# An attention mask over all tokens of a row is computed for real while tracing: memory and time go with its square.
-_LONGEST_FLAT = 8192
+LONGEST_FLAT = 8192
+"""The longest row that is traced where rows lie end to end: an attention mask over all of its tokens is computed for
+real while tracing, and memory and time go with its square."""
 _TOKENS_STEP = 128
 _DOCUMENTS = 4
 # TRL's fused head takes so many tokens at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py).
@@ -106,7 +107,7 @@ def anchors(kind: Kind, loads: Iterable[Load]) -> Anchors:
     if kind is Kind.FLAT:
         step = max(_TOKENS_STEP, min(_CHUNK_TOKENS, most_tokens) // 4 // _TOKENS_STEP * _TOKENS_STEP)
         known = tuple(Shape(1, step * times) for times in (1, 2, 4))
-        beyond = Shape(1, min(most_tokens, _LONGEST_FLAT)) if most_tokens > _CHUNK_TOKENS else None
+        beyond = Shape(1, min(most_tokens, LONGEST_FLAT)) if most_tokens > _CHUNK_TOKENS else None
         return Anchors(Basis.TOKENS, known, _CHUNK_TOKENS, beyond)
     few = 1 if kind is Kind.EQUAL else 2
     tokens = sorted(shape.tokens for shape in shapes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
@@ -20,6 +20,7 @@ from autotune.planning.load import Load, load_of
 from autotune.planning.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.shape import Anchors, Kind
 from autotune.planning.traces import Traces, Untraceable
+from autotune.planning.varied import varied_bytes
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -97,6 +98,7 @@ class Planner:
         self._traced_forecasts: dict[tuple[Group, Load], tuple[Forecast, Forecast]] = {}
         self._composed: dict[tuple[Sum, float, Load], MemoryEstimate] = {}
         self._differences: dict[int, list[float]] = {}
+        self._varied: dict[tuple[Group, Load], int | None] = {}
 
     def composed_error(self, unseen: int) -> float:
         """Return the share by which estimates may be off that are composed with so many choices not seen together.
@@ -179,10 +181,17 @@ class Planner:
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
-        memory, origin = found
+        memory, origin = replace(found[0], varied_bytes=self._varied.get(key)), found[1]
         rate = load.tokens * load.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
+
+    def vary(self, candidate: Candidate) -> None:
+        """Trace what micro-batches of other lengths add to a candidate; its estimate says so from then on."""
+        load, group = self._load(candidate), self._group(candidate)
+        equal = load.typical == load.worst
+        request = self._plan(group), load.kind, load.worst, len(self._layer_kinds), self._problem.setting
+        self._varied[group, load] = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
 
     def _load(self, candidate: Candidate) -> Load:
         if candidate not in self._loads:

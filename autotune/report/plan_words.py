@@ -65,9 +65,9 @@ def smallest(plan: Plan) -> Estimate | None:
 
 
 def sure(estimate: Estimate) -> bool:
-    """Return whether it fits even if its memory was underestimated by its stated error."""
+    """Return whether it fits even if its memory was underestimated by its stated error, after varied lengths."""
     memory, spare_bytes = estimate.memory, estimate.spare_bytes
-    return memory is not None and spare_bytes is not None and spare_bytes >= memory.error * memory.device_bytes
+    return memory is not None and spare_bytes is not None and memory.device_bytes + spare_bytes >= memory.most_bytes
 
 
 def said_doubt(plan: Plan) -> str:
@@ -76,7 +76,9 @@ def said_doubt(plan: Plan) -> str:
     if best is None or best.memory is None or sure(best):
         return ""
     off = f"±{_percent(best.memory.error)}, {format_bytes(best.memory.error * best.memory.device_bytes)}"
-    doubt = f"That is less than the estimate may be off by ({off}), so that it may not fit."
+    varied_bytes = best.memory.varied_bytes
+    more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
+    doubt = f"That is less than the estimate may be off by ({off}{more}), so that it may not fit."
     safe = next((estimate for estimate in plan.estimates if estimate.fits and sure(estimate)), None)
     if safe is None:
         return f"{doubt} Nothing fits with its error to spare."

@@ -23,6 +23,7 @@ from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import OutOfMemoryError, Replay, replay
 from autotune.virtual.sections import Timing, sections
 from autotune.virtual.steady import steady
+from autotune.virtual.varied import SHARES, MicroBatch, varied
 
 # Where a GPU is only known by its size: most of those that are trained on have the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
@@ -75,6 +76,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=sections(traced, traced.phase(step_name(1)), _timing(request)),
+        varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),
     )
 
 
@@ -100,19 +102,32 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
         peak = traced.device_peak.bytes
         return peak, None, request.limit_bytes is None or peak <= request.limit_bytes
 
-    def run(limit_bytes: int | None) -> Replay:
-        return replay(
-            traced,
-            capability=_capability(request),
-            limit_bytes=limit_bytes,
-            expandable_segments=request.expandable_segments,
-        )
-
     try:
-        found, fits = run(request.limit_bytes), True
+        found, fits = _replayed(traced, request, request.limit_bytes), True
     except OutOfMemoryError:
-        found, fits = run(None), False
+        found, fits = _replayed(traced, request, None), False
     return found.peak_allocated_bytes, found.peak_reserved_bytes, fits
+
+
+def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, reserved_bytes: int | None) -> int | None:
+    """Return what the allocator reserves beyond the traced steps where the second comes after shorter ones."""
+    if not request.varied or reserved_bytes is None:
+        return None
+    if request.limit_bytes is not None:
+        reserved_bytes = _replayed(traced, request, None).peak_reserved_bytes
+    batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
+    before = [round(share * batch.tokens) for share in SHARES]
+    after = varied(traced, traced.phase(step_name(1)), batch, before)
+    return max(0, _replayed(after, request, None).peak_reserved_bytes - reserved_bytes)
+
+
+def _replayed(traced: Trace, request: TraceRequest, limit_bytes: int | None) -> Replay:
+    return replay(
+        traced,
+        capability=_capability(request),
+        limit_bytes=limit_bytes,
+        expandable_segments=request.expandable_segments,
+    )
 
 
 def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:

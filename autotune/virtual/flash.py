@@ -42,11 +42,13 @@ _HEAD_ALIGNMENT = 8
 def flash_attention_installed() -> Iterator[None]:
     """Have transformers take the FlashAttention packages for installed, and get the functions of this module."""
     module = sys.modules.get("transformers.modeling_flash_attention_utils")
-    if module is None:
+    # Releases before 5 load the packages without this function.
+    if not hasattr(module, "_lazy_imports"):
         yield
         return
     from transformers import PreTrainedModel
 
+    assert module is not None
     real: Callable[..., Any] = module._lazy_imports
 
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:

@@ -48,6 +48,11 @@ def set_known(tensor: torch.Tensor, value: torch.Tensor) -> None:
         setattr(tensor, _KNOWN, value)
 
 
+def forget_known(tensor: torch.Tensor) -> None:
+    """Give up the real values of a tensor that is about to have others."""
+    tensor.__dict__.pop(_KNOWN, None)
+
+
 def _is_kept(value: torch.Tensor) -> bool:
     count = int(value.numel())
     return count == 1 or (count <= _LARGEST and not value.is_floating_point() and not value.is_complex())

@@ -66,6 +66,15 @@ def test_the_parts_of_an_estimate_make_the_whole(whole: MemoryEstimate, adapters
 
 
 @pytest.mark.slow
+def test_what_varied_lengths_may_add_is_said_of_a_gpu_and_is_nothing_on_a_cpu(
+    whole: MemoryEstimate, on_cpu: MemoryEstimate
+) -> None:
+    assert whole.varied_bytes is not None
+    assert whole.most_bytes >= 1.1 * whole.device_bytes + whole.varied_bytes - 1
+    assert on_cpu.varied_bytes == 0
+
+
+@pytest.mark.slow
 def test_adamw_keeps_two_numbers_for_each_that_is_trained(whole: MemoryEstimate) -> None:
     # A few more bytes count its steps.
     assert whole.breakdown["optimizer state"] == pytest.approx(2 * whole.breakdown["parameter"], rel=0.01)

@@ -13,10 +13,11 @@ import pytest
 
 from benchmarks.published import outcomes_of
 from benchmarks.published_render import errors, rendered
+from benchmarks.published_rivals import rivals_rendered
 from benchmarks.published_tables import FOLDER, Outcome, Row, Table, load
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = {"metamathqa": 63, "litgpt": 23}
+TABLES = {"metamathqa": 63, "litgpt": 23, "xmem": 100}
 FULL = "full-finetuning/llama-3.2-3B-lr_0.00001"
 LORA, FROZEN_HALF = "lora/llama-3.2-3B-rank32", "lora/llama-3.2-3B-rank32-lorafa"
 SMALL = {
@@ -124,3 +125,65 @@ def test_the_report_has_every_row_and_how_the_errors_lie() -> None:
     assert "| large | out of memory | 41.00 GB | — | traced not to fit |" in lines
     assert "| strange | 10.00 GB | — | — | not traced: UnknownShapeError: a / b |" in lines
     assert any("2 rows, median error 3.00%" in line and "worst -5.00% (low)" in line for line in lines)
+
+
+SMALL_GPT = {"model_type": "gpt2", "n_positions": 64, "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 512}
+
+
+def test_the_configurations_of_xmems_models_have_the_parameters_of_those() -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    table = load("xmem")
+    published = {row.settings["model"]: row.trainable for row in table.rows}
+    assert published.keys() == table.loop["models"].keys()
+    for name, described in table.loop["models"].items():
+        kind = AutoModelForSeq2SeqLM if described["model_type"] == "t5" else AutoModelForCausalLM
+        with torch.device("meta"):
+            model = kind.from_config(AutoConfig.for_model(**described))
+        assert model.num_parameters() == published[name], name
+
+
+def test_the_loop_of_xmem_says_what_is_reserved_and_whether_that_fits() -> None:
+    table = load("xmem")
+    loop = {**table.loop, "tokens": 32, "models": {"small": SMALL_GPT, "T5-small": table.loop["models"]["T5-small"]}}
+    memory = {"memory_bytes": {"large": 8 << 30, "small": (512 << 20) + (4 << 20)}}
+    base = {"model": "small", "optimizer": "AdamW", "rows": 4}
+    rows = [
+        Row("fits", {}, 0, {**base, "gpu": "large"}),
+        Row("does not", {}, 0, {**base, "gpu": "small"}),
+        Row("momentum", {}, 0, {**base, "gpu": "large", "optimizer": "SGD"}),
+    ]
+    fits, does_not, without = outcomes_of("xmem", replace(table, loop={**loop, **memory}), rows, 1)
+
+    assert (fits.failure, does_not.failure, without.failure) == ("", "", "")
+    assert fits.trainable == 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64 + (512 + 64) * 64
+    assert (fits.traced["fits"], does_not.traced["fits"]) == (1, 0)
+    assert fits.traced["reserved"] == does_not.traced["reserved"] > 4 << 20
+    assert fits.traced["varied"] >= 0
+    # The optimizer that is made before the model is moved has its state.
+    assert without.traced["reserved"] <= fits.traced["reserved"]
+
+
+def test_the_report_has_what_each_estimator_said_and_how_runs_lie_in_what_is_stated() -> None:
+    def row(name: str, measured: int | None, xmem: int, *, told: bool) -> Row:
+        rivals = {"xMem": {"bytes": xmem, "out_of_memory": told, "seconds": 20.0}, "SchedTune": {"bytes": 2 * xmem}}
+        return Row(name, {"reserved": measured}, 7, {"rivals": rivals})
+
+    def traced(reserved: int, *, fits: bool, varied: int = 0) -> Outcome:
+        return Outcome({"reserved": reserved, "fits": int(fits), "varied": varied, "random": 0}, 7, "", 2.0)
+
+    giga = 1_000_000_000
+    found = [
+        (row("near", 10 * giga, 9 * giga, told=False), traced(10 * giga, fits=True)),
+        (row("varied", 12 * giga, 9 * giga, told=True), traced(10 * giga, fits=True, varied=giga)),
+        (row("beyond", 12 * giga, 9 * giga, told=False), traced(10 * giga, fits=True)),
+        (row("large", None, 9 * giga, told=False), traced(20 * giga, fits=False)),
+    ]
+    lines = rivals_rendered(load("xmem"), found, "torch 0").splitlines()
+
+    assert "| autotune | 3 | 16.67% | 16.67% | -16.67% | 33% | 1 of 1 | 0 | 2.0 |" in lines
+    assert "| xMem | 3 | 25.00% | 25.00% | -25.00% | 0% | 0 of 1 | 1 | 20.0 |" in lines
+    assert any("2 of 3 runs lie inside, the worst 8.33% outside" in line for line in lines)
+    assert "| varied | 12.00 GB | 10.00 GB | -16.67% | +1.00 GB | yes | -25.0%, out of memory | — | — | +50.0% | 2.0, 20.0, — |" in lines  # fmt: skip  # noqa: E501
+    assert any(line.startswith("| large | out of memory | 20.00 GB, out of memory |  |") for line in lines)

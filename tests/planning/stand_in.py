@@ -11,6 +11,7 @@ from autotune.planning.traces import Traced, Untraceable
 from autotune.units import MIB
 
 WEIGHT_BYTES = 100 * MIB
+VARIED_BYTES = 7 * MIB
 UNTRACEABLE = "flex_attention"
 ASSUMED = "the formula holds"
 
@@ -66,6 +67,7 @@ def _answer(request: TraceRequest) -> Traced:
         layers=layers, device=TracedPeak(peak), host=TracedPeak(0), allocated_bytes=allocated_bytes,
         reserved_bytes=round(1.05 * allocated_bytes), fits_limit=True, worst_rows=rows, worst_tokens=tokens, step=None,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
+        varied_bytes=VARIED_BYTES if request.varied else None,
     )  # fmt: skip
 
 

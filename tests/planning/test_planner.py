@@ -16,7 +16,7 @@ from autotune.space import Wishes, default_file, load, resolve
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
-from tests.planning.stand_in import ASSUMED, WEIGHT_BYTES, AnalyticTracer, LosingTracer
+from tests.planning.stand_in import ASSUMED, VARIED_BYTES, WEIGHT_BYTES, AnalyticTracer, LosingTracer
 from tests.settings import GPU, setting, workload
 
 LAYERS = 16
@@ -24,9 +24,9 @@ TOKENS = 1024
 H100 = find_gpu("H100-80GB")
 
 
-def problem_of(**fixed: str | int) -> TrainerProblem:
+def problem_of(lengths: dict[int, int] | None = None, **fixed: str | int) -> TrainerProblem:
     trainer = find_trainer("sft")
-    where = setting(machine=GPU, of=workload(lengths={TOKENS: 8}))
+    where = setting(machine=GPU, of=workload(lengths=lengths or {TOKENS: 8}))
     wishes = Wishes({"max_length": TOKENS, **fixed})
     return TrainerProblem(trainer, resolve(load(default_file("sft"), "sft"), trainer.techniques, where, wishes), where,
                           wishes)  # fmt: skip
@@ -189,3 +189,54 @@ def test_what_was_lost_is_traced_another_time(tmp_path: Path) -> None:
     planner.explore()
     assert len(tracer.requests) == len(lost.requests)
     assert all(found.origin is not Origin.UNKNOWN for found in planner.ranked())
+
+
+def test_what_varied_lengths_add_is_traced_for_the_asked_candidate_at_its_depth_and_size(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    problem = problem_of({TOKENS: 8, 64: 8}, attention="sdpa", liger="off", precision="float32")
+    planner = planner_of(problem, tracer, tmp_path, 10 * GIB)
+    planner.explore()
+    best, *others = planner.ranked()
+    assert best.memory is not None
+    second = next(one for one in others if one.memory and one.memory.device_bytes != best.memory.device_bytes)
+    assert best.memory.varied_bytes is None
+    asked = len(tracer.requests)
+
+    planner.vary(best.candidate)
+
+    found = planner.estimate(best.candidate).memory
+    assert found is not None
+    assert found.varied_bytes == VARIED_BYTES
+    assert found.most_bytes == round(found.device_bytes * (1 + found.error)) + VARIED_BYTES
+    assert found.device_bytes == best.memory.device_bytes
+    other = planner.estimate(second.candidate).memory
+    assert other is not None
+    assert other.varied_bytes is None
+    request = tracer.requests[asked]
+    assert (len(tracer.requests), request.layers, request.varied) == (asked + 1, LAYERS, True)
+    # Rows one after another, or end to end.
+    assert int(str(request.plan.args["max_length"])) * int(
+        str(request.plan.args["per_device_train_batch_size"])
+    ) == TOKENS * int(str(best.candidate["per_device_train_batch_size"]))
+
+
+def test_rows_of_one_length_vary_nothing_and_what_cannot_be_traced_is_not_known(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    equal = planner_of(
+        problem_of(attention="sdpa", liger="off", precision="float32"), tracer, tmp_path / "equal", 10 * GIB
+    )
+    equal.explore()
+    asked, best = len(tracer.requests), equal.ranked()[0]
+    equal.vary(best.candidate)
+    memory = equal.estimate(best.candidate).memory
+    assert memory is not None
+    assert (memory.varied_bytes, len(tracer.requests)) == (0, asked)
+
+    lost = planner_of(
+        problem_of({TOKENS: 8, 64: 8}, attention="sdpa", liger="off", precision="float32"),
+        LosingTracer(),
+        tmp_path / "lost",
+        10 * GIB,
+    )
+    lost.vary(best.candidate)
+    assert lost.estimate(best.candidate).memory is None

@@ -62,6 +62,15 @@ def test_room_within_the_error_is_doubted_and_the_fastest_beyond_doubt_is_named(
     assert "9,000 tok/s, 4.00 GiB to spare: gradient_checkpointing=selective" in said
 
 
+def test_room_that_varied_lengths_may_take_is_doubted_too() -> None:
+    roomy = an_estimate(LONGEST, 20 * GIB, 9500.0)
+    assert roomy.memory is not None
+    assert said_doubt(a_plan(estimates=(roomy,))) == ""
+    varied = replace(roomy, memory=replace(roomy.memory, varied_bytes=3 * GIB))
+    said = said_doubt(a_plan(estimates=(varied,)))
+    assert "(±10 %, 2.00 GiB; batches of varied lengths may add 3.00 GiB)" in said
+
+
 def test_where_all_room_is_within_the_error_that_is_said() -> None:
     tight = an_estimate(LONGEST, 23 * GIB, 9500.0)
     assert said_doubt(a_plan(estimates=(tight,))).endswith("Nothing fits with its error to spare.")

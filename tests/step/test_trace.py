@@ -86,6 +86,13 @@ def test_a_limit_that_is_too_low_is_told(run: Any) -> None:
     assert tight.reserved_bytes == free.reserved_bytes
 
 
+def test_what_other_lengths_add_is_said_where_it_is_asked_for(run: Any) -> None:
+    assert run().varied_bytes is None
+    asked = run(varied=True)
+    assert asked.varied_bytes >= 0
+    assert replace(asked, varied_bytes=None, seconds=0.0) == replace(run(), seconds=0.0)
+
+
 def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
     steps = [run({"gradient_accumulation_steps": count}, typical=(60, 40), layers=2) for count in (2, 8)]
 

@@ -1,0 +1,147 @@
+"""A traced optimizer step that comes after others like it on shorter micro-batches, for the caching allocator.
+
+Segments that the allocator has reserved for one length do not always serve the next, so that a device which has run
+batches of many lengths holds more than the longest needs on a fresh one. Which sizes go with the length follows from
+the shapes that operators returned: no other length has to be traced.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import count
+from math import prod
+
+from autotune.virtual.records import Category, MemoryEvent, Phase, Place, Trace
+
+SHARES = (1 / 2, 3 / 4, 7 / 8, 15 / 16)
+"""Lengths of the steps that come before, as shares of the longest. Each is half as far from it as the one before, from
+below: what was reserved for a shorter one is too small for the next, so that this order reserves the most. Four reach
+about what a hundred of random lengths do (benchmarks/published.md)."""
+
+# These have the sizes of the model, whatever the length.
+_OF_THE_MODEL = frozenset({Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE})
+_ELEMENT_BYTES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The shape of a traced micro-batch, by which sizes that go with its length are known.
+
+    Attributes:
+        rows: of the tensor of tokens.
+        tokens: in each of them, padding included.
+    """
+
+    rows: int
+    tokens: int
+
+    def scaled(self, shape: Sequence[int], tokens: int) -> tuple[int, ...]:
+        """Return what the shape of a tensor would be with rows of so many tokens."""
+        sizes = list(shape)
+        # A loss leaves out one token of each row.
+        for row in (self.tokens, self.tokens - 1):
+            shorter = max(1, tokens - (self.tokens - row))
+            for times in (1, self.rows):
+                whole = times * row
+                if whole > 1 and whole in sizes:
+                    sizes[sizes.index(whole)] = times * shorter
+                    # Scores and masks of attention have a length twice; hidden states can be as wide as they are long.
+                    if sizes[-1] == whole and (len(sizes) > 3 or shape[0] not in (self.rows, whole)):
+                        sizes[-1] = times * shorter
+                    return tuple(sizes)
+        return tuple(sizes)
+
+
+def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[int]) -> Trace:
+    """Return the device's events of a trace in which a step comes after others like it, of other lengths.
+
+    Args:
+        step: a steady one, which leaves what it has found.
+        batch: its own micro-batches.
+        before: tokens of a row in each step that is put before it, in their order.
+    """
+    events = list(_on_device(traced.events[: step.first_event]))
+    repeated = _Repeated(traced, step, batch)
+    for tokens in (*before, batch.tokens):
+        events += repeated.once(tokens)
+    events += repeated.rest(traced.events[step.end_event :])
+    return replace(traced, events=tuple(events), phases=())
+
+
+def _on_device(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
+    return (event for event in events if event.place is Place.DEVICE)
+
+
+class _Repeated:
+    """The events of a step, time after time: each gives back what the one before has left."""
+
+    def __init__(self, traced: Trace, step: Phase, batch: MicroBatch) -> None:
+        self._traced = traced
+        self._batch = batch
+        self._events = list(_on_device(traced.events[step.first_event : step.end_event]))
+        found = {event.storage for event in traced.events[: step.first_event]}
+        changes: dict[int, int] = defaultdict(int)
+        for event in self._events:
+            changes[event.storage] += event.change_bytes
+        self._own = changes.keys() - found
+        self._left_as = _matched(changes, self._own)
+        self._numbers = count(max((event.storage for event in traced.events), default=0) + 1)
+        # The numbers of this step's storages in its last repetition, and the bytes of storages that are held.
+        self._current: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._repeated = False
+
+    def once(self, tokens: int) -> Iterator[MemoryEvent]:
+        """Yield the events of one more step, with rows of so many tokens."""
+        current: dict[int, int] = {}
+        for event in self._events:
+            if event.storage in self._own:
+                number = current.setdefault(event.storage, -1)
+                if number < 0:
+                    number = current[event.storage] = next(self._numbers)
+                size = self._size(event, tokens) if event.change_bytes > 0 else -self._held.get(number, 0)
+            elif not self._repeated:
+                yield event
+                continue
+            else:
+                number = self._current.get(self._left_as.get(event.storage, -1), -1)
+                size = -self._held.get(number, 0)
+            if size:
+                self._held[number] = self._held.get(number, 0) + size
+                yield event._replace(storage=number, change_bytes=size)
+        self._current, self._repeated = current, True
+
+    def rest(self, events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
+        """Yield what comes after the step."""
+        for event in _on_device(events):
+            yield event._replace(storage=self._current.get(event.storage, event.storage))
+
+    def _size(self, event: MemoryEvent, tokens: int) -> int:
+        if tokens == self._batch.tokens or self._traced.categories.get(event.storage) in _OF_THE_MODEL:
+            return event.change_bytes
+        return _scaled_bytes(event.change_bytes, self._traced.operators[event.operator].shapes, self._batch, tokens)
+
+
+def _matched(changes: dict[int, int], own: set[int]) -> dict[int, int]:
+    """Return by the storage that a step finds and gives back which of its own it leaves: the next of the same size."""
+    left: dict[int, list[int]] = defaultdict(list)
+    for storage, size in changes.items():
+        if storage in own and size > 0:
+            left[size].append(storage)
+    given_back = [(storage, -size) for storage, size in changes.items() if storage not in own and size < 0]
+    return {storage: left[size].pop(0) for storage, size in given_back if left.get(size)}
+
+
+@lru_cache(maxsize=1 << 14)
+def _scaled_bytes(size: int, every: tuple[tuple[int, ...], ...], batch: MicroBatch, tokens: int) -> int:
+    """Return the bytes of what an operator on tensors of these shapes made, its results being the last.
+
+    A block that its kernel takes for itself goes with the last of them.
+    """
+    shapes = [shape for shape in every if prod(shape)]
+    made = (shape for shape in reversed(shapes) if size in [bytes_ * prod(shape) for bytes_ in _ELEMENT_BYTES])
+    shape = next(made, shapes[-1] if shapes else ())
+    return max(1, size * prod(batch.scaled(shape, tokens)) // prod(shape))

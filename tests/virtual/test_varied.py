@@ -1,0 +1,119 @@
+"""What steps of other lengths leave behind, scaled from one traced length, against really tracing those lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.virtual import phase, trace
+from autotune.virtual.records import Place, Trace
+from autotune.virtual.replay import replay
+from autotune.virtual.varied import SHARES, MicroBatch, varied
+
+ROWS, TOKENS, WIDTH, VOCABULARY = 24, 256, 512, 6000
+
+
+class _Network(nn.Module):
+    """Attention and a feed-forward part, with what a language model's loss does at its end."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4 * WIDTH),
+                           nn.Linear(4 * WIDTH, WIDTH)]) for _ in range(layers)
+        )  # fmt: skip
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.embedding(ids)
+        for attention, merged, up, down in self.layers:
+            query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in attention(hidden).chunk(3, -1))
+            scores = (query @ key.transpose(-1, -2)).softmax(-1)
+            hidden = hidden + merged((scores @ value).transpose(1, 2).flatten(2))
+            hidden = hidden + down(nn.functional.gelu(up(hidden)))
+        logits = self.head(hidden)
+        shifted = logits[:, :-1].reshape(-1, VOCABULARY)
+        return nn.functional.cross_entropy(shifted, ids[:, 1:].reshape(-1)), logits
+
+
+def _training(lengths: Sequence[int], *, kept: bool) -> Callable[[torch.device], None]:
+    """Return a loop of a step for each length.
+
+    Args:
+        kept: whether what the model returns lives into the next step.
+    """
+
+    def run(device: torch.device) -> None:
+        model = _Network(layers=6).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for number, tokens in enumerate(lengths):
+            with phase(str(number)):
+                ids = torch.ones(ROWS, tokens, dtype=torch.int64).to(device)
+                returned = model(ids)
+                returned[0].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if not kept:
+                    del returned
+
+    return run
+
+
+def _device_sizes(traced: Trace, first: int) -> list[int]:
+    events = traced.events[first:]
+    return [event.change_bytes for event in events if event.place is Place.DEVICE]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["freed", "kept"])
+@pytest.mark.parametrize("tokens", [96, 240, 255])
+def test_a_step_of_another_length_has_the_sizes_that_it_really_has(tokens: int, kept: bool) -> None:
+    longest = trace(_training([TOKENS] * 4, kept=kept))
+    really = trace(_training([TOKENS, TOKENS, TOKENS, tokens, TOKENS], kept=kept))
+
+    scaled = varied(longest, longest.phase("3"), MicroBatch(ROWS, TOKENS), [tokens])
+
+    assert replay(scaled).peak_allocated_bytes == pytest.approx(replay(really).peak_allocated_bytes, rel=0.001)
+    assert replay(scaled).peak_reserved_bytes == pytest.approx(replay(really).peak_reserved_bytes, rel=0.01)
+    here = _device_sizes(really, really.phase("3").first_event)
+    there = [event.change_bytes for event in scaled.events][-len(here) :]
+    assert sorted(there) == pytest.approx(sorted(here), rel=0.02)
+
+
+def test_steps_of_the_same_length_leave_all_as_it_is() -> None:
+    traced = trace(_training([TOKENS] * 3, kept=True))
+    again = varied(traced, traced.phase("2"), MicroBatch(ROWS, TOKENS), [TOKENS] * 5)
+    assert replay(again) == replay(traced)
+
+
+def test_the_longest_reserves_more_after_shorter_steps_that_leave_something_in_the_cache() -> None:
+    traced = trace(_training([TOKENS] * 3, kept=True))
+    before = [round(share * TOKENS) for share in SHARES]
+    after = varied(traced, traced.phase("2"), MicroBatch(ROWS, TOKENS), before)
+
+    assert replay(after).peak_reserved_bytes > 1.03 * replay(traced).peak_reserved_bytes
+    # What tensors need stays what it was.
+    assert replay(after).peak_allocated_bytes == pytest.approx(replay(traced).peak_allocated_bytes, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scaled"),
+    [
+        ((4, 128, 768), (4, 64, 768)),
+        ((4, 127, 768), (4, 63, 768)),
+        ((512, 768), (256, 768)),
+        ((508, 50_257), (252, 50_257)),
+        ((4, 12, 128, 128), (4, 12, 64, 64)),
+        ((4, 12, 128, 64), (4, 12, 64, 64)),
+        ((48, 128, 128), (48, 64, 64)),
+        ((4, 128, 128), (4, 64, 128)),
+        ((128, 128), (64, 128)),
+        ((768, 3072), (768, 3072)),
+        ((), ()),
+    ],
+)
+def test_shapes_go_with_the_length_of_rows(shape: tuple[int, ...], scaled: tuple[int, ...]) -> None:
+    assert MicroBatch(4, 128).scaled(shape, 64) == scaled
