@@ -103,8 +103,9 @@ def _fragmentation(rows: Rows) -> Iterator[str]:
     )
     inside = sum(not share for share in beyond)
     yield (
-        f"Stated is the trace ±{TRACED_ERROR:.0%}, and above that what varied lengths may add: {inside} of "
-        f"{len(beyond)} runs lie inside, the worst {beyond[-1]:.2%} outside."
+        f"Stated is the trace ±{TRACED_ERROR:.0%}, and above that what varied lengths may add (a column of its own): "
+        f"{inside} of {len(beyond)} runs lie inside, the worst {beyond[-1]:.2%} outside. "
+        "For the others, the table has their errors, or what they said of runs that ran out of memory."
     )
     shares = sorted(outcome.traced["varied"] / outcome.traced["reserved"] for outcome, _ in ran)
     enough = sum(outcome.traced["varied"] >= outcome.traced["random"] for outcome, _ in ran)
