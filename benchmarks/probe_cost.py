@@ -4,7 +4,8 @@ python -m benchmarks.probe_cost [MODEL DATASET] [--parts start,batch,composed] [
 
 start: from request to first training step, in a forked process against a cold one.
 batch: a probe's wall clock at a global batch of 8, 64 and 512 documents.
-composed: tokens per second composed of micro-batches, against TRL's own trainer over whole steps.
+composed: the time of a step composed of two micro-batches of each step, over the wall clock of the same whole steps;
+and a probe's tokens per second beside those of TRL's own trainer over whole steps, in other processes.
 
 Without MODEL and DATASET it builds the small workload of the examples. What is compared takes turns, so that all see
 the same machine; ratios are of medians.
@@ -32,7 +33,7 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare, probe
 from autotune.trainers import TRAINERS
-from benchmarks.plain_training import tokens_per_second
+from benchmarks.whole_steps import composed_over_whole, tokens_per_second
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -139,17 +140,22 @@ def batch(prober: Prober, rounds: int) -> None:
 
 
 def composed(prober: Prober, rounds: int) -> None:
-    """Print composed rates beside those of whole steps."""
+    """Print composed steps over whole ones, and probes' rates beside those of TRL's own trainer."""
     for name, choices in _COMPOSED.items():
         request = prober.request(_COMPOSED_BATCH, choices)
+        ratios: list[float] = []
         rates: list[float] = []
         whole: list[float] = []
         for _ in range(rounds):
+            ratios.append(composed_over_whole(request, _WHOLE_STEPS))
             rates.append(prober.run(request).tokens_per_second or 0.0)
             whole.append(tokens_per_second(request, _WHOLE_STEPS))
-        ours, real = statistics.median(rates), statistics.median(whole)
-        print(f"  {name}, global batch {_COMPOSED_BATCH}: composed {ours:,.0f} tok/s, "
-              f"{_WHOLE_STEPS} whole steps of TRL's trainer {real:,.0f}, ratio {ours / real:.3f}")  # fmt: skip
+        print(f"  {name}, global batch {_COMPOSED_BATCH}: composed over whole {_listed(ratios, 3)}; "
+              f"probes {_listed(rates)} tok/s, TRL's trainer {_listed(whole)}")  # fmt: skip
+
+
+def _listed(figures: Sequence[float], digits: int = 0) -> str:
+    return f"{statistics.median(figures):,.{digits}f} ({min(figures):,.{digits}f} to {max(figures):,.{digits}f})"
 
 
 def prepared(model: str, dataset: str, machine: Machine, server: JobServer, folder: Path) -> Prober:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from autotune.api.options import checked_options
 from autotune.api.planned import MOST_TOKENS, planned_machine, planned_workload
 from autotune.api.tracing import ServerTracer
-from autotune.api.user_plan import user_plan
+from autotune.api.user_plan import UserPlan, user_plan
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener, ignore
 from autotune.core.setting import Setting
@@ -48,8 +48,9 @@ def estimate(
         config: as it would be given to ``trl.SFTTrainer``. What it says about a step is traced; where it says
             something that autotune does not understand, that is an error.
         peft_config: as it would be given to it; LoRA alone is understood.
-        shape: rows of the largest micro-batch, and tokens of each, which stand for the configuration's own sizes. With
-            packing or padding-free, they lie end to end.
+        shape: rows of the largest micro-batch, and tokens of the longest; they stand for the configuration's own sizes.
+            One of several rows is taken to be a token shorter, since padding brings an attention mask. With packing or
+            padding-free, rows lie end to end.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu`` for the CPU's allocator.
         listener: is told what happens.
 
@@ -72,7 +73,7 @@ def estimate(
     )  # fmt: skip
     cache = Cache(cache_directory())
     tokens = _padded(tokens, plan.args)
-    kind = Kind.FLAT if user.flat else Kind.EQUAL
+    kind = _kind(user, rows)
     traced = Shape(1, rows * tokens) if user.flat else Shape(rows, tokens)
     with ServerTracer(planned.cores, listener) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, listener)
@@ -95,6 +96,13 @@ def estimate(
     traced_assumptions = dict.fromkeys(name for reply in found.values() for name in reply.assumptions)
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
     return replace(memory, varied_bytes=added_bytes, assumptions=(*user.assumptions, *about_sizes, *traced_assumptions))
+
+
+def _kind(user: UserPlan, rows: int) -> Kind:
+    """Return how the rows of the largest micro-batch lie: they differ in length, unless packing makes them equal."""
+    if user.flat:
+        return Kind.FLAT
+    return Kind.PADDED if rows > 1 and not user.plan.args["packing"] else Kind.EQUAL
 
 
 def _padded(tokens: int, args: Mapping[str, object]) -> int:

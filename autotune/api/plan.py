@@ -169,6 +169,11 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:
         yield "Nothing was measured, and no prediction has been held against this GPU yet."
+    if len(lengths.counts) == 1:
+        yield (
+            f"All rows have {lengths.longest:,} tokens here. Shorter rows beside them bring padding and an attention"
+            " mask, which needs more memory: give a DATASET for a plan of its lengths."
+        )
     if planner.misaligned:
         yield (
             f"Ways to train whose traces differ in more than their sizes: {planner.misaligned}. Their peaks alone were"

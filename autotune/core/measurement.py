@@ -17,11 +17,13 @@ class Schedule:
 
     Attributes:
         whole_steps: whether optimizer steps have all the micro-batches of the plan, instead of two at the most.
-        worst_last: whether the last step begins with the largest micro-batch again, in memory that all others have
+        worst_last: whether the last step ends with the largest micro-batch again, in memory that all others have
             fragmented.
         warmup_micro_batches: typical micro-batches that are not timed, at least.
         min_micro_batches: typical micro-batches that are timed, at least.
         max_micro_batches: and at most, though always two whole steps.
+        min_seconds: timing goes on for this many seconds at least: a few micro-batches of a small model are over before
+            caches are warm.
         max_seconds: timing ends after this many seconds once ``min_micro_batches`` are done.
         target_error: timing ends when the relative standard errors of the time of a step and of the token rate are both
             at or below this.
@@ -32,6 +34,7 @@ class Schedule:
     warmup_micro_batches: int = 2
     min_micro_batches: int = 6
     max_micro_batches: int = 400
+    min_seconds: float = 0.0
     max_seconds: float = 10.0
     target_error: float = 0.03
 

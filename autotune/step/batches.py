@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,6 @@ Flags = npt.NDArray[np.bool_]
 
 _STEADY_FROM = 2
 """Micro-batches of a step from which on another one changes no peak: gradients exist from the first one's end on."""
-_WORST_PER_STEP = 3
-"""Micro-batches at the beginning of a step that are the worst ones: with two kinds of them, each comes once where
-gradients exist already."""
 _DRAWN_FOR_ONE = 8
 """Micro-batches that are drawn for each typical one that is taken."""
 
@@ -67,7 +65,8 @@ class Batches:
         population: rows that the trainer iterates over in an epoch.
         step_micro_batches: micro-batches of an optimizer step as it is run.
         order: indices of rows, one micro-batch after another; shape (micro-batches, rows).
-        worst_steps: how many steps at the beginning start with the worst micro-batches.
+        worst: which micro-batches are the worst where gradients and optimizer state exist; one of each kind.
+        worst_steps: how many steps at the beginning have some of them.
         timed: which micro-batches are typical, and not needed to warm up; shape (micro-batches,).
         tokens: dataset tokens of each micro-batch, padding excluded; shape (micro-batches,).
         collated: tokens of each micro-batch, padding included; shape (micro-batches,).
@@ -79,6 +78,7 @@ class Batches:
     population: int
     step_micro_batches: int
     order: Counts
+    worst: tuple[int, ...]
     worst_steps: int
     timed: Flags
     tokens: Counts
@@ -93,9 +93,9 @@ class Batches:
         return len(self.order) // self.step_micro_batches
 
     @property
-    def worst_at_start(self) -> int:
-        """How many micro-batches at the beginning of a worst step are the worst ones."""
-        return min(self.step_micro_batches, _WORST_PER_STEP)
+    def worst_at_once(self) -> int:
+        """How many micro-batches at the end of a step find gradients that others have made, as the worst have to."""
+        return _after_others(self.step_micro_batches)
 
 
 def plan_batches(
@@ -103,9 +103,15 @@ def plan_batches(
 ) -> Batches:
     """Return the batches of a probe.
 
+    The very first micro-batch is the worst. From the second step on, when optimizer state exists, each kind of worst
+    micro-batch ends a step, where gradients exist as well. The typical ones before them warm up.
+
     Typical micro-batches follow one another as a random sampler draws them where steps are whole. A probe that times a
     few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5): it has as many
     strata by size as it times micro-batches at least.
+
+    Example: with steps of two micro-batches, the worst being W, a probe runs (W, typical), (typical, W), and then
+    steps of typical ones, which it times.
 
     Args:
         sizes: of the rows that the trainer iterates over, after packing and dropping.
@@ -114,31 +120,32 @@ def plan_batches(
     """
     population, in_step = len(sizes.tokens), step.run(whole=schedule.whole_steps)
     worst = worst_order(sizes, step.rows, collation)
-    leading = min(in_step, _WORST_PER_STEP)
-    # Each kind comes once where gradients and optimizer state exist: after the first of a step, or in a later step.
-    worst_steps = 2 if len(worst) == 1 or leading == _WORST_PER_STEP else 3
-    beside_worst = worst_steps * (in_step - leading)
-    warmup = -(-schedule.warmup_micro_batches // in_step) * in_step
+    room = _after_others(in_step)
+    ends = [worst[start : start + room] for start in range(0, len(worst), room)]
+    worst_steps = 1 + len(ends)
+    beside_worst = worst_steps * in_step - 1 - len(worst)
+    warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
     plain = drawn(population, (beside_worst + warmup + following) * step.rows, seed).reshape(-1, step.rows)
     if not schedule.whole_steps:
-        chosen = _stratified(sizes.tokens, step.rows, following, schedule.min_micro_batches, collation, seed)
-        plain = np.concatenate([plain[: beside_worst + warmup], chosen])
-    order, typical = [], []
-    for index in range(worst_steps):
-        start = index * (in_step - leading)
-        order += [worst[(index + place) % len(worst)] for place in range(leading)]
-        order += list(plain[start : start + in_step - leading])
-        typical += [False] * leading + [True] * (in_step - leading)
-    order += list(plain[beside_worst:])
-    typical += [True] * (len(plain) - beside_worst)
-    chosen, is_typical = np.stack(order), np.array(typical)
-    warm = (np.cumsum(is_typical) > schedule.warmup_micro_batches) & (np.arange(len(order)) >= in_step)
+        sample = _stratified(sizes.tokens, step.rows, following, schedule.min_micro_batches, collation, seed)
+        plain = np.concatenate([plain[: beside_worst + warmup], sample])
+    typical = iter(plain)
+    order = [worst[0], *islice(typical, in_step - 1)]
+    for end in ends:
+        order += [*islice(typical, in_step - len(end)), *end]
+    places = [index * in_step - back for index, end in enumerate(ends, start=2) for back in range(len(end), 0, -1)]
+    chosen = np.stack([*order, *typical])
+    is_typical = np.ones(len(chosen), dtype=bool)
+    is_typical[[0, *places]] = False
+    timed_from = in_step if schedule.whole_steps else worst_steps * in_step + warmup
+    warm = (np.cumsum(is_typical) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
     epoch = drawn(population, -(-population // step.rows) * step.rows, seed).reshape(-1, step.rows)
     return Batches(
         population=population,
         step_micro_batches=in_step,
         order=chosen,
+        worst=tuple(places),
         worst_steps=worst_steps,
         timed=is_typical & warm,
         tokens=sizes.tokens[chosen].sum(axis=1),
@@ -147,6 +154,11 @@ def plan_batches(
         mean_collated=float(collation.tokens(sizes.tokens[epoch]).mean()),
         mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
     )
+
+
+def _after_others(in_step: int) -> int:
+    """Return how many micro-batches of a step come after another one of it; a single one stands for itself."""
+    return max(1, in_step - 1)
 
 
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:

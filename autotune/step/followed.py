@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,23 +19,37 @@ def followed(trainer: type[Any], progress: Progress) -> type[Any]:
 
     In two things it trains otherwise than its base, both about memory. Where a probe leaves out micro-batches of a
     step, it holds their tensors all the same, because ``Trainer.get_batch_samples`` puts all of a step on the device at
-    once. And the last step of a run that ends with the worst micro-batches begins with them.
+    once. And the last step of a run may end with the worst micro-batches, whenever it comes.
     """
 
     class Followed(trainer):
         _beside: Any = None
+        _worst: tuple[Any, ...] = ()
 
         def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
             began = time.monotonic()
             if progress.finishing:
-                epoch_iterator = itertools.chain(self._worst_again(), epoch_iterator)
+                epoch_iterator = self._ending_worst(epoch_iterator)
             samples, items = super().get_batch_samples(epoch_iterator, *args, **kwargs)
             progress.fetched(time.monotonic() - began)
             self._beside = self._left_out(samples)
-            if progress.steps_done == 0:
-                assert progress.batches is not None
-                self._worst = [_copied(batch, "cpu") for batch in samples[: progress.batches.worst_at_start]]
+            self._keep_worst(samples)
             return samples, items
+
+        def _keep_worst(self, samples: list[Any]) -> None:
+            batches = progress.batches
+            assert batches is not None
+            first = progress.steps_done * batches.step_micro_batches
+            # On the host, where they take nothing from the device.
+            here = (place - first for place in batches.worst if first <= place < first + len(samples))
+            self._worst += tuple(_copied(samples[place], "cpu") for place in here)
+
+        def _ending_worst(self, epoch_iterator: Iterator[Any]) -> Iterator[Any]:
+            batches = progress.batches
+            assert batches is not None
+            again = self._worst[: batches.worst_at_once]
+            yield from itertools.islice(epoch_iterator, batches.step_micro_batches - len(again))
+            yield from (send_to_device(batch, self.args.device) for batch in again)
 
         def _left_out(self, samples: list[Any]) -> list[Any]:
             assert progress.batches is not None
@@ -45,9 +59,6 @@ def followed(trainer: type[Any], progress: Progress) -> type[Any]:
                 return []
             missing = progress.whole_step.micro_batches - len(samples)
             return [_copied(samples[-1], self.args.device) for _ in range(missing)]
-
-        def _worst_again(self) -> Iterable[Any]:
-            return (send_to_device(batch, self.args.device) for batch in self._worst)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             began = progress.begin_micro_batch()

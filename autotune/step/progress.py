@@ -30,7 +30,7 @@ class Progress(TrainerCallback):
         worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
         batches: what the trainer trains on, or None before that is known.
         whole_step: what a step of the plan consists of, or None before that is known.
-        finishing: whether the step that comes is the last, and begins with the worst micro-batches again.
+        finishing: whether the step that comes is the last, and ends with the worst micro-batches again.
     """
 
     def __init__(self, schedule: Schedule, meter: Meter) -> None:

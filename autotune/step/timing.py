@@ -13,6 +13,12 @@ from autotune.core.measurement import Schedule
 
 _Vector = npt.NDArray[np.float64]
 
+_TOLD_FROM_NONE = 2.0
+"""Standard errors beyond which a constant is kept: estimating one that is not there costs half of the micro-batches.
+
+Where it is about that large, the error that is told is up to a fifth too small, since leaving it out is a chance too.
+"""
+
 
 @dataclass(frozen=True)
 class TimedMicroBatch:
@@ -64,8 +70,8 @@ def timing(timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: Who
 
     Micro-batches are not all equally large, and few of them are timed. Their times are therefore regressed on their
     tokens, and the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
-    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch has a constant of
-    its own where it is one of several.
+    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch, which makes the
+    gradients that all others add to, has a constant of its own where that can be told from none.
 
     Args:
         updates: seconds that each timed step took beside its micro-batches.
@@ -79,9 +85,11 @@ def timing(timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: Who
         wanted.append(0.0)
     first = np.array([float(item.first) for item in timed])
     if np.ptp(first) > 0 and len(timed) > len(columns) + 1:
-        columns.append(first)
-        wanted.append(1.0)
-    all_micro_batches, error = _predicted(np.stack(columns, axis=1), seconds, np.array(wanted))
+        constant, doubt = _predicted([*columns, first], seconds, [0.0] * len(columns) + [1.0])
+        if doubt is not None and abs(constant) > _TOLD_FROM_NONE * doubt:
+            columns.append(first)
+            wanted.append(1.0)
+    all_micro_batches, error = _predicted(columns, seconds, wanted)
     update = float(np.mean(updates))
     whole = all_micro_batches + update
     if error is not None and len(updates) > 1:
@@ -98,16 +106,19 @@ def enough(schedule: Schedule, timed: Sequence[TimedMicroBatch], updates: Sequen
     spent_seconds = sum(item.seconds for item in timed) + sum(updates)
     if len(timed) >= schedule.max_micro_batches or spent_seconds >= schedule.max_seconds:
         return True
+    if spent_seconds < schedule.min_seconds:
+        return False
     error = timing(timed, updates, step).error
     return error is not None and error <= schedule.target_error
 
 
-def _predicted(columns: _Vector, seconds: _Vector, wanted: _Vector) -> tuple[float, float | None]:
+def _predicted(columns: Sequence[_Vector], seconds: _Vector, wanted: Sequence[float]) -> tuple[float, float | None]:
     """Return the least-squares prediction at ``wanted`` and its standard error, or None without degrees of freedom."""
-    found = np.linalg.lstsq(columns, seconds, rcond=None)[0]
-    free = len(seconds) - columns.shape[1]
+    matrix, at = np.stack(columns, axis=1), np.array(wanted)
+    found = np.linalg.lstsq(matrix, seconds, rcond=None)[0]
+    free = len(seconds) - matrix.shape[1]
     if free < 1:
-        return float(wanted @ found), None
-    residuals = seconds - columns @ found
-    leverage = wanted @ np.linalg.pinv(columns.T @ columns) @ wanted
-    return float(wanted @ found), math.sqrt(float(residuals @ residuals) / free * float(leverage))
+        return float(at @ found), None
+    residuals = seconds - matrix @ found
+    leverage = at @ np.linalg.pinv(matrix.T @ matrix) @ at
+    return float(at @ found), math.sqrt(float(residuals @ residuals) / free * float(leverage))

@@ -44,13 +44,15 @@ def test_rows_are_drawn_each_once_before_any_again() -> None:
     assert list(order) != list(drawn(5, 13, seed=2))
 
 
-def test_the_worst_steps_come_first_and_typical_micro_batches_follow() -> None:
+def test_worst_micro_batches_end_steps_and_typical_ones_follow() -> None:
     rows = sizes([1, 2, 3, 10, 9, 4, 5, 6])
     schedule = Schedule(warmup_micro_batches=2, min_micro_batches=2, max_micro_batches=4)
     batches = plan_batches(rows, StepSize(rows=2, micro_batches=2), PADDED, schedule, seed=0, packed_from=None)
-    assert batches.order[:4].tolist() == [[3, 4]] * 4
-    assert batches.timed.tolist() == [False] * 6 + [True] * 4
-    assert batches.steps == 5
+    worst = [micro_batch == [3, 4] for micro_batch in batches.order.tolist()]
+    assert worst[:4] == [True, False, False, True]
+    assert (batches.worst, batches.worst_steps) == ((3,), 2)
+    assert batches.timed.tolist() == [False] * 4 + [True] * 4
+    assert batches.steps == 4
     assert batches.tokens.tolist() == rows.tokens[batches.order].sum(axis=1).tolist()
     assert batches.collated.tolist() == (2 * rows.tokens[batches.order].max(axis=1)).tolist()
     assert (batches.population, batches.mean_documents) == (8, 2.0)
@@ -66,17 +68,17 @@ def test_each_kind_of_worst_micro_batch_comes_where_gradients_and_optimizer_stat
     schedule = Schedule(whole_steps=whole)
     batches = plan_batches(rows, StepSize(2, micro_batches), PADDED, schedule, seed=0, packed_from=None)
     in_step = batches.step_micro_batches
-    steady = [
-        frozenset(rows.tokens[batches.order[index]].tolist())
-        for index in range(in_step, in_step * batches.worst_steps)
-        if in_step == 1 or index % in_step
-    ]
-    assert {frozenset({8}), frozenset({8, 4})} <= set(steady)
+    assert [sorted(rows.tokens[batches.order[place]].tolist()) for place in batches.worst] == [[4, 8], [8, 8]]
+    assert all(place >= in_step and (in_step == 1 or place % in_step) for place in batches.worst)
+    assert all(place < batches.worst_steps * in_step for place in batches.worst)
+    assert not batches.timed[[0, *batches.worst]].any()
+    assert batches.timed[batches.worst_steps * in_step + 2 :].all()
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_probe_has_as_many_micro_batches_whatever_the_global_batch(rows: int) -> None:
-    lengths = sizes(list(range(10, 90)))
+@pytest.mark.parametrize("cut", [90, 40])
+def test_a_probe_has_as_many_micro_batches_whatever_the_global_batch(rows: int, cut: int) -> None:
+    lengths = sizes([min(length, cut) for length in range(10, 90)])
 
     def needed(micro_batches: int) -> int:
         batches = plan_batches(lengths, StepSize(rows, micro_batches), PADDED, Schedule(), seed=0, packed_from=None)
@@ -84,6 +86,7 @@ def test_a_probe_has_as_many_micro_batches_whatever_the_global_batch(rows: int) 
         return -(-(last + 1) // batches.step_micro_batches) * batches.step_micro_batches
 
     assert needed(1) <= needed(8) == needed(512) <= 12
+    assert needed(8) <= 1.2 * needed(1)
 
 
 def test_few_typical_micro_batches_are_as_large_as_all_are_in_the_mean() -> None:
