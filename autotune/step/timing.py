@@ -113,12 +113,17 @@ def enough(schedule: Schedule, timed: Sequence[TimedMicroBatch], updates: Sequen
 
 
 def _predicted(columns: Sequence[_Vector], seconds: _Vector, wanted: Sequence[float]) -> tuple[float, float | None]:
-    """Return the least-squares prediction at ``wanted`` and its standard error, or None without degrees of freedom."""
+    """Return the least-squares prediction at ``wanted`` and its standard error, or None without degrees of freedom.
+
+    Long micro-batches vary more than short ones, so the error is the one that allows for that in small samples: HC3 of
+    MacKinnon and White, Journal of Econometrics 29 (1985).
+    """
     matrix, at = np.stack(columns, axis=1), np.array(wanted)
     found = np.linalg.lstsq(matrix, seconds, rcond=None)[0]
-    free = len(seconds) - matrix.shape[1]
-    if free < 1:
+    if len(seconds) <= matrix.shape[1]:
         return float(at @ found), None
-    residuals = seconds - matrix @ found
-    leverage = at @ np.linalg.pinv(matrix.T @ matrix) @ at
-    return float(at @ found), math.sqrt(float(residuals @ residuals) / free * float(leverage))
+    inverse = np.linalg.pinv(matrix.T @ matrix)
+    leverages = np.einsum("ij,jk,ik->i", matrix, inverse, matrix)
+    # One that alone decides a coefficient has no residual; what it adds is not known.
+    deleted = (seconds - matrix @ found) / np.maximum(1 - leverages, 1e-9)
+    return float(at @ found), float(np.linalg.norm((matrix @ inverse @ at) * deleted))
