@@ -29,8 +29,9 @@ from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
 from autotune.planning.cache import Cache
+from autotune.planning.candidates import legal_candidates
 from autotune.planning.load import SIZES
-from autotune.planning.planner import Planner, Target, legal_candidates
+from autotune.planning.planner import Planner, Target
 from autotune.planning.traces import Traces
 from autotune.probing import trace
 from autotune.trainers.problem import TrainerProblem

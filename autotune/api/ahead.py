@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +13,6 @@ from typing import Any
 from autotune.api.options import Options
 from autotune.api.predicted import PlannedPredictor
 from autotune.api.tracing import ServerTracer
-from autotune.core.candidate import Candidate
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.events import Event, Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -25,7 +22,8 @@ from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.inspection.machine import environment
 from autotune.planning.cache import Cache, cache_directory, fingerprint
-from autotune.planning.planner import Planner, Target, legal_candidates
+from autotune.planning.candidates import estimated_candidates
+from autotune.planning.planner import Planner, Target
 from autotune.planning.sources import source_digest
 from autotune.planning.traces import Tracer, Traces
 from autotune.probing import JobServer, measure_speeds
@@ -36,9 +34,6 @@ from autotune.units import format_duration
 _AT_ONCE = 2
 # Of the time limit of a search.
 _LARGEST_SHARE = 0.1
-# What is looked at whole; of larger spaces, so many combinations by chance.
-_MOST_COMBINATIONS = 200_000
-_BY_CHANCE = 20_000
 
 
 @contextmanager
@@ -117,7 +112,7 @@ def traced_ahead(
     traces = Traces(tracer, cache, model.fingerprint, versions)
     try:
         target = target_of(machine.hardware, limit_bytes, speeds)
-        planner = Planner(problem, target, traces, model.layer_kinds, _candidates(problem))
+        planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))
         predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)
         planner.explore(at_once=_AT_ONCE, goes_on=lambda: time.monotonic() - started < seconds)
     except AutotuneError as error:
@@ -155,17 +150,6 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
     measured = measure_speeds(server, SpeedsRequest(), folder / "speeds").speeds
     cache.put(key, encode(measured))
     return measured
-
-
-def _candidates(problem: TrainerProblem) -> Sequence[Candidate]:
-    if problem.size <= _MOST_COMBINATIONS:
-        return legal_candidates(problem)
-    chance = random.Random(0)
-    knobs = problem.choices
-    drawn = (Candidate({knob: chance.choice(choices) for knob, choices in knobs.items()}) for _ in range(_BY_CHANCE))
-    near = (problem.baseline.but(**{knob: choice}) for knob, choices in knobs.items() for choice in choices)
-    normal = dict.fromkeys(map(problem.normal, itertools.chain(problem.recipes, near, drawn)))
-    return tuple(candidate for candidate in normal if problem.illegal(candidate) is None)
 
 
 def _without_stages(listener: Listener) -> Listener:

@@ -13,14 +13,16 @@ from autotune.api.tracing import ServerTracer
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener, ignore
+from autotune.core.gpu import Gpu
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.cache import Cache, cache_directory
+from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
-from autotune.planning.planner import Planner, Target, legal_candidates
+from autotune.planning.planner import Planner, Target
 from autotune.planning.sources import source_digest
 from autotune.planning.traces import Traces
 from autotune.trainers.problem import TrainerProblem
@@ -106,7 +108,7 @@ def plan(
         traces = Traces(
             tracer, cache, workload.model.fingerprint, {**environment(planned.machine), "autotune": source_digest()}
         )
-        candidates = legal_candidates(problem)
+        candidates = estimated_candidates(problem)
         planner = Planner(problem, Target(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates)
         planner.explore()
         planner.refine(top, _REFINED)
@@ -169,6 +171,11 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:
         yield "Nothing was measured, and no prediction has been held against this GPU yet."
+    if problem.size > MOST_COMBINATIONS:
+        yield (
+            f"The space has {problem.size:,} combinations, too many to look at them all: a sample of"
+            f" {len(planner.candidates):,} was planned. --fix or --exclude knobs for a smaller space."
+        )
     if len(lengths.counts) == 1:
         yield (
             f"All rows have {lengths.longest:,} tokens here. Shorter rows beside them bring padding and an attention"
@@ -185,11 +192,17 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
-    if gpu is not None and gpu.speeds is None:
-        yield f"The speed of {gpu.name} is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."
-    if gpu is not None and gpu.memory_kind in ("total", "nominal"):
-        yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
-    if gpu is not None and not gpu.verified:
-        yield f"Whether autotune's rules hold for {gpu.name} has not been verified."
+    yield from _notes_on(gpu)
     if cache.problem:
         yield f"Traces are not kept for the next time: {cache.problem}."
+
+
+def _notes_on(gpu: Gpu | None) -> Iterator[str]:
+    if gpu is None:
+        return
+    if gpu.speeds is None:
+        yield f"The speed of {gpu.name} is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."
+    if gpu.memory_kind in ("total", "nominal"):
+        yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
+    if not gpu.verified:
+        yield f"Whether autotune's rules hold for {gpu.name} has not been verified."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,16 +49,6 @@ class Target:
     gpu: Gpu | None
     budget_bytes: int
     cpu: Gpu | None = None
-
-
-def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
-    """Return every legal candidate of a problem once, in its normal form."""
-    knobs = tuple(problem.choices)
-    every = (
-        Candidate(dict(zip(knobs, choices, strict=True))) for choices in itertools.product(*problem.choices.values())
-    )
-    normal = dict.fromkeys(problem.normal(candidate) for candidate in every)
-    return tuple(candidate for candidate in normal if problem.illegal(candidate) is None)
 
 
 class Planner:

@@ -12,9 +12,13 @@ _DIGITS = 16
 @cache
 def source_digest() -> str:
     """Return a hash of the packages that a trace runs through."""
-    package = Path(__file__).parent.parent
+    return digest_of(Path(__file__).parent.parent)
+
+
+def digest_of(package: Path) -> str:
+    """Return a hash of those packages in a directory, sub-packages included."""
     digest = hashlib.sha256()
     for name in ("core", "step", "virtual"):
-        for file in sorted((package / name).glob("*.py")):
-            digest.update(file.name.encode() + file.read_bytes())
+        for file in sorted((package / name).rglob("*.py")):
+            digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:_DIGITS]

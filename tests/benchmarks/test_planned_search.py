@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.effort import EFFORTS
-from autotune.planning.planner import legal_candidates
+from autotune.planning.candidates import legal_candidates
 from benchmarks.planned_search import best_rate, replay, said
 from benchmarks.tables import RECORDED, Table, read_table
 
