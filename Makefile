@@ -12,7 +12,7 @@ READY := .venv/ready
 SMALL := examples/build/small
 PROBE_BUDGET := 900MiB
 PROBE_EFFORT := quick
-PROBE_TIMEOUT := 200s
+PROBE_TIMEOUT := 240s
 PROBE_OUTPUT := autotune-small
 # A model this small has nothing for a second thread to do, and threads that wait for one another on cores that others
 # use too make steps many times slower.
