@@ -72,7 +72,7 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
         yield Text("Not confirmed by a longer run.", style="yellow")
     yield Text(said_runs(result, recommended))
     yield Text()
-    yield _comparison_table(comparison(result, recommended), 10 if width < _NARROW else 20)
+    yield _comparison_table(comparison(result, recommended), 8 if width < _NARROW else 20)
     if result.contributions:
         yield Text()
         yield _contributions_table(result)
