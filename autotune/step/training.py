@@ -21,8 +21,6 @@ from autotune.step.timing import WholeStep
 OUTPUT_DIRECTORY = "output"
 """Where in the job's folder the trainer would save what it never does."""
 
-_STEP_DEFAULTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     """Build the trainer of a plan, train until the schedule is satisfied, and return the trainer.
@@ -45,9 +43,9 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
 
 
 def step_size(plan: TrainingPlan) -> StepSize:
-    """Return the rows and micro-batches of an optimizer step of a plan; what it does not say is TRL's default."""
-    planned = {name: plan.args.get(name, default) for name, default in _STEP_DEFAULTS.items()}
-    return StepSize(*(int(str(value)) for value in planned.values()))
+    """Return the rows and micro-batches of an optimizer step, which every plan says."""
+    rows, micro_batches = plan.args["per_device_train_batch_size"], plan.args["gradient_accumulation_steps"]
+    return StepSize(int(str(rows)), int(str(micro_batches)))
 
 
 def collation_of(trainer: Any) -> Collation:
