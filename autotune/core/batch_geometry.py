@@ -27,8 +27,8 @@ def worst_micro_batches(
 
     The longest rows are one of them. Where these have no padding, transformers hands no attention mask to the model;
     one row that is shorter brings the mask, and with sdpa grouped-query attention is lost with it. So the longest
-    shorter row takes the place of one of them where there is one. That micro-batch comes first, because its tensors have
-    taken at least as many bytes wherever the two were measured or traced; only both tell for sure.
+    shorter row takes the place of one of them where there is one. That micro-batch comes first, because its tensors
+    have taken at least as many bytes wherever the two were measured or traced; only both tell for sure.
 
     Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
 

@@ -50,8 +50,8 @@ class Choosable:
         peak_bytes: peak memory of the worst batch; CUDA: allocated, CPU: resident above the baseline.
         reserved_bytes: CUDA: peak reserved by the caching allocator.
         device_bytes: CUDA: what the driver says the process held, context included.
-        tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step, which short runs compose
-            of micro-batches and one update; the geometric mean of ``runs`` runs.
+        tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step, which short runs
+            compose of micro-batches and one update; the geometric mean of ``runs`` runs.
         tokens_per_second_error: standard error of that mean, as a share of it, from the spread between runs; None for
             fewer than two runs.
         seconds_per_epoch: kept dataset tokens over the token rate.
