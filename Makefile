@@ -33,6 +33,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config importlinter-fences.toml
 
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py

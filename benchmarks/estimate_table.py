@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.api.ahead import speeds_of, target_of
-from autotune.api.tracing import ServerTracer
+from autotune.app.ahead import speeds_of, target_of
 from autotune.core.events import ignore
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
-from autotune.planning.cache import Cache
 from autotune.planning.planner import Planner
-from autotune.planning.traces import Traces
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import ServerTracer
 from benchmarks.tables import RECORDED, Table, read_table, write_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))

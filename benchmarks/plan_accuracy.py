@@ -18,22 +18,22 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autotune.api.options import checked_options
-from autotune.api.planned import planned_machine, planned_workload, rows_of_length
-from autotune.api.problem import global_batch_of, problem_of
-from autotune.api.tracing import ServerTracer
+from autotune.app.options import checked_options
+from autotune.app.planned import planned_machine, planned_workload, rows_of_length
+from autotune.app.problem import global_batch_of, problem_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.events import ignore
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
-from autotune.planning.cache import Cache
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.load import SIZES
 from autotune.planning.planner import Planner, Target
-from autotune.planning.traces import Traces
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
 from autotune.probing import trace
+from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 from benchmarks.shapes import LLAMA_8B, write_model

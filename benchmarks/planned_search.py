@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from autotune.api.predicted import PlannedPredictor
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.planning.predictor import PlannedPredictor
 from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from benchmarks.tables import RECORDED, Row, Table, read_table
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.api.planned import Planned, planned_machine
+from autotune.app.planned import Planned, planned_machine
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.status import ProbeStatus

@@ -10,11 +10,11 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.protocol import TraceReply
 from autotune.inspection.machine import environment
-from autotune.planning.cache import Cache
-from autotune.planning.memory import TRACED_ERROR
+from autotune.planning.extrapolation.memory import TRACED_ERROR
 from autotune.planning.planner import Planner, Target
-from autotune.planning.sources import source_digest
-from autotune.planning.traces import Traces
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.store import Traces
 from benchmarks.accuracy import Prediction
 from benchmarks.cases import Case
 from benchmarks.prepared import Prepared

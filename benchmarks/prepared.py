@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.api.options import checked_options
-from autotune.api.planned import Planned
-from autotune.api.problem import problem_of
-from autotune.api.workload import WorkloadReader
+from autotune.app.options import checked_options
+from autotune.app.planned import Planned
+from autotune.app.problem import problem_of
+from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore

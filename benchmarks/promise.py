@@ -52,7 +52,7 @@ from autotune.step.imports import prepare_environment, preload
 device = sys.argv.pop(1)
 prepare_environment(device)
 preload(device)
-from autotune.step.meters import METERS
+from autotune.step.run.meters import METERS
 meter = METERS[device]()
 script = sys.argv.pop(1)
 sys.argv[0] = script

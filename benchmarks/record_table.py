@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.api.problem import attentions, global_batch_of
-from autotune.api.workload import WorkloadReader
+from autotune.app.problem import attentions, global_batch_of
+from autotune.app.workload import WorkloadReader
 from autotune.core.events import ignore
 from autotune.core.protocol import ProbeRequest
 from autotune.inspection.dataset import dataset_source

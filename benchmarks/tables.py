@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.api.options import Options, checked_options
-from autotune.api.problem import problem_of
+from autotune.app.options import Options, checked_options
+from autotune.app.problem import problem_of
 from autotune.core.candidate import Candidate
 from autotune.core.codec import decode, encode
 from autotune.core.estimate import Estimate

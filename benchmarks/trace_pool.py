@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from autotune.core.protocol import TraceRequest
 from autotune.errors import AutotuneError
-from autotune.planning.traces import Traced, Untraceable
+from autotune.planning.tracing.store import Traced, Untraceable
 from autotune.probing import JobServer, trace
 
 T = TypeVar("T")

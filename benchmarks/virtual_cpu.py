@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.traced_training import WORST_STEPS, TracedRows, traced_training
+from autotune.step.run.traced_training import WORST_STEPS, TracedRows, traced_training
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu

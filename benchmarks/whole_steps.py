@@ -54,11 +54,11 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
 
     import numpy as np
 
-    from autotune.step.batches import Batches
-    from autotune.step.meters import METERS
-    from autotune.step.progress import Progress
-    from autotune.step.timing import WholeStep, timing
-    from autotune.step.training import step_size, train
+    from autotune.step.run.batches import Batches
+    from autotune.step.run.meters import METERS
+    from autotune.step.run.progress import Progress
+    from autotune.step.run.timing import WholeStep, timing
+    from autotune.step.run.training import step_size, train
 
     class Recording(Progress):
         """Keeps the wall clock of each step from the end of the one before."""
@@ -91,10 +91,10 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
 def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:
     from transformers import TrainerCallback
 
-    from autotune.step.meters import METERS
-    from autotune.step.model import load_processor, random_model
+    from autotune.step.models.loading import load_processor, random_model
     from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
-    from autotune.step.training import training_rows
+    from autotune.step.run.meters import METERS
+    from autotune.step.run.training import training_rows
 
     ticks: list[tuple[float, int]] = []
     meter = METERS[request.device]()

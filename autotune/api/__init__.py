@@ -1,1 +1,1 @@
-"""The use cases, one per module; the only place that wires the parts together."""
+"""The public functions and results: signatures, checked by ``mypy``, in front of :mod:`autotune.app`."""

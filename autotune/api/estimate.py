@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.api.options import checked_options
-from autotune.api.planned import MOST_TOKENS, planned_machine, planned_workload
-from autotune.api.tracing import ServerTracer
-from autotune.api.user_plan import UserPlan, user_plan
+from autotune.app.options import checked_options
+from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
+from autotune.app.user_plan import UserPlan, user_plan
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener, ignore
 from autotune.core.setting import Setting
@@ -17,15 +16,16 @@ from autotune.core.workload import ModelProfile
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.cache import Cache, cache_directory
-from autotune.planning.fit import Fit, points
+from autotune.planning.extrapolation.fit import Fit, points
+from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
+from autotune.planning.extrapolation.shape import Anchors, Basis, Kind, Shape
 from autotune.planning.groups import trace_request
-from autotune.planning.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.planner import depths_of
-from autotune.planning.shape import Anchors, Basis, Kind, Shape
-from autotune.planning.sources import source_digest
-from autotune.planning.traces import Traces, Untraceable
+from autotune.planning.tracing.cache import Cache, cache_directory
+from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.store import Traces, Untraceable
 from autotune.planning.varied import varied_bytes
+from autotune.probing.tracing import ServerTracer
 
 if TYPE_CHECKING:
     import peft

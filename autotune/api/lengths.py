@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from autotune.api.workload import WorkloadReader
+from autotune.app.workload import WorkloadReader
 from autotune.core.events import Listener, ignore
 from autotune.core.length_report import LengthReport, length_report
 from autotune.inspection.dataset import dataset_source

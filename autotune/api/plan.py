@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from autotune.api.options import checked_options
-from autotune.api.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
-from autotune.api.problem import global_batch_of, problem_of
-from autotune.api.tracing import ServerTracer
+from autotune.app.options import checked_options
+from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.problem import global_batch_of, problem_of
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener, ignore
@@ -19,12 +18,13 @@ from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.cache import Cache, cache_directory
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
 from autotune.planning.planner import Planner, Target
-from autotune.planning.sources import source_digest
-from autotune.planning.traces import Traces
+from autotune.planning.tracing.cache import Cache, cache_directory
+from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 

@@ -8,15 +8,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
-from autotune.api.ahead import Ahead, predicting
-from autotune.api.notes import notes_on
-from autotune.api.options import checked_options
-from autotune.api.outcome import RunFacts, result_of
-from autotune.api.output import Output, default_output, open_output
-from autotune.api.problem import attentions, global_batch_of, problem_of
 from autotune.api.result import ProbeResult
-from autotune.api.search import Run, run_search
-from autotune.api.workload import WorkloadReader
+from autotune.app.ahead import Ahead, predicting
+from autotune.app.notes import notes_on
+from autotune.app.options import checked_options
+from autotune.app.outcome import RunFacts, result_of
+from autotune.app.output import Output, default_output, open_output
+from autotune.app.problem import attentions, global_batch_of, problem_of
+from autotune.app.search import Run, run_search
+from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Choice
 from autotune.core.events import Listener, WorkloadReady, ignore
 from autotune.core.machine import Machine

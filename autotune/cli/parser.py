@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from autotune import __version__
-from autotune.cli import lengths, plan, probe, techniques
+from autotune.cli.commands import lengths, plan, probe, techniques
 from autotune.errors import InputError
 
 _DESCRIPTION = (

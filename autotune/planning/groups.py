@@ -12,9 +12,9 @@ from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
-from autotune.planning.cache import fingerprint
+from autotune.planning.extrapolation.shape import Anchors, Basis, Kind, Shape
 from autotune.planning.load import SIZES, Load
-from autotune.planning.shape import Anchors, Basis, Kind, Shape
+from autotune.planning.tracing.cache import fingerprint
 
 # Gradients are held from the second micro-batch of a step on, so that two show all there is.
 _TRACED_MICRO_BATCHES = 2

@@ -10,7 +10,7 @@ from autotune.core.batch_geometry import has_padding, rounded_up, worst_micro_ba
 from autotune.core.candidate import Candidate
 from autotune.core.lengths import LengthDistribution
 from autotune.core.setting import Setting
-from autotune.planning.shape import Kind, Shape
+from autotune.planning.extrapolation.shape import Kind, Shape
 from autotune.techniques.base import ON
 from autotune.techniques.packing import NONE, SEPARATING
 

@@ -9,16 +9,16 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
-from autotune.planning.composition import Composition, Sum
-from autotune.planning.depth import traced_depths
-from autotune.planning.design import Design
-from autotune.planning.fit import Fit, Point, points
-from autotune.planning.forecast import Forecast, mixed
+from autotune.planning.additive.composition import Composition, Sum
+from autotune.planning.additive.design import Design
+from autotune.planning.extrapolation.depth import traced_depths
+from autotune.planning.extrapolation.fit import Fit, Point, points
+from autotune.planning.extrapolation.forecast import Forecast, mixed
+from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
+from autotune.planning.extrapolation.shape import Anchors, Kind
 from autotune.planning.groups import Group, anchors, group_of, trace_request
 from autotune.planning.load import Load, load_of
-from autotune.planning.memory import TRACED_ERROR, memory_estimate
-from autotune.planning.shape import Anchors, Kind
-from autotune.planning.traces import Traces, Untraceable
+from autotune.planning.tracing.store import Traces, Untraceable
 from autotune.planning.varied import varied_bytes
 from autotune.trainers.problem import TrainerProblem
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.planning.extrapolation.shape import Kind, Shape
 from autotune.planning.groups import LONGEST_FLAT, trace_request
-from autotune.planning.shape import Kind, Shape
-from autotune.planning.traces import Traces, Untraceable
+from autotune.planning.tracing.store import Traces, Untraceable
 
 
 def varied_bytes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.api.planned import Planned
+from autotune.app.planned import Planned
 from autotune.core.machine import Machine
 from autotune.core.workload import Workload
 from autotune.inspection.gpus import find_gpu

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune.cli.commands.probe import fixes, names
 from autotune.cli.parser import build_parser, read_arguments
-from autotune.cli.probe import fixes, names
 from autotune.errors import InputError
 from autotune.techniques import catalogue
 

@@ -20,7 +20,7 @@ from autotune.core.estimate import Origin, Plan
 from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceRequest
 from autotune.inspection.gpus import gpus
-from autotune.planning.traces import Untraceable
+from autotune.planning.tracing.store import Untraceable
 from tests.planning.stand_in import AnalyticTracer
 from tests.report.plans import DEFAULT, UNKNOWN, a_plan
 from tests.small import write_small_model
@@ -244,7 +244,7 @@ class Unwilling:
 
 def put_tracer(monkeypatch: pytest.MonkeyPatch, tracer: Any) -> None:
     """Put a tracer in the place of the one that runs processes."""
-    monkeypatch.setattr("autotune.api.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
+    monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from autotune.core.protocol import TracedPeak, TraceReply, TraceRequest
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Part, Section
-from autotune.planning.traces import Traced, Untraceable
+from autotune.planning.tracing.store import Traced, Untraceable
 from autotune.units import MIB
 
 WEIGHT_BYTES = 100 * MIB

@@ -6,10 +6,10 @@ import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.core.timeline import Part
-from autotune.planning.composition import Composition
-from autotune.planning.forecast import Forecast, mixed
+from autotune.planning.additive.composition import Composition
+from autotune.planning.extrapolation.forecast import Forecast, mixed
+from autotune.planning.extrapolation.shape import Kind
 from autotune.planning.groups import Group
-from autotune.planning.shape import Kind
 
 STEP = (Part.FIRST_MICRO_BATCH, False)
 UPDATE = (Part.OPTIMIZER, False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.planning.alignment import from_end, from_start
-from autotune.planning.depth import traced_depths
-from autotune.planning.shape import Anchors, Basis, Shape, layer_weights, shape_weights
+from autotune.planning.extrapolation.alignment import from_end, from_start
+from autotune.planning.extrapolation.depth import traced_depths
+from autotune.planning.extrapolation.shape import Anchors, Basis, Shape, layer_weights, shape_weights
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.depth import traced_depths
-from autotune.planning.fit import Fit
-from autotune.planning.shape import Anchors, Basis, Shape
+from autotune.planning.extrapolation.depth import traced_depths
+from autotune.planning.extrapolation.fit import Fit
+from autotune.planning.extrapolation.shape import Anchors, Basis, Shape
 from autotune.probing import JobServer, trace
 from tests.small import write_small_model
 

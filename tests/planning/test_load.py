@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from autotune.core.candidate import Candidate
+from autotune.planning.extrapolation.shape import Kind, Shape
 from autotune.planning.load import load_of
-from autotune.planning.shape import Kind, Shape
 from tests.settings import setting, workload
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from autotune.core.estimate import Estimate, Origin
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.cache import Cache
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.changes import smallest_changes
 from autotune.planning.planner import Planner, Target
-from autotune.planning.traces import Traces
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes, default_file, load, resolve
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem

@@ -8,8 +8,8 @@ from datasets import Dataset
 from trl import pack_dataset
 
 from autotune.core.measurement import Schedule
-from autotune.step.batches import Collation, StepSize, documents_per_row, drawn, plan_batches, worst_order
-from autotune.step.rows import RowSizes, row_sizes
+from autotune.step.data.rows import RowSizes, row_sizes
+from autotune.step.run.batches import Collation, StepSize, documents_per_row, drawn, plan_batches, worst_order
 
 PADDED = Collation()
 

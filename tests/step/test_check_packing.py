@@ -11,7 +11,7 @@ from autotune.core.protocol import CheckPackingRequest
 from autotune.core.workload import ModelSource, PackingCheck
 from autotune.errors import InputError
 from autotune.probing import JobServer, check_packing
-from autotune.step.shrink import shrunken_model
+from autotune.step.models.shrink import shrunken_model
 from tests.small import write_small_model
 
 

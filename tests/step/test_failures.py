@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from autotune.step.failures import FailureKind, judge
+from autotune.step.run.failures import FailureKind, judge
 from autotune.units import GIB, MIB
 
 

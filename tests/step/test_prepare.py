@@ -17,7 +17,7 @@ from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
-from autotune.step.dataset import load_rows
+from autotune.step.data.dataset import load_rows
 from tests.small import (
     long_tailed_texts,
     messages_rows,

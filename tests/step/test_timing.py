@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from autotune.core.measurement import Schedule
-from autotune.step.timing import TimedMicroBatch, WholeStep, enough, timing
+from autotune.step.run.timing import TimedMicroBatch, WholeStep, enough, timing
 
 UPDATE_SECONDS = 3.0
 STEP = WholeStep(micro_batches=10, mean_collated=100.0)

@@ -15,7 +15,6 @@ from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareReply
 from autotune.core.status import Phase
-from autotune.step.meters import CpuMeter
 from autotune.step.objects import (
     TRAINERS,
     TrainerClasses,
@@ -24,8 +23,9 @@ from autotune.step.objects import (
     peft_config,
     quantization_config,
 )
-from autotune.step.progress import Progress
-from autotune.step.training import train, training_rows
+from autotune.step.run.meters import CpuMeter
+from autotune.step.run.progress import Progress
+from autotune.step.run.training import train, training_rows
 from tests.step.requests import plan, probe_request
 
 SCHEDULE = Schedule(warmup_micro_batches=2, min_micro_batches=4, max_micro_batches=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu

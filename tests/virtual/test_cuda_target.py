@@ -19,7 +19,7 @@ from collections import Counter
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 from autotune.core.plan import TrainingPlan
-from autotune.step.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 

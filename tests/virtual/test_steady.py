@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.timeline import Part, Section
-from autotune.step.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.virtual import trace
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.records import Place, Trace

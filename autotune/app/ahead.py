@@ -1,0 +1,162 @@
+"""Tracing before the first probe, for a limited time, so that a search knows what it need not probe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.app.options import Options
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.events import Event, Listener, Noted, StageStarted
+from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.machine import Hardware, Machine
+from autotune.core.protocol import SpeedsRequest
+from autotune.errors import AutotuneError
+from autotune.inspection.gpus import described
+from autotune.inspection.machine import environment
+from autotune.planning.candidates import estimated_candidates
+from autotune.planning.planner import Planner, Target
+from autotune.planning.predictor import PlannedPredictor
+from autotune.planning.tracing.cache import Cache, cache_directory, fingerprint
+from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.store import Tracer, Traces
+from autotune.probing import JobServer, measure_speeds
+from autotune.probing.tracing import ServerTracer
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_duration
+
+# Ways to train that are traced before the clock is looked at: as many as there may be tracing processes.
+_AT_ONCE = 2
+# Of the time limit of a search.
+_LARGEST_SHARE = 0.1
+
+
+@contextmanager
+def predicting(
+    problem: TrainerProblem, limit_bytes: int, options: Options, server: JobServer, listener: Listener
+) -> Iterator[Ahead]:
+    """Yield what could be traced in the time that there is; the tracing processes live until this ends.
+
+    Whatever keeps steps from being traced is told and ends nothing: probes can do without.
+
+    Args:
+        server: of the probes, whose threads a CPU is measured with.
+    """
+    listener(StageStarted("Tracing training steps without running them, to spare probes"))
+    seconds = options.effort.planning_seconds
+    if options.timeout_seconds is not None:
+        seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
+    hardware = problem.setting.machine.hardware
+    lent = (server,) if hardware.kind == "cpu" else ()
+    with ServerTracer(hardware.cores, _without_stages(listener), lent) as tracer:
+        cache = Cache(cache_directory())
+        measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
+        yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What was traced.
+
+    Attributes:
+        predictor: None where nothing was.
+        problem: why nothing was; empty otherwise.
+        spent_seconds: that tracing took.
+    """
+
+    predictor: PlannedPredictor | None = None
+    planner: Planner | None = None
+    problem: str = ""
+    spent_seconds: float = 0.0
+
+    def left_of(self, options: Options) -> Options:
+        """Return the options with what tracing took off their time limit."""
+        limit = options.timeout_seconds
+        return options if limit is None else replace(options, timeout_seconds=max(0.0, limit - self.spent_seconds))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a user should know of the predictions, in sentences; asked when the search has ended."""
+        notes = list(self.predictor.notes()) if self.predictor else []
+        untraceable = self.planner.untraceable if self.planner else {}
+        if untraceable:
+            reason = next(iter(untraceable.values()))
+            notes.append(f"{len(untraceable)} ways to train could not be traced and were not predicted: {reason}")
+        if self.problem:
+            notes.append(f"Nothing was predicted, and the search went on without: {self.problem}")
+        return tuple(notes)
+
+
+def traced_ahead(
+    problem: TrainerProblem,
+    limit_bytes: int,
+    tracer: Tracer,
+    cache: Cache,
+    speeds: Callable[[], GpuSpeeds],
+    seconds: float,
+    listener: Listener,
+) -> Ahead:
+    """Return what could be traced in so many seconds.
+
+    Args:
+        speeds: measures those of a CPU, of which there is no catalogue.
+    """
+    started = time.monotonic()
+    setting = problem.setting
+    machine, model = setting.machine, setting.workload.model
+    versions = {**environment(machine), "autotune": source_digest()}
+    traces = Traces(tracer, cache, model.fingerprint, versions)
+    try:
+        target = target_of(machine.hardware, limit_bytes, speeds)
+        planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))
+        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)
+        planner.explore(at_once=_AT_ONCE, goes_on=lambda: time.monotonic() - started < seconds)
+    except AutotuneError as error:
+        listener(Noted(f"Nothing is predicted: {error.message}"))
+        return Ahead(problem=error.message, spent_seconds=time.monotonic() - started)
+    predictions = [predictor.predict(candidate) for candidate in planner.candidates]
+    known = [prediction for prediction in predictions if prediction is not None]
+    over = sum(prediction.need_bytes > limit_bytes for prediction in known)
+    spent_seconds = time.monotonic() - started
+    spent = format_duration(spent_seconds)
+    counted = f"{len(known):,} of {len(predictions):,} candidates are predicted, {over:,} not to fit"
+    listener(Noted(f"Traced in {spent}: {counted}."))
+    return Ahead(predictor, planner, spent_seconds=spent_seconds)
+
+
+def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Target:
+    """Return what is planned for: a GPU as the catalogue has it, or a CPU as it is measured."""
+    if hardware.kind == "cuda":
+        return Target(described(hardware), limit_bytes)
+    cpu = Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0, speeds=speeds())
+    return Target(None, limit_bytes, cpu)
+
+
+def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -> GpuSpeeds:
+    """Return the speeds of this CPU, which are measured once, so that traces that were kept are found again.
+
+    Raises:
+        AutotuneError: they could not be measured.
+    """
+    key = fingerprint("speeds", machine.hardware.name, machine.hardware.threads, machine.packages.get("torch"))
+    document: Any = cache.get(key)
+    with suppress(DecodeError):
+        if document is not None:
+            return decode(GpuSpeeds, document)
+    measured = measure_speeds(server, SpeedsRequest(), folder / "speeds").speeds
+    cache.put(key, encode(measured))
+    return measured
+
+
+def _without_stages(listener: Listener) -> Listener:
+    """Return a listener that is told no stages: tracing goes on in pieces, which are one stage to who watches."""
+
+    def hear(event: Event) -> None:
+        if not isinstance(event, StageStarted):
+            listener(event)
+
+    return hear

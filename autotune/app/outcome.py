@@ -1,0 +1,166 @@
+"""From what the study found to the result document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.app.repeated import all_runs, notes_on_runs, rates_of, speed_up
+from autotune.core.measurement import Measurement
+from autotune.core.result import SCHEMA, Choosable, Result, Trial
+from autotune.core.spread import mean_rate, next_run, relative_error
+from autotune.core.status import ProbeStatus, RunStatus
+from autotune.inspection.machine import environment
+from autotune.study.problem import Record, SearchOutcome
+from autotune.techniques.max_length import token_coverage
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_bytes, format_share
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run knows beside its study.
+
+    Attributes:
+        notes: what the user should know, in sentences.
+        comparisons: short runs that winner and baseline each should have had.
+        wall_seconds: since the run began.
+        settings: what was asked for.
+    """
+
+    budget_bytes: int
+    margin: float
+    notes: tuple[str, ...]
+    wall_seconds: float
+    settings: dict[str, object]
+    output_directory: str
+    comparisons: int = 0
+
+
+def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Result:
+    """Return the document of a search that ended, however it ended."""
+    setting = problem.setting
+    recommended = _choosable(outcome.winner, outcome, problem) if outcome.winner else None
+    baseline = _choosable(outcome.baseline, outcome, problem) if outcome.baseline else None
+    speed = speed_up(outcome.winner, outcome.baseline)
+    needs = [_need_bytes(record.measurement) for record in outcome.records]
+    return Result(
+        schema=SCHEMA,
+        status=_status(outcome),
+        trainer=problem.trainer.name,
+        workload=setting.workload,
+        hardware=setting.machine.hardware,
+        environment=environment(setting.machine),
+        budget_bytes=facts.budget_bytes,
+        margin=facts.margin,
+        global_batch_size=setting.global_batch_size,
+        token_coverage=setting.token_coverage,
+        recommended=recommended,
+        baseline=baseline,
+        speedup=speed.ratio if speed else None,
+        speedup_low=speed.interval.low if speed and speed.interval else None,
+        speedup_high=speed.interval.high if speed and speed.interval else None,
+        pairs=speed.pairs if speed else 0,
+        contributions=outcome.contributions,
+        confirmed=outcome.confirmed,
+        trials=tuple(_trial(record) for record in outcome.records),
+        unlockable=problem.space.unlockable,
+        left_out=problem.space.left_out,
+        notes=(*notes_on_runs(outcome, facts.comparisons), *_contradicted(outcome), *facts.notes),
+        smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
+        wall_seconds=facts.wall_seconds,
+        settings=facts.settings,
+        output_directory=facts.output_directory,
+    )
+
+
+def _status(outcome: SearchOutcome) -> RunStatus:
+    if outcome.interrupted:
+        return RunStatus.INTERRUPTED
+    if outcome.winner:
+        return RunStatus.FOUND
+    # A time limit that ends a search before anything is decided does not show that nothing fits.
+    decided = any(record.probed and record.measurement.status is not ProbeStatus.TIMEOUT for record in outcome.records)
+    return RunStatus.NOTHING_FITS if decided else RunStatus.INTERRUPTED
+
+
+def _contradicted(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note for each candidate that was predicted not to fit, and fits."""
+    notes = []
+    for record in outcome.contradicted:
+        predicted, shown = record.prediction, record.measurement
+        if predicted is not None:
+            measured = format_bytes(shown.reserved_bytes or shown.peak_bytes or 0)
+            notes.append(
+                f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
+                f"{format_share(predicted.error)}, and ran with {measured}: a bug of the prediction, please report it."
+            )
+    return tuple(notes)
+
+
+def _need_bytes(shown: Measurement) -> int | None:
+    """Return the peak of a probe that ran, or what one that ran out of memory had held and then asked for."""
+    lacked = shown.out_of_memory
+    if lacked is None or lacked.held_bytes is None:
+        return shown.peak_bytes
+    return lacked.held_bytes + (lacked.requested_bytes or 0)
+
+
+def _trial(record: Record) -> Trial:
+    shown = record.measurement
+    return Trial(
+        number=record.number,
+        candidate=record.candidate,
+        status=shown.status,
+        reason=shown.reason,
+        peak_bytes=shown.peak_bytes,
+        reserved_bytes=shown.reserved_bytes,
+        tokens_per_second=shown.tokens_per_second,
+        start_seconds=shown.start_seconds,
+        wall_seconds=shown.wall_seconds,
+        predicted_bytes=record.prediction.need_bytes if record.prediction else None,
+        predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
+    )
+
+
+def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) -> Choosable:
+    candidate, setting = record.candidate, problem.setting
+    plan = problem.trainer.plan(candidate, setting)
+    runs = all_runs(record, outcome.winner, outcome.baseline)
+    shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
+    rates = rates_of(record, outcome.winner)
+    expected = next_run(rates)
+    coverage = token_coverage(candidate, setting)
+    tokens = setting.workload.dataset.lengths.tokens * coverage
+    rate = mean_rate(rates) if rates else None
+    batch = int(candidate["per_device_train_batch_size"])
+    return Choosable(
+        number=record.number,
+        candidate=candidate,
+        plan=plan,
+        status=shown.status,
+        reason=shown.reason,
+        peak_bytes=_highest(runs, "peak_bytes"),
+        reserved_bytes=_highest(runs, "reserved_bytes"),
+        device_bytes=_highest(runs, "device_bytes"),
+        tokens_per_second=rate,
+        tokens_per_second_error=relative_error(rates),
+        seconds_per_epoch=tokens / rate if rate else None,
+        token_coverage=coverage,
+        max_length=_max_length(plan.args.get("max_length"), plan.truncate_to),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=setting.rows_per_process // batch,
+        documents_per_step=shown.documents_per_step,
+        steps_per_epoch=-(-shown.rows // setting.global_batch_size) if shown.rows else None,
+        tokens_per_second_low=expected.low if expected else None,
+        tokens_per_second_high=expected.high if expected else None,
+        runs=len(rates),
+    )
+
+
+def _max_length(in_args: object, truncate_to: int | None) -> int | None:
+    return in_args if isinstance(in_args, int) else truncate_to
+
+
+def _highest(runs: Sequence[Measurement], figure: str) -> int | None:
+    return max((getattr(run, figure) for run in runs if getattr(run, figure) is not None), default=None)

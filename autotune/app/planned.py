@@ -1,0 +1,151 @@
+"""What is planned for: a machine that need not be here, and a workload that is read without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.app.options import Options
+from autotune.app.problem import attentions
+from autotune.app.workload import WorkloadReader
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.events import Listener
+from autotune.core.gpu import Gpu
+from autotune.core.lengths import LengthDistribution
+from autotune.core.machine import Hardware, Machine
+from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.errors import InputError
+from autotune.inspection.gpus import described, find_gpu
+from autotune.inspection.machine import machine as inspect_machine
+from autotune.planning.tracing.cache import Cache, fingerprint
+from autotune.planning.tracing.sources import source_digest
+from autotune.probing.tracing import ServerTracer
+
+CPU = "cpu"
+MOST_TOKENS = 1 << 24
+"""Tokens of a micro-batch that are traced at the most; shapes of tensors stay within 64 bits."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The machine that is planned for.
+
+    Attributes:
+        machine: its device, with the software of this machine.
+        gpu: None for a CPU.
+        cores: of this machine, that traces may use.
+    """
+
+    machine: Machine
+    gpu: Gpu | None
+    cores: int
+
+    @property
+    def described(self) -> Gpu:
+        """The device, a CPU included."""
+        hardware = self.machine.hardware
+        return self.gpu or Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0)
+
+
+def planned_machine(word: str | None) -> Planned:
+    """Return the machine with the GPU that a word names; None means this machine's own.
+
+    Raises:
+        InputError: there is no such GPU, or no word and no GPU.
+    """
+    here = inspect_machine("cpu")
+    if word is None:
+        own = inspect_machine("auto")
+        if own.hardware.kind == CPU:
+            raise InputError(
+                f"There is no GPU here to plan for: {own.device_reason}.",
+                hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
+            )
+        return Planned(own, described(own.hardware), here.hardware.cores)
+    if word.strip().lower() == CPU:
+        return Planned(here, None, here.hardware.cores)
+    gpu = find_gpu(word)
+    hardware = Hardware(
+        kind="cuda",
+        name=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        compute_capability=gpu.compute_capability,
+        cores=here.hardware.cores,
+    )
+    return Planned(Machine(hardware, here.packages), gpu, here.hardware.cores)
+
+
+def planned_workload(
+    options: Options,
+    model: ModelSource,
+    dataset: DatasetSource | None,
+    tracer: ServerTracer,
+    cache: Cache,
+    listener: Listener,
+) -> Workload:
+    """Return the workload, with the self-test of those attention implementations that run on a CPU.
+
+    It is kept on disk where model and dataset are local, until one of their files changes.
+
+    Args:
+        dataset: None: a stand-in of a few words, whose lengths mean nothing.
+
+    Raises:
+        InputError: the model or the dataset cannot be used.
+    """
+    here = inspect_machine("cpu")
+    wanted = attentions(options, here)
+    states = [_state(model.name), _state(dataset.data_files or dataset.path) if dataset is not None else []]
+    key = fingerprint("workload", model, dataset, states, wanted, here.packages, source_digest())
+    known = _kept(cache, key) if all(state is not None for state in states) else None
+    if known is not None:
+        return known
+    reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
+    workload = reader.read(options.trainer.name, model, dataset or _stand_in(tracer.folder))
+    workload = reader.check_attention(workload, here, wanted)
+    if all(state is not None for state in states):
+        cache.put(key, encode(workload))
+    return workload
+
+
+def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
+    """Return the workload with so many rows of one length for its dataset."""
+    lengths = LengthDistribution({tokens: rows})
+    name = f"rows of {tokens} tokens"
+    dataset = replace(workload.dataset, name=name, lengths=lengths, trainable_tokens=lengths.tokens)
+    return replace(workload, dataset=dataset)
+
+
+def _kept(cache: Cache, key: str) -> Workload | None:
+    document: Any = cache.get(key)
+    if document is None:
+        return None
+    try:
+        return decode(Workload, document)
+    except DecodeError:
+        cache.drop(key)
+        return None
+
+
+def _stand_in(folder: Path) -> DatasetSource:
+    file = folder / "rows.jsonl"
+    file.write_text((json.dumps({"text": "a b"}) + "\n") * 2, encoding="utf-8")
+    return DatasetSource("a stand-in for data", "json", str(file))
+
+
+def _state(name: str) -> list[tuple[str, int, int]] | None:
+    """Return names, sizes and times of change of the files that a path names, or None where it names none."""
+    path = Path(name)
+    if not path.exists():
+        return None
+    return sorted(_files(path))
+
+
+def _files(path: Path) -> Iterator[tuple[str, int, int]]:
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            seen = file.stat()
+            yield str(file.relative_to(path)), seen.st_size, seen.st_mtime_ns

@@ -1,0 +1,60 @@
+"""The problem that a run searches or plans: what was asked for, on a workload and a machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.app.options import Options
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.core.workload import Workload
+from autotune.errors import InputError
+from autotune.space import resolve
+from autotune.techniques import find
+from autotune.trainers.problem import TrainerProblem, require_legal
+
+
+def global_batch_of(options: Options, machine: Machine) -> int:
+    """Return the rows of an optimizer step: those asked for, or TRL's default.
+
+    Raises:
+        InputError: the processes cannot share them.
+    """
+    processes = machine.hardware.processes
+    asked = options.global_batch_size
+    if asked is None:
+        # TRL accumulates over one micro-batch unless it is told otherwise.
+        return int(find("per_device_train_batch_size", options.trainer.name).trl_default) * processes
+    if asked % processes:
+        raise InputError(
+            f"A global batch of {asked} rows cannot be reached with {processes} processes.",
+            hint=f"Take a multiple of {processes}.",
+        )
+    return asked
+
+
+def attentions(options: Options, machine: Machine) -> tuple[str, ...]:
+    """Return the implementations that this machine has and the search may come to, TRL's default included."""
+    technique = find("attention", options.trainer.name)
+    fixed = options.wishes.fixed.get(technique.name)
+    listed = options.file.choices.get(technique.name, ()) if technique.name not in options.wishes.excluded else ()
+    wanted = (fixed,) if fixed is not None else (technique.trl_default, *listed)
+    return tuple(dict.fromkeys(str(item) for item in wanted if technique.unavailable(item, machine) is None))
+
+
+def problem_of(options: Options, workload: Workload, machine: Machine, batch: int) -> TrainerProblem:
+    """Return the problem of a run.
+
+    Raises:
+        InputError: what was fixed is not possible here.
+    """
+    setting = Setting(workload, machine, batch, options.token_coverage, options.allowed)
+    fixed_length = options.wishes.fixed.get("max_length")
+    if fixed_length is not None:
+        # Whoever fixes the length has decided what is kept.
+        tokens = find("max_length", options.trainer.name).parse(fixed_length, setting)
+        setting = replace(setting, token_coverage=workload.dataset.lengths.coverage(int(tokens)))
+    space = resolve(options.file, options.trainer.techniques, setting, options.wishes)
+    problem = TrainerProblem(options.trainer, space, setting, options.wishes)
+    require_legal(problem)
+    return problem

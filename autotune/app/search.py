@@ -1,0 +1,123 @@
+"""Running the study of one problem: each candidate it chooses becomes a probe in a folder of the output directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from autotune.app.options import Options
+from autotune.app.output import Output
+from autotune.core.effort import Effort
+from autotune.core.events import Listener, StageStarted
+from autotune.core.measurement import Measurement
+from autotune.core.protocol import ProbeRequest
+from autotune.inspection.machine import environment
+from autotune.probing import JobServer
+from autotune.probing import probe as run_probe
+from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
+from autotune.study.prediction import Predictor
+from autotune.trainers.problem import TrainerProblem
+
+_LATE = 3.0
+"""A run that takes so many times what its steps took in a probe hangs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a search needs.
+
+    Attributes:
+        limit_bytes: memory that a probe may use; what it needs beyond fails.
+        storage: URL of an Optuna storage, or None for the output directory's own.
+        study: name of the study, or None for the output directory's name.
+        predictor: what is known before any probe, or None.
+    """
+
+    options: Options
+    problem: TrainerProblem
+    server: JobServer
+    output: Output
+    limit_bytes: int
+    storage: str | None
+    study: str | None
+    resume: bool
+    predictor: Predictor | None = None
+
+
+def run_search(run: Run, listener: Listener) -> SearchOutcome:
+    """Search, and return what was found; a Ctrl-C ends it early and is part of the outcome.
+
+    Raises:
+        StudyMismatchError: the study to resume belongs to something else.
+        InputError: the storage cannot be used.
+        AutotuneError: probes cannot be started, or the storage failed.
+    """
+    listener(StageStarted("Searching"))
+    options, problem = run.options, run.problem
+
+    def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
+        request = ProbeRequest(
+            plan=problem.trainer.plan(one.candidate, problem.setting),
+            model=problem.setting.workload.model_source,
+            device=problem.setting.machine.hardware.kind,
+            tokenized_directory=problem.setting.workload.dataset.tokenized_directory,
+            schedule=one.schedule,
+            limit_bytes=run.limit_bytes,
+            seed=seed_of(one, options.seed),
+        )
+        return run_probe(run.server, request, run.output.probe(one), timeout_of(one, options.effort, seconds_left))
+
+    return search(
+        problem,
+        probe_candidate,
+        effort=options.effort,
+        memory_limit_bytes=run.limit_bytes,
+        seed=options.seed,
+        trials=options.trials,
+        timeout_seconds=options.timeout_seconds,
+        storage=StudyStorage(
+            url=run.storage or run.output.study_url,
+            name=run.study or run.output.directory.name,
+            resume=run.resume,
+            fingerprint=fingerprint(problem, run.limit_bytes),
+        ),
+        listener=listener,
+        predictor=run.predictor,
+    )
+
+
+def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
+    """Return the seconds after which a run is ended: the effort's, or more where its steps are known to be long."""
+    longest = max(effort.probe_timeout_seconds, _LATE * run.expected_seconds)
+    return longest if seconds_left is None else min(longest, seconds_left)
+
+
+def seed_of(run: ProbeRun, seed: int) -> int:
+    """Return the seed of a run's batches: probes draw the same ones, each pair of short runs has its own.
+
+    A short run trains on a small part of the rows. If all of them trained on the same, the spread between them would
+    not show how much the rate depends on which rows these are.
+    """
+    return seed if run.turn is None else seed + 1 + run.turn.pair
+
+
+def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
+    """Return the named parts that a study depends on: measurements of other parts are not comparable."""
+    setting = problem.setting
+    workload, hardware = setting.workload, setting.machine.hardware
+    parts: dict[str, object] = {
+        "model": [workload.model.fingerprint, workload.model_source.init],
+        "dataset": workload.dataset.fingerprint,
+        "trainer": workload.trainer,
+        "hardware": [hardware.kind, hardware.name, hardware.processes, hardware.cores],
+        "software versions": environment(setting.machine),
+        "memory budget": limit_bytes,
+        "global batch size": setting.global_batch_size,
+        "token coverage": setting.token_coverage,
+        "allowed techniques": sorted(setting.allowed),
+        "search space": {knob: list(choices) for knob, choices in problem.choices.items()},
+    }
+    return {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16] for name, part in parts.items()
+    }

@@ -1,0 +1,220 @@
+"""Traces of one way to train, at few depths and shapes, and what follows from them for any depth and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from operator import mul
+from statistics import fmean
+from typing import TypeVar
+
+from autotune.core.protocol import TraceReply
+from autotune.core.timeline import Part, Section
+from autotune.planning.extrapolation.alignment import from_end, from_start
+from autotune.planning.extrapolation.forecast import Forecast, Stretch
+from autotune.planning.extrapolation.shape import Anchors, Shape, layer_weights
+from autotune.planning.extrapolation.times import mixed_times
+
+T = TypeVar("T")
+Point = tuple[int, Shape]
+"""A depth in layers, and a shape."""
+
+
+def points(depths: Sequence[int], anchors: Anchors) -> list[Point]:
+    """Return where a way to train has to be traced.
+
+    What lies beyond the anchors' chunk is the loss's, and no layer's, so that one depth shows it.
+    """
+    known = [(depth, shape) for depth in depths for shape in anchors.shapes]
+    return [*known, (depths[0], anchors.beyond)] if anchors.beyond is not None else known
+
+
+class Fit:
+    """Traces at :func:`points`.
+
+    Attributes:
+        assumptions: what the traces assumed, in sentences.
+        aligned: whether the traces have the same moments, so that each moment's memory could be followed. Where they
+            have not, only the peaks are, and they may be those of different moments.
+    """
+
+    def __init__(self, anchors: Anchors, replies: Mapping[Point, TraceReply]) -> None:
+        self._anchors = anchors
+        self._replies = replies
+        self._points = sorted(replies)
+        self.assumptions = frozenset(assumed for reply in replies.values() for assumed in reply.assumptions)
+        self._depths = sorted({layers for layers, _ in replies})
+        aligned = {part: self._aligned(part) for part in Part}
+        self.aligned = all(found is not None for found in aligned.values())
+        self._series = [
+            series for part, found in aligned.items() for series in (found if found is not None else self._peaks(part))
+        ]
+
+    def forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
+        """Return what follows for a depth, a shape, and so many micro-batches in an optimizer step."""
+        weights = self._weights(layers, shape)
+        parts = [part for part in Part if part is not Part.FURTHER_MICRO_BATCH or micro_batches > 1]
+        stretches: dict[Stretch, Mapping[str, int]] = {}
+        for series in self._series:
+            if series.stretch[0] in parts:
+                found, known = series.highest(weights), stretches.get(series.stretch, {})
+                stretches[series.stretch] = max(known, found, key=lambda levels: sum(levels.values()))
+        hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
+        share, workspace_bytes = self._rounding()
+        return Forecast(
+            stretches=stretches,
+            rounding_share=share,
+            workspace_bytes=workspace_bytes,
+            unused_bytes=self._unused_bytes(shape),
+            host_bytes=max(0, round(max(hosts))),
+            times={
+                part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
+                for part in parts
+                if part is not Part.BEFORE and all(known_times := self._each(part, lambda section: section.time))
+            },
+        )
+
+    def differs_by_sizes(self, other: Fit, tolerance: float) -> bool:
+        """Whether what another way to train needs in micro-batches differs by more or less from shape to shape.
+
+        Args:
+            tolerance: share of the memory that counts as no difference.
+        """
+        for stretch in {series.stretch for series in self._series if series.stretch[0] in _MICRO_BATCHES}:
+            for depth in self._depths:
+                differences, sizes = [], []
+                for shape in self._anchors.shapes:
+                    mine, theirs = self._highest_at((depth, shape), stretch), other._highest_at((depth, shape), stretch)
+                    differences.append(mine - theirs)
+                    sizes.append(mine)
+                if max(differences) - min(differences) > tolerance * max(sizes):
+                    return True
+        return False
+
+    def _highest_at(self, point: Point, stretch: Stretch) -> int:
+        if point not in self._replies:
+            return 0
+        section = _section(self._replies[point], stretch[0])
+        return max(section.totals[_moments_of(section, in_backward=stretch[1])], default=0)
+
+    def _rounding(self) -> tuple[float, int]:
+        """Return what the allocator adds: a share of what tensors hold, and what is always there.
+
+        Which blocks are split and which are not differs from size to size without a rule, so that following single
+        figures to another size would multiply what is chance in them.
+        """
+        overheads = [reply.allocated_bytes - reply.device.bytes for reply in self._replies.values()]
+        always = max(0, min(overheads))
+        sizes = [max(1, reply.device.bytes) for reply in self._replies.values()]
+        return fmean((added - always) / size for added, size in zip(overheads, sizes, strict=True)), always
+
+    def _unused_bytes(self, wanted: Shape) -> int:
+        """Return what the allocator keeps beyond what is in use: that goes with the sizes of blocks, not with depth."""
+        by_tokens: dict[float, list[int]] = {}
+        for (_, shape), reply in self._replies.items():
+            unused_bytes = max(0, (reply.reserved_bytes or 0) - reply.allocated_bytes)
+            by_tokens.setdefault(shape.rows * shape.tokens, []).append(unused_bytes)
+        known = sorted((tokens, fmean(found)) for tokens, found in by_tokens.items())
+        return round(_between(known, wanted.rows * wanted.tokens))
+
+    def _weights(self, layers: int, shape: Shape) -> tuple[float, ...]:
+        by_depth = dict(zip(self._depths, layer_weights(self._depths, layers), strict=True))
+        by_shape = self._anchors.sums(shape)
+        weights = {(depth, known): by_depth[depth] * by_shape[known] for depth in self._depths for known in by_shape}
+        beyond, excess = self._anchors.beyond, self._anchors.excess(shape)
+        if beyond is not None and excess:
+            for known, weight in self._anchors.sums(beyond).items():
+                weights[self._depths[0], known] -= excess * weight
+            weights[self._depths[0], beyond] = excess
+        return tuple(weights.get(point, 0.0) for point in self._points)
+
+    def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
+        return [figure(_section(self._replies[point], part)) for point in self._points]
+
+    def _peaks(self, part: Part) -> list[_Series]:
+        return [
+            _Series((part, backward), self._each(part, partial(_peak, in_backward=backward)))
+            for backward in (False, True)
+        ]
+
+    def _aligned(self, part: Part) -> list[_Series] | None:
+        """Return series of levels by point, of equally many moments, or None where there are none."""
+        sections = dict(zip(self._points, self._each(part, lambda section: section), strict=True))
+        # What is deeper or larger has whole layers, or chunks of the loss, inserted.
+        shortest = min(sections.values(), key=lambda section: len(section.moments))
+        found_series = []
+        for align in (from_start, from_end):
+            levels: list[_Levels] = []
+            for point in self._points:
+                chosen = align(shortest.moments, sections[point].moments)
+                if chosen is None:
+                    return None
+                levels.append(
+                    {name: [values[index] for index in chosen] for name, values in sections[point].levels.items()}
+                )
+            for backward in (False, True):
+                kept = _moments_of(shortest, in_backward=backward)
+                cut = [{name: values[kept] for name, values in point.items()} for point in levels]
+                found_series.append(_Series((part, backward), cut))
+        return [series for series in found_series if series.moments]
+
+
+_Levels = Mapping[str, Sequence[int]]
+_MICRO_BATCHES = (Part.FIRST_MICRO_BATCH, Part.FURTHER_MICRO_BATCH)
+
+
+def _section(reply: TraceReply, part: Part) -> Section:
+    """Return the section of a part; a step of a single micro-batch has no further one."""
+    return next((section for section in reply.sections if section.part is part), Section(part, (), {}))
+
+
+def _moments_of(section: Section, *, in_backward: bool) -> slice:
+    return slice(section.backward, None) if in_backward else slice(0, section.backward)
+
+
+def _peak(section: Section, *, in_backward: bool) -> _Levels:
+    chosen = _moments_of(section, in_backward=in_backward)
+    totals = section.totals[chosen]
+    if not totals:
+        return {}
+    highest = totals.index(max(totals))
+    return {name: [values[chosen][highest]] for name, values in section.levels.items()}
+
+
+class _Series:
+    """Levels of equally many moments of a stretch at every point.
+
+    Attributes:
+        moments: how many.
+    """
+
+    def __init__(self, stretch: Stretch, levels: Sequence[_Levels]) -> None:
+        self.stretch = stretch
+        self._levels = levels
+        self.moments = max((len(values) for point in levels for values in point.values()), default=0)
+        self._totals = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
+
+    def highest(self, weights: Sequence[float]) -> Mapping[str, int]:
+        """Return the bytes by category at the moment at which the most follow."""
+        totals = [sum(map(mul, weights, values)) for values in zip(*self._totals, strict=True)]
+        if not totals:
+            return {}
+        moment = totals.index(max(totals))
+        found: dict[str, float] = {}
+        for weight, levels in zip(weights, self._levels, strict=True):
+            for name, values in levels.items():
+                found[name] = found.get(name, 0.0) + weight * values[moment]
+        return {name: round(size) for name, size in found.items() if round(size) > 0}
+
+
+def _between(known: Sequence[tuple[float, float]], place: float) -> float:
+    """Return the figure at a place by lines between those that are known, and the nearest one outside of them."""
+    for (left, low), (right, high) in pairwise(known):
+        if place <= right:
+            return low + (high - low) * max(0.0, place - left) / (right - left)
+    return known[-1][1]
+
+
+def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True))

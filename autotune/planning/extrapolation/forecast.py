@@ -1,0 +1,87 @@
+"""What follows from traces for one depth and shape, and how such forecasts add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.core.step_time import StepTime
+from autotune.core.timeline import Part
+from autotune.planning.extrapolation.times import mixed_times
+
+Stretch = tuple[Part, bool]
+"""A part of a step, and whether it is its backward pass."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What follows for one depth and shape.
+
+    Attributes:
+        stretches: the most bytes of tensors in each stretch of a step, by category.
+        rounding_share: what the caching allocator counts beyond tensors' bytes, as a share of them.
+        workspace_bytes: what it counts beyond them whatever they are.
+        unused_bytes: what it reserves beyond what it counts.
+        host_bytes: the most bytes beside the device.
+        times: of each part of a step; empty where speeds are not known.
+    """
+
+    stretches: Mapping[Stretch, Mapping[str, int]]
+    rounding_share: float
+    workspace_bytes: int
+    unused_bytes: int
+    host_bytes: int
+    times: Mapping[Part, StepTime]
+
+    @cached_property
+    def categories(self) -> Mapping[str, int]:
+        """The bytes of tensors at the peak, by category."""
+        return max(self.stretches.values(), key=lambda levels: sum(levels.values()), default={})
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of tensors."""
+        return sum(self.categories.values())
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What the caching allocator counts beyond that: rounding, and workspaces of libraries."""
+        return self.workspace_bytes + round(self.rounding_share * self.peak_bytes)
+
+    def step_seconds(self, micro_batches: int) -> float | None:
+        """Return how long an optimizer step of so many micro-batches takes, or None where it is not known."""
+        if not self.times:
+            return None
+        seconds = {part: time.seconds for part, time in self.times.items()}
+        further = seconds.get(Part.FURTHER_MICRO_BATCH, 0.0) * (micro_batches - 1)
+        return seconds[Part.FIRST_MICRO_BATCH] + further + seconds[Part.OPTIMIZER]
+
+
+def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:
+    """Return the sum of forecasts, each with its weight; figures that come to less than nothing are nothing.
+
+    Each stretch of a step is summed by itself, since what a technique changes in one may not be where the peak is.
+    """
+    sums: dict[Stretch, dict[str, float]] = {}
+    for forecast, weight in terms:
+        for stretch, levels in forecast.stretches.items():
+            sizes = sums.setdefault(stretch, {})
+            for name, size in levels.items():
+                sizes[name] = sizes.get(name, 0.0) + weight * size
+    stretches = {
+        stretch: {name: round(size) for name, size in sizes.items() if size >= 1} for stretch, sizes in sums.items()
+    }
+    parts = [part for part in Part if all(part in forecast.times for forecast, _ in terms)]
+
+    def summed(figures: Sequence[float]) -> float:
+        return max(0.0, sum(weight * figure for (_, weight), figure in zip(terms, figures, strict=True)))
+
+    return Forecast(
+        stretches=stretches,
+        rounding_share=summed([forecast.rounding_share for forecast, _ in terms]),
+        workspace_bytes=round(summed([forecast.workspace_bytes for forecast, _ in terms])),
+        unused_bytes=round(summed([forecast.unused_bytes for forecast, _ in terms])),
+        host_bytes=round(summed([forecast.host_bytes for forecast, _ in terms])),
+        times={part: mixed_times([(forecast.times[part], weight) for forecast, weight in terms]) for part in parts},
+    )

@@ -1,0 +1,86 @@
+"""Where traces come from: from the disk where they are kept, else from whoever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.workload import ModelSource
+from autotune.planning.tracing.cache import Cache, fingerprint
+
+
+@dataclass(frozen=True)
+class Untraceable:
+    """A step that cannot be traced.
+
+    Attributes:
+        reason: names the operator or the combination.
+        lasting: whether it would be so another time.
+    """
+
+    reason: str
+    lasting: bool = True
+
+
+Traced = TraceReply | Untraceable
+Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
+"""Runs traces; what comes back is in the order of the requests, and may come one by one."""
+
+
+class Traces:
+    """Traces by request.
+
+    Attributes:
+        count: how many there are.
+        new_count: how many of them were run rather than found.
+    """
+
+    def __init__(self, tracer: Tracer, cache: Cache, model_fingerprint: str, versions: Mapping[str, str]) -> None:
+        self._tracer = tracer
+        self._cache = cache
+        self._identity = (model_fingerprint, dict(versions))
+        self._known: dict[str, Traced] = {}
+        self.new_count = 0
+
+    @property
+    def count(self) -> int:
+        """How many traces there are."""
+        return len(self._known)
+
+    def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
+        """Return the traces of requests, in their order; those that are missing are run."""
+        keys = [self._key(request) for request in requests]
+        asked = zip(keys, requests, strict=True)
+        missing = {key: request for key, request in asked if key not in self._known and not self._find(key)}
+        for key, traced in zip(missing, self._run(list(missing.values())), strict=True):
+            self._known[key] = traced
+            if not isinstance(traced, Untraceable) or traced.lasting:
+                self._keep(key, traced)
+            self.new_count += 1
+        return [self._known[key] for key in keys]
+
+    def _run(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
+        if requests:
+            yield from self._tracer(requests)
+
+    def _key(self, request: TraceRequest) -> str:
+        # The model is known by its fingerprint, wherever it lies.
+        return fingerprint("trace", replace(request, model=ModelSource("")), self._identity)
+
+    def _keep(self, key: str, traced: Traced) -> None:
+        kind = "untraceable" if isinstance(traced, Untraceable) else "reply"
+        self._cache.put(key, {"kind": kind, "body": encode(traced)})
+
+    def _find(self, key: str) -> bool:
+        document = self._cache.get(key)
+        if document is None:
+            return False
+        try:
+            kind: type[Traced] = Untraceable if document["kind"] == "untraceable" else TraceReply
+            self._known[key] = decode(kind, document["body"])
+        except (DecodeError, KeyError, TypeError):
+            self._cache.drop(key)
+            return False
+        return True

@@ -1,0 +1,177 @@
+"""Running traces: in processes of their own, several beside one another where there are cores for it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+
+from autotune.core.events import Listener, StageStarted
+from autotune.core.protocol import TraceRequest
+from autotune.errors import JobLostError
+from autotune.planning.groups import libraries_of, way_to_train
+from autotune.planning.tracing.store import Traced, Untraceable
+from autotune.probing import JobServer, trace_all
+
+Way = list[int]
+"""The indices of requests that differ in sizes alone."""
+# What a process takes until its first trace is done, beyond what later ones take.
+_START_TRACES = 1.5
+# For each server, in so far as they may share a process.
+_MOST_JOBS = 4
+# Each has one of torch's processes, of about half a GiB.
+_MOST_SERVERS = 4
+_LONGEST_SECONDS = 120.0
+
+
+class ServerTracer:
+    """Runs traces by job servers, which are started when the first is wanted, and ended with this.
+
+    Args:
+        cores: that may be used.
+        lent: servers that are there already and see no GPU; they are used first, and left running.
+    """
+
+    def __init__(self, cores: int, listener: Listener, lent: Sequence[JobServer] = ()) -> None:
+        self._count = max(1, min(_MOST_SERVERS, cores))
+        self._listener = listener
+        self._lent = len(lent)
+        self._servers = list(lent)
+        self._folder = tempfile.TemporaryDirectory(prefix="autotune-")
+        self._numbers = count()
+
+    def __enter__(self) -> ServerTracer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self._servers[self._lent :]:
+            server.close()
+        self._folder.cleanup()
+
+    @property
+    def folder(self) -> Path:
+        """Where jobs may have their folders."""
+        return Path(self._folder.name)
+
+    @property
+    def server(self) -> JobServer:
+        """A server, for other jobs as well; the others are started too, since traces are what mostly comes next."""
+        return self._started(self._count)[0]
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        """Run traces; what cannot be traced is told, and what the user has to change is raised.
+
+        Raises:
+            InputError: the model cannot be used.
+            ProbeServerError: processes cannot be started.
+        """
+        self._listener(StageStarted(f"Tracing {len(requests)} training steps with no GPU"))
+        jobs = shared_out(requests, self._count)
+        servers = self._started(min(self._count, len(jobs)))
+        free: SimpleQueue[JobServer] = SimpleQueue()
+        for server in servers:
+            free.put(server)
+
+        def run(job: Sequence[Way]) -> dict[int, Traced]:
+            server = free.get()
+            try:
+                return _traced(server, job, requests, self._new_folder)
+            finally:
+                free.put(server)
+
+        with ThreadPoolExecutor(len(servers)) as pool:
+            found = {index: traced for replies in pool.map(run, jobs) for index, traced in replies.items()}
+        return [found[index] for index in range(len(requests))]
+
+    def _new_folder(self) -> Path:
+        return self.folder / f"trace-{next(self._numbers)}"
+
+    def _started(self, count: int) -> list[JobServer]:
+        while len(self._servers) < count:
+            self._servers.append(JobServer("cpu", threads=1))
+        return self._servers[:count]
+
+
+def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[Way]]:
+    """Return the ways to train of each job: those that may share a process, in jobs that end the soonest."""
+    by_libraries: dict[str, dict[str, Way]] = {}
+    for index, request in enumerate(requests):
+        ways = by_libraries.setdefault(libraries_of(request), {})
+        ways.setdefault(way_to_train(request), []).append(index)
+    kinds = [list(ways.values()) for ways in by_libraries.values()]
+    return min((_jobs(kinds, servers, times) for times in range(1, _MOST_JOBS + 1)), key=partial(_length, servers))
+
+
+def _jobs(kinds: Sequence[Sequence[Way]], servers: int, times: int) -> list[list[Way]]:
+    """Return jobs of about so many traces that each server has that many times one; the longest first."""
+    enough = sum(map(_size, kinds)) / (servers * times)
+    jobs = [job for ways in kinds for job in _dealt(ways, max(1, round(_size(ways) / enough)))]
+    while len(jobs) < servers and max(map(_size, jobs)) > 1:
+        largest = max(jobs, key=_size)
+        jobs.remove(largest)
+        jobs += _halves(largest)
+    return sorted(jobs, key=_size, reverse=True)
+
+
+def _length(servers: int, jobs: Sequence[Sequence[Way]]) -> float:
+    """Return when the last job ends, in traces."""
+    ends = [0.0] * servers
+    for job in jobs:
+        ends[ends.index(min(ends))] += _size(job) + _START_TRACES
+    return max(ends)
+
+
+def _dealt(ways: Sequence[Way], count: int) -> list[list[Way]]:
+    """Return ways in so many jobs at the most, of about equal sizes."""
+    jobs: list[list[Way]] = [[] for _ in range(count)]
+    for way in sorted(ways, key=len, reverse=True):
+        min(jobs, key=_size).append(way)
+    return [job for job in jobs if job]
+
+
+def _halves(job: Sequence[Way]) -> list[list[Way]]:
+    if len(job) > 1:
+        return [list(job[::2]), list(job[1::2])]
+    half = (len(job[0]) + 1) // 2
+    return [[job[0][:half]], [job[0][half:]]]
+
+
+def _size(job: Iterable[Way]) -> int:
+    return sum(map(len, job))
+
+
+def _traced(
+    server: JobServer, job: Sequence[Way], requests: Sequence[TraceRequest], new_folder: Callable[[], Path]
+) -> dict[int, Traced]:
+    """Return what a job's requests gave, by their index.
+
+    What a trace that failed has left behind is not trusted, so that those after it have another process; where a
+    process is lost, each way to train has one of its own.
+    """
+    found: dict[int, Traced] = {}
+    left = [list(job)]
+    while left:
+        ways = left.pop()
+        indices = [index for way in ways for index in way]
+        asked = [requests[index] for index in indices]
+        try:
+            replies, failure = trace_all(server, asked, new_folder(), _LONGEST_SECONDS * len(asked))
+        except JobLostError as error:
+            if len(ways) > 1:
+                left += [[way] for way in ways]
+            else:
+                found |= dict.fromkeys(indices, Untraceable(error.message, lasting=False))
+            continue
+        found |= dict(zip(indices, replies, strict=False))
+        if failure is not None:
+            failed = next(number for number, way in enumerate(ways) if indices[len(replies)] in way)
+            found |= dict.fromkeys(ways[failed], Untraceable(failure.message))
+            left += [ways[failed + 1 :]] if ways[failed + 1 :] else []
+    return found

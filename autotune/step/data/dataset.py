@@ -1,0 +1,143 @@
+"""The user's dataset, loaded and checked for what SFT needs of it, with a message for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow.compute as pc
+from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from trl.data_utils import is_conversational, is_conversational_from_value
+
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.errors import InputError
+from autotune.inspection.rows import check_json, check_row_count
+from autotune.step.models.loading import tokenizer_of
+
+# In the order in which SFTTrainer looks for them.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "input_ids": ("input_ids",),
+    "conversations": ("conversations",),
+    "prompt+completion": ("prompt", "completion"),
+    "messages": ("messages",),
+    "text": ("text",),
+}
+"""From the name of a format that SFT takes to the columns that make it up."""
+
+_NEEDED = "text | messages | prompt and completion | conversations | input_ids"
+
+
+@dataclass(frozen=True)
+class LoadedRows:
+    """A dataset as the user wrote it.
+
+    Attributes:
+        format: its key in :data:`FORMATS`.
+    """
+
+    rows: Dataset
+    format: str
+
+
+def load_rows(source: DatasetSource, processor: Any, model: ModelSource) -> LoadedRows:
+    """Load a dataset and check that SFT can use it with this model's tokenizer.
+
+    Raises:
+        InputError: it is missing, broken, has fewer than two rows or no usable column, or needs what the tokenizer
+            lacks.
+    """
+    rows = _loaded(source)
+    check_row_count(Path(source.name), len(rows))
+    format_name = _format(source, rows)
+    loaded = LoadedRows(rows, format_name)
+    for column in FORMATS[format_name]:
+        _check_no_nulls(source, rows, column)
+    _check_tokenizer(loaded, processor, source, model)
+    return loaded
+
+
+def _loaded(source: DatasetSource) -> Dataset:
+    try:
+        if _can_be_written(Path(datasets.config.HF_DATASETS_CACHE)):
+            return load_dataset(source.path, data_files=source.data_files, split=source.split)
+        with tempfile.TemporaryDirectory() as folder:
+            words: dict[str, Any] = {"cache_dir": folder, "keep_in_memory": True}
+            return load_dataset(source.path, data_files=source.data_files, split=source.split, **words)
+    except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
+        raise InputError(
+            f"The dataset {source.name} was not found: {_first_line(error)}",
+            hint="Check the name; where there is no network, give a local file.",
+        ) from error
+    except DatasetGenerationError as error:
+        _check_all_lines(source)
+        cause = error.__cause__ or error
+        raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
+
+
+def _can_be_written(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _check_all_lines(source: DatasetSource) -> None:
+    """Name the first broken line of a JSON file; the check before it was loaded read only the beginning."""
+    if source.path == "json" and source.data_files is not None:
+        file = Path(source.data_files)
+        check_json(file, limit_bytes=file.stat().st_size)
+
+
+def _format(source: DatasetSource, rows: Dataset) -> str:
+    columns = set(rows.column_names)
+    for name, needed in FORMATS.items():
+        if columns.issuperset(needed):
+            return name
+    raise InputError(
+        f"{source.name} has no column that SFT can use: it has {', '.join(rows.column_names)}.",
+        hint=f"It needs {_NEEDED}.",
+    )
+
+
+def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
+    values = rows.with_format("arrow")[:][column]
+    if values.null_count:
+        row = pc.index(pc.is_null(values), True).as_py()
+        raise InputError(f"Row {row + 1} of {source.name} has no {column}.", hint="Remove or complete such rows.")
+
+
+def _check_tokenizer(loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource) -> None:
+    if loaded.format == "input_ids":
+        return
+    first = loaded.rows[0]
+    if is_conversational(first) or is_conversational_from_value(first):
+        if getattr(processor, "chat_template", None) is None:
+            raise InputError(
+                f"{source.name} is conversational and the tokenizer of {model.name} has no chat template.",
+                hint="Use the tokenizer of a chat model, or a dataset with text or prompt and completion.",
+            )
+        return
+    columns = FORMATS[loaded.format]
+    texts = loaded.format in ("text", "prompt+completion") and all(isinstance(first[name], str) for name in columns)
+    if not texts:
+        raise InputError(
+            f"Row 1 of {source.name} holds neither text nor messages in {' and '.join(columns)}.",
+            hint=f"SFT needs {_NEEDED}; a message has role and content.",
+        )
+    if tokenizer_of(processor).eos_token is None:
+        raise InputError(
+            f"The tokenizer of {model.name} has no end-of-sequence token, which TRL adds to every text.",
+            hint='Set "eos_token" in its tokenizer_config.json.',
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,98 @@
+"""What a model's configuration and a tokenised dataset say about themselves, as profiles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from autotune.core.lengths import LengthDistribution
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
+from autotune.step.data.dataset import LoadedRows
+from autotune.step.data.rows import row_sizes
+from autotune.step.models.layer_kinds import layer_kinds
+from autotune.step.models.loading import meta_model, model_class
+
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+# What the configurations of transformers call the number of experts.
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_FINGERPRINT_DIGITS = 16
+
+
+def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProfile:
+    """Return the profile of a model, built without storage."""
+    text = config.get_text_config()
+    architecture = model_class(source, config)
+    model = meta_model(architecture, config)
+    experts = [getattr(text, name, None) for name in _EXPERT_COUNTS]
+    directory = Path(source.name)
+    return ModelProfile(
+        name=source.name,
+        model_type=config.model_type,
+        architecture=architecture.__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=text.num_hidden_layers,
+        vocabulary=model.get_input_embeddings().weight.shape[0],
+        max_positions=getattr(text, "max_position_embeddings", None),
+        experts=next((count for count in experts if count), None),
+        linear_modules=linear_modules(model),
+        has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
+        fingerprint=_model_fingerprint(config, processor),
+        layer_kinds=layer_kinds(config),
+        fused_experts=any("experts" in name and tensor.dim() == 3 for name, tensor in model.named_parameters()),
+    )
+
+
+def linear_modules(model: Any) -> tuple[str, ...]:
+    """Return the last names of the linear modules inside the layers, in the order of the first layer."""
+    head = model.get_output_embeddings()
+    inside_layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and any(part.isdigit() for part in name.split("."))
+    ]
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for name, module in inside_layers if module is not head))
+
+
+def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:
+    """Return the profile of tokenised rows."""
+    sizes = row_sizes(rows)
+    return DatasetProfile(
+        name=request.dataset.name,
+        format=loaded.format,
+        columns=tuple(loaded.rows.column_names),
+        lengths=LengthDistribution(dict(sorted(Counter(sizes.tokens.tolist()).items()))),
+        trainable_tokens=int(sizes.trainable.sum()),
+        tokenized_directory=request.tokenized_directory,
+        fingerprint=_rows_fingerprint(rows),
+    )
+
+
+def _model_fingerprint(config: Any, processor: Any) -> str:
+    digest = hashlib.sha256()
+    # The name is where it lies, not what it is; the version is who last wrote it.
+    described = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
+    described.pop("_name_or_path", None)
+    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    with tempfile.TemporaryDirectory() as directory:
+        processor.save_pretrained(directory)
+        for file in sorted(Path(directory).rglob("*")):
+            if file.is_file():
+                digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def _rows_fingerprint(rows: Any) -> str:
+    digest = hashlib.sha256()
+    for batch in rows.with_format("numpy").iter(batch_size=1000):
+        for column in ("input_ids", "labels"):
+            for values in batch[column]:
+                digest.update(len(values).to_bytes(8, "little") + values.tobytes())
+    return digest.hexdigest()[:_FINGERPRINT_DIGITS]

@@ -1,0 +1,57 @@
+"""Tokenised rows as TRL makes them: by the real trainer, around a model that is as small as a model can be."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from jinja2 import TemplateError
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import PrepareRequest
+from autotune.errors import InputError
+from autotune.step.data.dataset import LoadedRows
+from autotune.step.models.loading import model_class
+from autotune.step.models.shrink import shrunken_model
+from autotune.step.objects import TRAINERS, config
+
+TOKENIZED_COLUMNS = ["input_ids", "labels"]
+
+
+def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded: LoadedRows, folder: Path) -> Dataset:
+    """Return the dataset's rows as ``input_ids`` and ``labels``, neither truncated nor packed.
+
+    Raises:
+        InputError: the chat template refuses a row.
+    """
+    architecture = model_class(request.model, model_config)
+    plan = TrainingPlan(
+        trainer=request.trainer,
+        args={"max_length": None, "packing": False, "gradient_checkpointing": False, "bf16": False, "use_cpu": True},
+    )
+    arguments = config(plan, output_dir=str(folder), report_to="none", disable_tqdm=True, model_init_kwargs=None)
+    try:
+        trainer = TRAINERS[request.trainer].trainer(
+            model=shrunken_model(architecture, model_config, layers=1),
+            args=arguments,
+            train_dataset=loaded.rows,
+            processing_class=processor,
+        )
+    except TemplateError as error:
+        raise InputError(
+            f"The chat template of {request.model.name} refuses a row of {request.dataset.name}: {error}",
+            hint="Look for messages whose roles or order the template does not know.",
+        ) from error
+    return trainer.train_dataset.select_columns(TOKENIZED_COLUMNS)
+
+
+def save_rows(rows: Dataset, directory: str) -> None:
+    """Save rows so that a reader finds all of them or none, in place of what was there."""
+    target = Path(directory)
+    beside = target.with_name(f".{target.name}.new")
+    for stale in (beside, target):
+        shutil.rmtree(stale, ignore_errors=True)
+    rows.save_to_disk(str(beside))
+    beside.replace(target)

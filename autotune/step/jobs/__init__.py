@@ -1,0 +1,19 @@
+"""The kinds of job that a child process can be asked to do."""
+
+from __future__ import annotations
+
+from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest, SpeedsRequest, TraceRequests
+from autotune.step.child import JobType
+from autotune.step.jobs.check_packing import check_packing
+from autotune.step.jobs.prepare import prepare
+from autotune.step.jobs.probe import probe
+from autotune.step.jobs.speeds import measure_speeds
+from autotune.step.jobs.trace import trace_all
+
+JOBS: dict[str, JobType] = {
+    Job.PREPARE: JobType(PrepareRequest, prepare),
+    Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
+    Job.PROBE: JobType(ProbeRequest, probe),
+    Job.TRACE: JobType(TraceRequests, trace_all),
+    Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),
+}

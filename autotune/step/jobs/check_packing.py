@@ -1,0 +1,98 @@
+"""The job ``check_packing``: do documents that are packed into one row stay apart, on this architecture?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from autotune.core.machine import DeviceKind
+from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
+from autotune.core.workload import PackingCheck
+from autotune.step.child import JobContext
+from autotune.step.models.loading import load_config, model_class
+from autotune.step.models.shrink import shrunken_model
+
+# Lengths on both sides of the shrunken sliding window (8), a single token, and none that divides another.
+_DOCUMENT_TOKENS = (7, 19, 1, 12, 33)
+_LAYERS = 2
+_SEED = 0
+# Largest difference that counts as rounding, as a share of the largest logit. Documents that see one another differ
+# by about the logits themselves. In float32 what was seen of rounding is below 1e-5; bfloat16 keeps 8 bits, and two
+# layers of it were allowed ten times its rounding of 2**-8.
+_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04}
+_REASON_CHARACTERS = 300
+
+
+def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingReply:
+    """Compare the logits of packed documents with those of each alone, for each attention implementation.
+
+    Raises:
+        InputError: the model's configuration cannot be used.
+    """
+    config = load_config(request.model)
+    architecture = model_class(request.model, config)
+    checks = [_check(architecture, config, attention, request.device) for attention in request.attentions]
+    return CheckPackingReply(tuple(checks))
+
+
+def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind) -> PackingCheck:
+    # FlashAttention has kernels for 16 bits only; everything else is compared at full precision.
+    dtype = "bfloat16" if "flash" in attention else "float32"
+    torch.manual_seed(_SEED)
+    try:
+        model = shrunken_model(architecture, config, layers=_LAYERS, attention=attention, dtype=dtype)
+        _spread(model)
+        model.eval().to(device)
+        documents = [torch.randint(3, _vocabulary(model), (count,)).tolist() for count in _DOCUMENT_TOKENS]
+        alone = [_logits(model, {"input_ids": torch.tensor([document])}) for document in documents]
+        alone[0].sum().backward()
+    except Exception as error:  # noqa: BLE001 whatever it is, the architecture does not train with this attention here
+        return PackingCheck(attention, False, False, None, 0.0, f"does not run here: {_reason(error)}")
+    separate = torch.cat(alone).detach()
+    tolerance = _TOLERANCES[dtype] * separate.abs().max().item()
+    try:
+        packed = _logits(model, _packed(documents))
+    except Exception as error:  # noqa: BLE001 an architecture that refuses packed documents does not mix them either
+        return PackingCheck(attention, True, False, None, tolerance, f"refuses packed documents: {_reason(error)}")
+    difference = (packed.detach() - separate).abs().max().item()
+    if not math.isfinite(difference):
+        return PackingCheck(attention, True, False, None, tolerance, "packed documents give logits that are not finite")
+    separates = difference <= tolerance
+    reason = "" if separates else f"packed documents see one another: logits differ by up to {difference:.3g}"
+    return PackingCheck(attention, True, separates, difference, tolerance, reason)
+
+
+def _spread(model: Any) -> None:
+    """Draw weights that keep the scale of what goes through them, so that attention matters in the logits."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+
+
+def _vocabulary(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _packed(documents: list[list[int]]) -> dict[str, Any]:
+    """Return the documents in one row, as TRL's collator packs them for its trainer."""
+    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(
+        [{"input_ids": ids} for ids in documents]
+    )
+    del batch["labels"]
+    return dict(batch)
+
+
+def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return the logits of one row, one line per token, in float32."""
+    placed = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in inputs.items()}
+    # As SFTTrainer calls it: no attention mask, no cache. A cache would stand in the way of telling documents apart.
+    return model(**placed, use_cache=False).logits[0].float()
+
+
+def _reason(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"[:_REASON_CHARACTERS]

@@ -1,0 +1,31 @@
+"""The job ``prepare``: profiles of the model and of the dataset, and the tokenised rows, once per workload."""
+
+from __future__ import annotations
+
+from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.errors import InputError
+from autotune.step.child import JobContext
+from autotune.step.data.dataset import load_rows
+from autotune.step.data.profile import dataset_profile, model_profile
+from autotune.step.data.tokenize import save_rows, tokenized
+from autotune.step.models.loading import load_config, load_processor
+
+
+def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
+    """Read the model, load and tokenise the dataset, save the rows, and describe both.
+
+    Raises:
+        InputError: the model or the dataset cannot be used.
+    """
+    config = load_config(request.model)
+    processor = load_processor(request.model)
+    model = model_profile(request.model, config, processor)
+    if request.model.init == "pretrained" and model.has_weights is False:
+        raise InputError(
+            f"{request.model.name} has no weights to load.",
+            hint="Use --init random: memory and speed do not depend on the weights' values.",
+        )
+    loaded = load_rows(request.dataset, processor, request.model)
+    rows = tokenized(request, config, processor, loaded, context.folder)
+    save_rows(rows, request.tokenized_directory)
+    return PrepareReply(model=model, dataset=dataset_profile(request, loaded, rows))

@@ -1,0 +1,107 @@
+"""The job ``probe``: real training steps of one plan under a memory limit, and what they showed."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.protocol import ProbeReply, ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.step.child import JobContext
+from autotune.step.models.loading import load_config, model_class
+from autotune.step.run.batches import Batches
+from autotune.step.run.failures import FailureKind, judge
+from autotune.step.run.meters import METERS, Meter
+from autotune.step.run.progress import Progress
+from autotune.step.run.timing import timing
+from autotune.step.run.training import OUTPUT_DIRECTORY, train
+
+
+def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
+    """Train on the worst micro-batch, then on typical batches; an exception on the way is a result, too."""
+    # Imports the architecture's module, which is part of the baseline.
+    model_class(request.model, load_config(request.model))
+    meter = METERS[request.device]()
+    progress = Progress(request.schedule, meter)
+    try:
+        if request.limit_bytes is not None:
+            meter.limit(request.limit_bytes)
+        train(request, context.folder, progress)
+    except Exception as error:  # noqa: BLE001 whatever a candidate raises is what it showed
+        # First of all: nothing more can be told where nothing more can be allocated.
+        meter.lift_limit()
+        traceback.print_exc()
+        measurement = _failed(error, request, progress, meter, context.sent_seconds)
+    else:
+        measurement = _finished(progress, meter, context.sent_seconds)
+    shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
+    return ProbeReply(measurement)
+
+
+def _finished(progress: Progress, meter: Meter, sent_seconds: float) -> Measurement:
+    batches, step = progress.batches, progress.whole_step
+    first, last = progress.first_step_seconds, progress.last_step_seconds
+    assert batches is not None
+    assert step is not None
+    assert first is not None
+    assert last is not None
+    known = timing(progress.timed, progress.updates, step)
+    tokens = batches.mean_tokens * step.micro_batches
+    peaks = meter.peaks()
+    return Measurement(
+        status=ProbeStatus.OK,
+        peak_bytes=peaks.peak_bytes,
+        reserved_bytes=peaks.reserved_bytes,
+        device_bytes=peaks.device_bytes,
+        host_peak_bytes=peaks.host_peak_bytes,
+        allocation_retries=peaks.allocation_retries,
+        tokens_per_second=tokens / known.step_seconds,
+        tokens_per_second_error=known.error,
+        step_seconds=known.step_seconds,
+        micro_batch_seconds=known.micro_batch_seconds,
+        update_seconds=known.update_seconds,
+        micro_batches_timed=len(progress.timed),
+        tokens_per_step=tokens,
+        documents_per_step=batches.mean_documents * step.micro_batches,
+        rows=batches.population,
+        worst_rows=batches.order.shape[1],
+        worst_tokens=progress.worst_tokens,
+        start_seconds=first - sent_seconds,
+        training_seconds=last - first,
+    )
+
+
+def _failed(
+    error: Exception, request: ProbeRequest, progress: Progress, meter: Meter, sent_seconds: float
+) -> Measurement:
+    verdict = judge(
+        error,
+        began_training=progress.steps_done > 0,
+        limit_bytes=request.limit_bytes,
+        headroom_bytes=meter.headroom_bytes,
+    )
+    statuses = {
+        FailureKind.OUT_OF_MEMORY: ProbeStatus.OUT_OF_MEMORY,
+        FailureKind.UNSUPPORTED: ProbeStatus.UNSUPPORTED,
+        FailureKind.CRASHED: ProbeStatus.CRASHED,
+    }
+    out_of_memory = None
+    if verdict.kind is FailureKind.OUT_OF_MEMORY:
+        out_of_memory = OutOfMemory(
+            phase=progress.phase,
+            requested_bytes=verdict.requested_bytes,
+            held_bytes=meter.held_bytes,
+            limit_bytes=request.limit_bytes,
+        )
+    batches: Batches | None = progress.batches
+    first = progress.first_step_seconds
+    return Measurement(
+        status=statuses[verdict.kind],
+        reason=f"in {progress.phase.value}: {verdict.reason}",
+        rows=batches.population if batches is not None else None,
+        worst_rows=batches.order.shape[1] if batches is not None else None,
+        worst_tokens=progress.worst_tokens,
+        start_seconds=first - sent_seconds if first is not None else None,
+        out_of_memory=out_of_memory,
+    )

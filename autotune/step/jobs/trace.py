@@ -1,0 +1,149 @@
+"""The job ``trace``: training steps of one plan on the virtual accelerator, and what they would need of a real one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, repeat
+from typing import Any
+
+from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
+from autotune.core.step_time import StepTime
+from autotune.errors import InputError
+from autotune.step.child import JobContext, failure_of
+from autotune.step.models.layers import first_layers
+from autotune.step.models.loading import load_config, load_processor, model_class
+from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+from autotune.virtual import trace as run_virtually
+from autotune.virtual.costs import Work, step_seconds
+from autotune.virtual.phases import micro_batches, step_name
+from autotune.virtual.records import Peak, Trace
+from autotune.virtual.replay import OutOfMemoryError, Replay, replay
+from autotune.virtual.sections import Timing, sections
+from autotune.virtual.steady import steady
+from autotune.virtual.varied import SHARES, MicroBatch, varied
+
+# Where a GPU is only known by its size: most of those that are trained on have the kernels of Ampere.
+_USUAL_CAPABILITY = (8, 0)
+
+
+def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
+    """Train on the virtual accelerator, once for each request, until one cannot be traced.
+
+    The device stays registered with PyTorch for the rest of this process.
+
+    Raises:
+        InputError: the model's configuration or tokenizer cannot be used.
+    """
+    # No trace looks at a real GPU.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    replies: list[TraceReply] = []
+    for request in requests.requests:
+        try:
+            replies.append(_trace(request))
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever TRL and what it stands on raise ends the traces, not the job
+            return TraceReplies(tuple(replies), failure_of(error))
+    return TraceReplies(tuple(replies))
+
+
+def _trace(request: TraceRequest) -> TraceReply:
+    started = time.monotonic()
+    model_config = load_config(request.model)
+    model_class(request.model, model_config)
+    if request.layers is not None:
+        model_config = first_layers(model_config, request.layers)
+    trained = Trained()
+    rows = TracedRows(request.worst, request.typical, request.trainable, once=True)
+    steps = traced_training(request.plan, model_config, load_processor(request.model), rows, trained)
+    once = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
+    traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1)
+    allocated_bytes, reserved_bytes, fits = _allocator(traced, request)
+    return TraceReply(
+        layers=model_config.get_text_config().num_hidden_layers,
+        device=_peak(traced.device_peak),
+        host=_peak(traced.host_peak),
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=reserved_bytes,
+        fits_limit=fits,
+        worst_rows=trained.worst_rows,
+        worst_tokens=trained.worst_tokens,
+        step=_step_time(traced, rows, trained, request),
+        tokens_per_step=float(trained.micro_batches * trained.tokens[-1].mean()),
+        assumptions=traced.assumptions,
+        seconds=time.monotonic() - started,
+        sections=sections(traced, traced.phase(step_name(1)), _timing(request)),
+        varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),
+    )
+
+
+def _timing(request: TraceRequest) -> Timing | None:
+    gpu = request.gpu
+    if gpu is None or gpu.speeds is None:
+        return None
+    factors = replace(request.factors, allow_tf32=request.factors.allow_tf32 or bool(request.plan.args.get("tf32")))
+    return lambda works: step_seconds(works, gpu, factors)
+
+
+def _capability(request: TraceRequest) -> tuple[int, int] | None:
+    return request.gpu.compute_capability if request.gpu is not None else None
+
+
+def _peak(peak: Peak) -> TracedPeak:
+    return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
+
+
+def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, bool]:
+    """Return the allocated and reserved peaks, and whether the limit was kept."""
+    if request.target == "cpu":
+        peak = traced.device_peak.bytes
+        return peak, None, request.limit_bytes is None or peak <= request.limit_bytes
+
+    try:
+        found, fits = _replayed(traced, request, request.limit_bytes), True
+    except OutOfMemoryError:
+        found, fits = _replayed(traced, request, None), False
+    return found.peak_allocated_bytes, found.peak_reserved_bytes, fits
+
+
+def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, reserved_bytes: int | None) -> int | None:
+    """Return what the allocator reserves beyond the traced steps where the second comes after shorter ones."""
+    if not request.varied or reserved_bytes is None:
+        return None
+    if request.limit_bytes is not None:
+        reserved_bytes = _replayed(traced, request, None).peak_reserved_bytes
+    batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
+    before = [round(share * batch.tokens) for share in SHARES]
+    after = varied(traced, traced.phase(step_name(1)), batch, before)
+    return max(0, _replayed(after, request, None).peak_reserved_bytes - reserved_bytes)
+
+
+def _replayed(traced: Trace, request: TraceRequest, limit_bytes: int | None) -> Replay:
+    return replay(
+        traced,
+        capability=_capability(request),
+        limit_bytes=limit_bytes,
+        expandable_segments=request.expandable_segments,
+    )
+
+
+def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:
+    timing = _timing(request)
+    return timing(_step_works(traced, step_name(2 if rows.typical else 1), trained)) if timing is not None else None
+
+
+def _step_works(traced: Trace, name: str, trained: Trained) -> Iterator[Work]:
+    """Return the works of an optimizer step as the plan has it: its last micro-batch stands for those left out."""
+    step = traced.phase(name)
+    last = micro_batches(traced, step)[-1]
+    repeated = trained.micro_batches - len(micro_batches(traced, step))
+
+    def works(first: int, end: int) -> list[Work]:
+        return [operator.work for operator in traced.operators[first:end]]
+
+    again: list[list[Any]] = list(repeat(works(last.first_operator, last.end_operator), repeated))
+    before, after = works(step.first_operator, last.end_operator), works(last.end_operator, step.end_operator)
+    return chain(before, *again, after)

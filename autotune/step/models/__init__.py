@@ -1,0 +1,1 @@
+"""Models from their source: loaded, drawn at random, shrunken, described."""

@@ -1,0 +1,203 @@
+"""Which rows a probe trains on, in which order: the worst micro-batches first, then typical ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.core.batch_geometry import worst_micro_batches
+from autotune.core.measurement import Schedule
+from autotune.step.data.rows import Counts, RowSizes
+
+Amounts = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+_STEADY_FROM = 2
+"""Micro-batches of a step from which on another one changes no peak: gradients exist from the first one's end on."""
+_DRAWN_FOR_ONE = 8
+"""Micro-batches that are drawn for each typical one that is taken."""
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Rows of one optimizer step, fixed by the plan.
+
+    Attributes:
+        rows: per micro-batch (``per_device_train_batch_size``).
+        micro_batches: per optimizer step (``gradient_accumulation_steps``).
+    """
+
+    rows: int
+    micro_batches: int
+
+    def run(self, *, whole: bool) -> int:
+        """Return how many micro-batches a step has when it is run: all, or as many as show what memory a step needs."""
+        return self.micro_batches if whole else min(self.micro_batches, _STEADY_FROM)
+
+
+@dataclass(frozen=True)
+class Collation:
+    """How the rows of a micro-batch become one tensor.
+
+    Attributes:
+        flat: whether they lie end to end; else each is padded to the longest.
+        multiple: to which the length of the tensor is rounded up.
+    """
+
+    flat: bool = False
+    multiple: int = 1
+
+    def tokens(self, lengths: Counts) -> Counts:
+        """Return the tokens of each micro-batch, padding included; ``lengths`` has the shape (micro-batches, rows)."""
+        length = lengths.sum(axis=1) if self.flat else lengths.max(axis=1)
+        rounded = -(-length // self.multiple) * self.multiple
+        return np.asarray(rounded if self.flat else rounded * lengths.shape[1], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The rows that a probe trains on.
+
+    Attributes:
+        population: rows that the trainer iterates over in an epoch.
+        step_micro_batches: micro-batches of an optimizer step as it is run.
+        order: indices of rows, one micro-batch after another; shape (micro-batches, rows).
+        worst: which micro-batches are the worst where gradients and optimizer state exist; one of each kind.
+        worst_steps: how many steps at the beginning have some of them.
+        timed: which micro-batches are typical, and not needed to warm up; shape (micro-batches,).
+        tokens: dataset tokens of each micro-batch, padding excluded; shape (micro-batches,).
+        collated: tokens of each micro-batch, padding included; shape (micro-batches,).
+        mean_tokens: dataset tokens of a mean micro-batch of an epoch.
+        mean_collated: tokens, padding included, of the same.
+        mean_documents: dataset rows that it holds; no whole number where rows of the dataset were split or packed.
+    """
+
+    population: int
+    step_micro_batches: int
+    order: Counts
+    worst: tuple[int, ...]
+    worst_steps: int
+    timed: Flags
+    tokens: Counts
+    collated: Counts
+    mean_tokens: float
+    mean_collated: float
+    mean_documents: float
+
+    @property
+    def steps(self) -> int:
+        """How many optimizer steps there are."""
+        return len(self.order) // self.step_micro_batches
+
+    @property
+    def worst_at_once(self) -> int:
+        """How many micro-batches at the end of a step find gradients that others have made, as the worst have to."""
+        return _after_others(self.step_micro_batches)
+
+
+def plan_batches(
+    sizes: RowSizes, step: StepSize, collation: Collation, schedule: Schedule, seed: int, packed_from: int | None
+) -> Batches:
+    """Return the batches of a probe.
+
+    The very first micro-batch is the worst. From the second step on, when optimizer state exists, each kind of worst
+    micro-batch ends a step, where gradients exist as well. The typical ones before them warm up.
+
+    Typical micro-batches follow one another as a random sampler draws them where steps are whole. A probe that times a
+    few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5): it has as many
+    strata by size as it times micro-batches at least.
+
+    Example: with steps of two micro-batches, the worst being W, a probe runs (W, typical), (typical, W), and then
+    steps of typical ones, which it times.
+
+    Args:
+        sizes: of the rows that the trainer iterates over, after packing and dropping.
+        seed: of the order of typical batches.
+        packed_from: rows of the dataset that were packed into those of ``sizes``, or None when they were not packed.
+    """
+    population, in_step = len(sizes.tokens), step.run(whole=schedule.whole_steps)
+    worst = worst_order(sizes, step.rows, collation)
+    room = _after_others(in_step)
+    ends = [worst[start : start + room] for start in range(0, len(worst), room)]
+    worst_steps = 1 + len(ends)
+    beside_worst = worst_steps * in_step - 1 - len(worst)
+    warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
+    following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
+    plain = drawn(population, (beside_worst + warmup + following) * step.rows, seed).reshape(-1, step.rows)
+    if not schedule.whole_steps:
+        sample = _stratified(sizes.tokens, step.rows, following, schedule.min_micro_batches, collation, seed)
+        plain = np.concatenate([plain[: beside_worst + warmup], sample])
+    typical = iter(plain)
+    order = [worst[0], *islice(typical, in_step - 1)]
+    for end in ends:
+        order += [*islice(typical, in_step - len(end)), *end]
+    places = [index * in_step - back for index, end in enumerate(ends, start=2) for back in range(len(end), 0, -1)]
+    chosen = np.stack([*order, *typical])
+    is_typical = np.ones(len(chosen), dtype=bool)
+    is_typical[[0, *places]] = False
+    timed_from = in_step if schedule.whole_steps else worst_steps * in_step + warmup
+    warm = (np.cumsum(is_typical) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
+    epoch = drawn(population, -(-population // step.rows) * step.rows, seed).reshape(-1, step.rows)
+    return Batches(
+        population=population,
+        step_micro_batches=in_step,
+        order=chosen,
+        worst=tuple(places),
+        worst_steps=worst_steps,
+        timed=is_typical & warm,
+        tokens=sizes.tokens[chosen].sum(axis=1),
+        collated=collation.tokens(sizes.tokens[chosen]),
+        mean_tokens=float(sizes.tokens.mean() * step.rows),
+        mean_collated=float(collation.tokens(sizes.tokens[epoch]).mean()),
+        mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
+    )
+
+
+def _after_others(in_step: int) -> int:
+    """Return how many micro-batches of a step come after another one of it; a single one stands for itself."""
+    return max(1, in_step - 1)
+
+
+def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+    """Return the row indices of each micro-batch that may need the most memory, the likeliest first.
+
+    Of rows of equal length, those with the most trainable tokens come first.
+    """
+    longest_first = np.lexsort((-sizes.trainable, -sizes.tokens))
+    lengths = sizes.tokens[longest_first].tolist()
+    chosen = worst_micro_batches(lengths, rows, padded=not collation.flat, multiple=collation.multiple)
+    return tuple(longest_first[list(positions)] for positions in chosen)
+
+
+def drawn(population: int, count: int, seed: int) -> Counts:
+    """Return ``count`` indices as a random sampler draws them: each once, in random order, then all over again."""
+    generator = np.random.default_rng(seed)
+    epochs = [generator.permutation(population) for _ in range(-(-count // population))]
+    return np.concatenate(epochs)[:count]
+
+
+def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
+    """Return how many rows of the dataset each row of the trainer holds.
+
+    Where packing split rows of the dataset, each part counts for its share, so that all together hold all of them.
+    """
+    if packed_from is None:
+        return np.ones(len(sizes.tokens))
+    parts = sizes.documents if sizes.documents is not None else sizes.tokens
+    return np.asarray(parts * (packed_from / parts.sum()))
+
+
+def _stratified(tokens: Counts, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
+    """Return at least ``count`` micro-batches in rounds, each of which has one of each stratum by size."""
+    generator = np.random.default_rng(seed)
+    rounds = -(-count // strata)
+    many = drawn(len(tokens), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)
+    taken = []
+    for micro_batches in many:
+        by_size = np.argsort(collation.tokens(tokens[micro_batches]), kind="stable").reshape(strata, -1)
+        picked = by_size[np.arange(strata), generator.integers(_DRAWN_FOR_ONE, size=strata)]
+        taken.append(micro_batches[generator.permutation(picked)])
+    return np.concatenate(taken)[:count]

@@ -1,0 +1,81 @@
+"""A trainer that tells what it does: a subclass of TRL's own that trains as it does, on the batches of a probe."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate.utils import recursively_apply, send_to_device
+
+from autotune.core.status import Phase
+from autotune.step.run.progress import Progress
+
+
+def followed(trainer: type[Any], progress: Progress) -> type[Any]:
+    """Return a subclass of a trainer that tells ``progress`` of its micro-batches and their parts.
+
+    In two things it trains otherwise than its base, both about memory. Where a probe leaves out micro-batches of a
+    step, it holds their tensors all the same, because ``Trainer.get_batch_samples`` puts all of a step on the device at
+    once. And the last step of a run may end with the worst micro-batches, whenever it comes.
+    """
+
+    class Followed(trainer):
+        _beside: Any = None
+        _worst: tuple[Any, ...] = ()
+
+        def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            if progress.finishing:
+                epoch_iterator = self._ending_worst(epoch_iterator)
+            samples, items = super().get_batch_samples(epoch_iterator, *args, **kwargs)
+            progress.fetched(time.monotonic() - began)
+            self._beside = self._left_out(samples)
+            self._keep_worst(samples)
+            return samples, items
+
+        def _keep_worst(self, samples: list[Any]) -> None:
+            batches = progress.batches
+            assert batches is not None
+            first = progress.steps_done * batches.step_micro_batches
+            # On the host, where they take nothing from the device.
+            here = (place - first for place in batches.worst if first <= place < first + len(samples))
+            self._worst += tuple(_copied(samples[place], "cpu") for place in here)
+
+        def _ending_worst(self, epoch_iterator: Iterator[Any]) -> Iterator[Any]:
+            batches = progress.batches
+            assert batches is not None
+            again = self._worst[: batches.worst_at_once]
+            yield from itertools.islice(epoch_iterator, batches.step_micro_batches - len(again))
+            yield from (send_to_device(batch, self.args.device) for batch in again)
+
+        def _left_out(self, samples: list[Any]) -> list[Any]:
+            assert progress.batches is not None
+            assert progress.whole_step is not None
+            # Not beside those that are timed: copying takes time that training does not.
+            if progress.steps_done >= progress.batches.worst_steps:
+                return []
+            missing = progress.whole_step.micro_batches - len(samples)
+            return [_copied(samples[-1], self.args.device) for _ in range(missing)]
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            began = progress.begin_micro_batch()
+            loss = super().training_step(*args, **kwargs)
+            progress.end_micro_batch(began)
+            return loss
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            progress.phase = Phase.FORWARD
+            if progress.worst_tokens is None:
+                progress.worst_tokens = inputs["input_ids"].numel()
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            progress.phase = Phase.BACKWARD
+            return loss
+
+    return Followed
+
+
+def _copied(batch: Any, device: Any) -> Any:
+    return recursively_apply(lambda tensor: torch.clone(tensor).to(device), batch)

@@ -1,0 +1,115 @@
+"""Where a probe is, as the trainer tells it: phases for what goes wrong, and the clock of micro-batches and steps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from autotune.core.measurement import Schedule
+from autotune.core.status import Phase
+from autotune.step.run.batches import Batches
+from autotune.step.run.meters import Mark, Meter
+from autotune.step.run.timing import TimedMicroBatch, WholeStep, enough
+
+
+class Progress(TrainerCallback):
+    """Follows a trainer through its steps, times the typical micro-batches, and stops it when they are known.
+
+    A step is: its micro-batches are fetched all at once, each is trained on, then comes the update. What is neither
+    fetching nor a micro-batch counts as the update, since it comes once in a step.
+
+    Attributes:
+        phase: the part of a training step that it is in.
+        steps_done: optimizer steps, those on the worst batch and for warm-up included.
+        first_step_seconds: when the first training step began, on the clock of :func:`time.monotonic`.
+        last_step_seconds: when the last step ended.
+        timed: typical micro-batches, in their order.
+        updates: seconds that each step with timed micro-batches took beside them.
+        worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
+        batches: what the trainer trains on, or None before that is known.
+        whole_step: what a step of the plan consists of, or None before that is known.
+        finishing: whether the step that comes is the last, and ends with the worst micro-batches again.
+    """
+
+    def __init__(self, schedule: Schedule, meter: Meter) -> None:
+        self.phase = Phase.CONSTRUCTION
+        self.steps_done = 0
+        self.first_step_seconds: float | None = None
+        self.last_step_seconds: float | None = None
+        self.timed: list[TimedMicroBatch] = []
+        self.updates: list[float] = []
+        self.worst_tokens: int | None = None
+        self.batches: Batches | None = None
+        self.whole_step: WholeStep | None = None
+        self.finishing = False
+        self._schedule = schedule
+        self._meter = meter
+        self._fetch_seconds = 0.0
+        self._marks: list[tuple[Mark, Mark]] = []
+
+    def fetched(self, seconds: float) -> None:
+        """Note how long the micro-batches of the next step took to collate and to place on the device."""
+        self._fetch_seconds = seconds
+
+    def begin_micro_batch(self) -> Mark:
+        """Mark where a micro-batch begins."""
+        return self._meter.mark()
+
+    def end_micro_batch(self, began: Mark) -> None:
+        """Mark where its backward pass ends."""
+        self._marks.append((began, self._meter.mark()))
+
+    def on_step_begin(self, *events: Any, **more: Any) -> None:
+        """Note the first training step."""
+        self.phase = Phase.FORWARD
+        self._marks.clear()
+        if self.first_step_seconds is None:
+            self._meter.lap()
+            self.first_step_seconds = time.monotonic()
+
+    def on_substep_end(self, *events: Any, **more: Any) -> None:
+        """Note that the next micro-batch follows."""
+        self.phase = Phase.FORWARD
+        self._meter.lap()
+
+    def on_pre_optimizer_step(self, *events: Any, **more: Any) -> None:
+        """Note that the gradients are there."""
+        self.phase = Phase.OPTIMIZER_STEP
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        """Time the step, and stop the trainer after the last one that is needed."""
+        assert self.batches is not None
+        assert self.whole_step is not None
+        self._meter.synchronize()
+        now = time.monotonic()
+        index, self.steps_done = self.steps_done, self.steps_done + 1
+        if self.finishing:
+            control.should_training_stop = True
+        else:
+            self._time_step(index, now, self.batches)
+            if self.steps_done >= self.batches.worst_steps and enough(
+                self._schedule, self.timed, self.updates, self.whole_step
+            ):
+                self.finishing = self._schedule.worst_last
+                control.should_training_stop = not self.finishing
+        self.last_step_seconds = now
+        self.phase = Phase.FORWARD
+        self._meter.lap()
+        return control
+
+    def _time_step(self, index: int, now: float, batches: Batches) -> None:
+        first = index * batches.step_micro_batches
+        took = [end.seconds_after(began) for began, end in self._marks]
+        timed = [place for place in range(len(took)) if batches.timed[first + place]]
+        if not timed:
+            return
+        fetch_seconds = self._fetch_seconds / len(took)
+        self.timed += [
+            TimedMicroBatch(took[place] + fetch_seconds, int(batches.collated[first + place]), first=place == 0)
+            for place in timed
+        ]
+        # The clock runs from one step's end to the next; no first step is timed.
+        assert self.last_step_seconds is not None
+        self.updates.append(now - self.last_step_seconds - self._fetch_seconds - sum(took))

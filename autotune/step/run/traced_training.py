@@ -1,0 +1,236 @@
+"""TRL's own training loop as a function of a device: what a trace runs on a virtual one, and a CPU can run too."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from datasets import Dataset
+from torch.utils._pytree import tree_map_only
+from transformers import TrainerCallback
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import IGNORED_LABEL
+from autotune.step.data.rows import Counts, RowSizes, row_sizes
+from autotune.step.models.loading import virtual_model
+from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
+from autotune.step.run.batches import StepSize, drawn, worst_order
+from autotune.step.run.training import collation_of, run_arguments
+from autotune.virtual import adopt, assume, for_real, phase, settled
+from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
+
+WORST_STEPS = 2
+"""Optimizer steps on the largest micro-batch: the optimizer's state appears in the first, so the second is steady."""
+# Gradients are there from the second micro-batch of an optimizer step on, so that a third is like the second.
+_MICRO_BATCHES_AT_MOST = 2
+# The device of a trace is handed to accelerate afterwards; TF32 changes no byte, and compiled code cannot be followed.
+_NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
+_SEED = 42
+_TOKEN = 5
+
+
+@dataclass(frozen=True)
+class TracedRows:
+    """The rows of a dataset that a trace trains on, in tokens; see :class:`autotune.core.protocol.TraceRequest`.
+
+    Attributes:
+        once: whether there is a single optimizer step on the largest micro-batch, in which the optimizer goes twice,
+            and a single micro-batch in each step, for :func:`autotune.virtual.steady.steady` to add the others to;
+            else there are two steps, of two micro-batches or, where the plan has a single one, of that.
+    """
+
+    worst: Sequence[int]
+    typical: Sequence[int] = ()
+    trainable: float = 1.0
+    once: bool = False
+
+    @property
+    def worst_steps(self) -> int:
+        """Optimizer steps on the largest micro-batch that are run."""
+        return 1 if self.once else WORST_STEPS
+
+    @property
+    def most_micro_batches(self) -> int:
+        """Micro-batches of a step that are run at the most."""
+        return 1 if self.once else _MICRO_BATCHES_AT_MOST
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that are run."""
+        return self.worst_steps + bool(self.typical)
+
+
+@dataclass
+class Trained:
+    """What a training noted of itself.
+
+    Attributes:
+        micro_batches: of one optimizer step as the plan has it.
+        tokens: dataset tokens of each micro-batch, padding excluded; shape (steps, traced micro-batches).
+        worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch, which is the largest.
+    """
+
+    micro_batches: int = 1
+    tokens: Counts = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    worst_rows: int = 0
+    worst_tokens: int = 0
+
+
+def traced_training(
+    plan: TrainingPlan, model_config: Any, processor: Any, rows: TracedRows, trained: Trained | None = None
+) -> Callable[[torch.device], None]:
+    """Return a function of a device that trains as TRL does, on random weights, and is run under ``virtual.trace``.
+
+    Args:
+        model_config: configuration of the model, as ``AutoConfig`` gives it.
+        processor: its tokenizer or processor.
+        trained: is told what happened.
+    """
+
+    def run(device: torch.device) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            if plan.args.get("torch_compile"):
+                assume("a compiled step needs what the same step needs uncompiled")
+            planned = config(plan, output_dir=folder, **_NOT_TRACED)
+            trainer = _build(plan, planned, model_config, processor, rows, device)
+            trainer.noted = trained or Trained()
+            trainer.noted.micro_batches = planned.gradient_accumulation_steps
+            _choose_batches(trainer, rows, planned.packing)
+            trainer.train()
+
+    return run
+
+
+def _build(
+    plan: TrainingPlan, planned: Any, model_config: Any, processor: Any, rows: TracedRows, device: torch.device
+) -> Any:
+    overrides = {
+        **run_arguments(rows.steps, Path(planned.output_dir)),
+        "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
+        "dataloader_pin_memory": False,
+        "dataloader_num_workers": 0,
+        **_NOT_TRACED,
+    }
+    arguments = _on_device(device, lambda: config(plan, **overrides))
+    kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
+    model = virtual_model(model_config, kwargs, quantization_config(plan), device)
+    return _traced(TRAINERS[plan.trainer].trainer)(
+        model=model,
+        args=arguments,
+        train_dataset=_dataset(rows, plan, planned),
+        processing_class=processor,
+        peft_config=peft_config(plan),
+        callbacks=[_Phases(once=rows.once)],
+    )
+
+
+def _on_device(device: torch.device, configure: Callable[[], Any]) -> Any:
+    """Return trainer arguments with accelerate's one state per process standing on the device."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    arguments = configure()
+    arguments._setup_devices  # noqa: B018 (asked for so that the state exists)
+    PartialState._shared_state["device"] = device
+    arguments.__dict__["_setup_devices"] = device
+    return arguments
+
+
+def _traced(trainer: type[Any]) -> type[Any]:
+    """Return a subclass of a trainer that differs in where its batches come from, and tells of its micro-batches."""
+
+    class Traced(trainer):
+        def get_train_dataloader(self) -> Any:
+            with for_real():
+                self.accelerator.device_placement, placed = False, self.accelerator.device_placement
+                batches = list(super().get_train_dataloader())
+                self.accelerator.device_placement = placed
+                largest = batches[0]["input_ids"]
+                self.noted.worst_rows, self.noted.worst_tokens = largest.shape[0], largest.numel()
+                return _Batches(batches)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            with phase(MICRO_BATCH):
+                return super().training_step(*args, **kwargs)
+
+    return Traced
+
+
+class _Phases(TrainerCallback):
+    """Names the phases of steps, which keep their numbers where the second is left out."""
+
+    def __init__(self, *, once: bool) -> None:
+        self._once = once
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for parameter in kwargs["model"].parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(settled)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        skipped = self._once and state.global_step > 0
+        self._step = phase(step_name(state.global_step + skipped))
+        self._step.__enter__()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._update = phase(UPDATE)
+        self._update.__enter__()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._update.__exit__(None, None, None)
+        if self._once and state.global_step == 0:
+            with phase(SECOND_UPDATE):
+                kwargs["optimizer"].step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step.__exit__(None, None, None)
+
+
+class _Batches:
+    """The micro-batches of a data loader, read once and kept where no allocator of PyTorch counts them."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = [tree_map_only(torch.Tensor, lambda tensor: tensor.numpy().copy(), batch) for batch in batches]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (adopt(batch) for batch in self._batches)
+
+
+def _dataset(rows: TracedRows, plan: TrainingPlan, planned: Any) -> Dataset:
+    """Return tokenised rows of the wanted lengths; what is cut off leaves the labels that count."""
+    length = plan.truncate_to or (None if planned.packing else planned.max_length)
+    tokens, labels = [], []
+    for full in (*rows.worst, *rows.typical):
+        kept = min(full, length) if length else full
+        ignored = kept - max(1, round(kept * rows.trainable))
+        tokens.append([_TOKEN] * kept)
+        labels.append([IGNORED_LABEL] * ignored + [_TOKEN] * (kept - ignored))
+    return Dataset.from_dict({"input_ids": tokens, "labels": labels})
+
+
+def _choose_batches(trainer: Any, rows: TracedRows, packed: bool) -> None:
+    """Have a trainer train on the worst micro-batch, then on typical rows."""
+    step = StepSize(trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
+    sizes = row_sizes(trainer.train_dataset)
+    population = len(sizes.tokens)
+    first_typical = 0 if packed else min(len(rows.worst), population)
+    worst = worst_order(sizes if packed else _first(sizes, first_typical), step.rows, collation_of(trainer))[0]
+    order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
+    if rows.typical:
+        in_step = step.rows * step.micro_batches
+        typical = drawn(population, in_step, _SEED) if packed else np.arange(first_typical, population)
+        order.append(np.resize(typical, in_step))
+    chosen = np.concatenate(order)
+    trainer.noted.tokens = sizes.tokens[chosen].reshape(-1, step.micro_batches, step.rows).sum(axis=2)
+    trainer.train_dataset = trainer.train_dataset.select(chosen, keep_in_memory=True)
+
+
+def _first(sizes: RowSizes, count: int) -> RowSizes:
+    return RowSizes(sizes.tokens[:count], sizes.trainable[:count], None)

@@ -1,0 +1,204 @@
+"""From what a study found to the document: promises cover all runs, and ratios compare runs that took turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.app.outcome import RunFacts, result_of
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.result import Choosable, Result
+from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
+from autotune.core.status import Phase, ProbeStatus, RunStatus
+from autotune.space import Wishes, default_file, load, resolve
+from autotune.study.prediction import Prediction
+from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
+from autotune.trainers import TRAINERS
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import GIB, MIB
+from tests.settings import setting
+
+SFT, WISHES, HERE = TRAINERS["sft"], Wishes({}), setting()
+PROBLEM = TrainerProblem(SFT, resolve(load(default_file("sft"), "sft"), SFT.techniques, HERE, WISHES), HERE, WISHES)
+FACTS = RunFacts(1000, 0.05, (), 1.0, {}, "/out")
+RAN_OUT = Measurement(
+    ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(Phase.BACKWARD, 300, 700, 950)
+)
+
+
+def ran(tokens_per_second: float, peak_bytes: int = 500) -> Measurement:
+    return Measurement(ProbeStatus.OK, tokens_per_second=tokens_per_second, peak_bytes=peak_bytes, rows=100)
+
+
+def record(number: int, shown: Measurement, confirmation: Measurement | None = None, **choices: str | int) -> Record:
+    candidate = Candidate({**PROBLEM.baseline, **choices})
+    return Record(number, candidate, Purpose.SEARCH, shown, confirmation)
+
+
+def outcome_of(*records: Record, winner: Record | None = None) -> SearchOutcome:
+    return SearchOutcome(
+        records=records,
+        baseline=records[0] if records else None,
+        winner=winner,
+        failed_confirmations=tuple(item for item in records if item.failure),
+        contributions=(),
+        confirmed=winner is not None and winner.confirmed,
+        interrupted=False,
+    )
+
+
+def result(*records: Record, winner: Record | None = None, comparisons: int = 0) -> Result:
+    return result_of(outcome_of(*records, winner=winner), PROBLEM, replace(FACTS, comparisons=comparisons))
+
+
+def compared(winner: Record, *runs: tuple[int, float | Measurement]) -> Record:
+    """Return a winner with short runs: the number of the trial and its rate, or what it showed."""
+    shown = [(number, run if isinstance(run, Measurement) else ran(run)) for number, run in runs]
+    return replace(winner, comparison=tuple(ShortRun(number, run) for number, run in shown))
+
+
+def recommended(found: Result) -> Choosable:
+    assert found.recommended is not None
+    return found.recommended
+
+
+BASELINE, WINNER = record(0, ran(100)), record(1, ran(900), ran(320), max_length=2000)
+SCATTERED = compared(WINNER, (1, 300), (0, 100), (0, 90), (1, 280), (1, 330), (0, 105))
+
+
+def test_the_speed_up_and_its_interval_come_from_the_pairs() -> None:
+    found = result(BASELINE, SCATTERED, winner=SCATTERED)
+    ratios = [300 / 100, 280 / 90, 330 / 105]
+    expected = mean_of(ratios)
+    assert expected is not None
+    assert found.speedup == pytest.approx(mean_rate(ratios))
+    assert (found.speedup_low, found.speedup_high) == (expected.low, expected.high)
+    assert found.pairs == 3
+
+
+def test_the_promised_rate_and_its_interval_come_from_the_runs_after_the_probe() -> None:
+    chosen = recommended(result(BASELINE, SCATTERED, winner=SCATTERED))
+    rates = [320, 300, 280, 330]
+    expected = next_run(rates)
+    assert expected is not None
+    assert chosen.tokens_per_second == pytest.approx(mean_rate(rates))
+    assert (chosen.tokens_per_second_low, chosen.tokens_per_second_high) == (
+        pytest.approx(expected.low),
+        pytest.approx(expected.high),
+    )
+    assert chosen.tokens_per_second_error == pytest.approx(relative_error(rates))
+    assert chosen.runs == 4
+
+
+def test_the_default_is_promised_what_its_turns_with_the_winner_showed() -> None:
+    baseline = result(BASELINE, SCATTERED, winner=SCATTERED).baseline
+    assert baseline is not None
+    assert baseline.tokens_per_second == pytest.approx(mean_rate([100, 90, 105]))
+    assert baseline.runs == 3
+
+
+def test_one_run_has_no_interval() -> None:
+    chosen = recommended(result(BASELINE, WINNER, winner=WINNER))
+    assert chosen.tokens_per_second == pytest.approx(320)
+    assert chosen.tokens_per_second_low is chosen.tokens_per_second_high is chosen.tokens_per_second_error is None
+    assert chosen.runs == 1
+
+
+def test_without_pairs_the_speed_up_is_that_of_the_probes_and_the_notes_say_so() -> None:
+    found = result(BASELINE, WINNER, winner=WINNER, comparisons=5)
+    assert (found.speedup, found.speedup_low, found.pairs) == (9.0, None, 0)
+    assert found.notes[0].startswith("The search ended after 0 of 5 short runs of the recommendation.")
+    assert found.notes[0].endswith("The speed-up is the ratio of one probe of each.")
+
+
+def test_a_comparison_that_time_cut_short_is_told_of() -> None:
+    winner = compared(WINNER, (1, 300), (0, 100), (0, 90))
+    found = result(BASELINE, winner, winner=winner, comparisons=5)
+    assert (found.speedup, found.speedup_low, found.pairs) == (pytest.approx(3.0), None, 1)
+    assert found.notes[0] == "The search ended after 1 of 5 short runs of the recommendation."
+
+
+def test_a_default_that_is_recommended_is_as_fast_as_itself() -> None:
+    baseline = compared(record(0, ran(100), ran(80)), (0, 90), (0, 85))
+    found = result(baseline, winner=baseline)
+    assert (found.speedup, found.speedup_low, found.pairs) == (1.0, None, 0)
+    assert recommended(found).runs == 3
+
+
+def test_a_default_that_fails_in_a_short_run_is_told_of() -> None:
+    winner = compared(WINNER, (1, 300), (0, 100), (0, RAN_OUT), (1, 310))
+    found = result(BASELINE, winner, winner=winner)
+    assert found.notes == ("TRL's default ran in its probe and not in a later run (out_of_memory, in backward).",)
+    assert found.speedup == pytest.approx(3.0)
+
+
+def test_a_candidate_that_fails_after_its_probe_is_told_of() -> None:
+    assert "TRL's default ran in its probe and not in a later run" in result(record(0, ran(100), RAN_OUT)).notes[0]
+    failing = compared(WINNER, (1, 300), (0, 100), (0, 90), (1, RAN_OUT))
+    assert "Trial 1 ran in its probe and not in a later run" in result(BASELINE, failing).notes[0]
+
+
+def test_candidates_within_the_spread_between_runs_are_counted_and_the_lightest_is_named() -> None:
+    near = [record(2, ran(310, 400 * MIB), liger="on"), record(3, ran(290, 300 * MIB), liger="on", max_length=64)]
+    far = [record(4, ran(200)), record(5, ran(301), RAN_OUT), record(6, RAN_OUT)]
+    heavy = replace(SCATTERED, measurement=ran(900, 500 * MIB))
+    (note, *_) = result(BASELINE, heavy, *near, *far, winner=heavy).notes[1:]
+    assert note == (
+        "In speed, 2 other candidates cannot be told apart from the recommendation by one probe; trial 3 "
+        "(liger=on max_length=64) needs the least memory, 300 MiB instead of 500 MiB."
+    )
+
+
+def test_candidates_within_the_spread_that_need_more_memory_are_counted() -> None:
+    found = result(BASELINE, SCATTERED, record(2, ran(310, 600)), winner=SCATTERED)
+    (note,) = found.notes
+    assert note.startswith("In speed, 1 other candidate cannot be told apart from the recommendation by one probe;")
+    assert note.endswith("; none of them needs less memory.")
+
+
+def test_there_is_no_speed_up_over_a_baseline_that_did_not_run() -> None:
+    winner = record(1, ran(300), ran(200), max_length=2000)
+    assert result(record(0, RAN_OUT), winner, winner=winner).speedup is None
+
+
+def test_the_peak_that_is_promised_is_the_highest_of_all_runs() -> None:
+    winner = record(1, ran(300, peak_bytes=500), ran(200, peak_bytes=450), max_length=2000)
+    winner = compared(winner, (1, ran(200, peak_bytes=510)), (0, ran(100, peak_bytes=700)))
+    found = result(BASELINE, winner, winner=winner)
+    assert recommended(found).peak_bytes == 510
+    assert found.baseline is not None
+    assert found.baseline.peak_bytes == 700
+
+
+def test_an_epoch_is_as_long_as_the_kept_tokens_take() -> None:
+    winner = record(0, ran(115), ran(115), max_length=2000)
+    chosen = result(winner, winner=winner).recommended
+    assert chosen is not None
+    assert chosen.seconds_per_epoch == HERE.workload.dataset.lengths.tokens / 115
+    assert chosen.steps_per_epoch == 13
+
+
+def test_what_was_held_and_asked_for_is_the_smallest_need_when_all_ran_out() -> None:
+    found = result(record(0, RAN_OUT))
+    assert found.status is RunStatus.NOTHING_FITS
+    assert found.smallest_peak_bytes == 1000
+
+
+def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits() -> None:
+    cut_off = record(0, replace(RAN_OUT, status=ProbeStatus.TIMEOUT, out_of_memory=None))
+    assert result(cut_off).status is RunStatus.INTERRUPTED
+
+
+def test_what_was_predicted_stands_beside_what_was_measured() -> None:
+    trial = result(replace(record(0, ran(100)), prediction=Prediction(450, 0.1, True, 120.0))).trials[0]
+    assert (trial.predicted_bytes, trial.predicted_tokens_per_second) == (450, 120.0)
+    assert result(record(0, ran(100))).trials[0].predicted_bytes is None
+
+
+def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
+    audited = replace(record(3, ran(100, 300 * MIB)), prediction=Prediction(2 * GIB, 0.1, True))
+    found = result_of(replace(outcome_of(audited), contradicted=(audited,)), PROBLEM, FACTS)
+    (note,) = found.notes
+    assert note.startswith("Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: a bug")

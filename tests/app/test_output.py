@@ -1,0 +1,78 @@
+"""The output directory: named after the run, made when missing, and never somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.app.output import default_output, open_output
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Schedule
+from autotune.errors import InputError
+from autotune.study import ProbeRun, Purpose
+from autotune.study.problem import Turn
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "name"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "data.jsonl", "autotune-Qwen2.5-0.5B-data"),
+        ("./models/small/config.json", "trl-lib/Capybara", "autotune-small-Capybara"),
+        ("models/a b", "folder/with rows/", "autotune-a-b-with-rows"),
+    ],
+)
+def test_a_directory_is_named_after_model_and_dataset(model: str, dataset: str, name: str) -> None:
+    assert default_output(model, dataset) == name
+
+
+def test_a_missing_directory_is_made_and_found_again(tmp_path: Path) -> None:
+    made = open_output(tmp_path / "a" / "b")
+    made.workload.mkdir()
+    assert open_output(made.directory) == made
+
+
+def test_a_directory_with_somebody_s_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match="holds other files"):
+        open_output(tmp_path)
+
+
+def test_a_run_s_own_directory_may_hold_a_bundle(tmp_path: Path) -> None:
+    open_output(tmp_path).remember_budget(5)
+    (tmp_path / "config.yaml").write_text("")
+    assert open_output(tmp_path).remembered_budget() == 5
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be used"):
+        open_output(tmp_path / "file")
+
+
+def test_a_broken_memory_of_a_run_is_as_good_as_none(tmp_path: Path) -> None:
+    made = open_output(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    assert made.remembered_budget() is None
+
+
+def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    candidate, schedule = Candidate({}), Schedule()
+    turns = [Turn(winner, number, pair) for winner in (7, 9) for pair in (0, 1) for number in (winner, 0)]
+    runs = [
+        *(ProbeRun(number, candidate, Purpose.SEARCH, schedule) for number in (0, 7, 9)),
+        *(ProbeRun(number, candidate, Purpose.CONFIRMATION, schedule) for number in (7, 9)),
+        *(ProbeRun(turn.number, candidate, Purpose.COMPARISON, schedule, turn) for turn in turns),
+        ProbeRun(0, candidate, Purpose.COMPARISON, schedule, Turn(0, 0, 0)),
+    ]
+    folders = [open_output(tmp_path).probe(run).relative_to(tmp_path / "probes").as_posix() for run in runs]
+    assert len(set(folders)) == len(runs)
+    assert folders[:7] == [
+        "0",
+        "7",
+        "9",
+        "7-confirmation",
+        "9-confirmation",
+        "7-comparison-1",
+        "7-comparison-1-baseline",
+    ]

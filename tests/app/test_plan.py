@@ -1,0 +1,101 @@
+"""``autotune.plan`` from Python: what it refuses, and how it understands lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.core.candidate import Choice
+from autotune.errors import InputError
+from autotune.planning.tracing.cache import Cache
+from tests.planning.stand_in import AnalyticTracer
+from tests.small import write_small_model
+
+ONE_WAY: dict[str, Choice] = {
+    "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
+    "optimizer": "adamw_torch", "packing": "none", "pad_to_multiple_of": "none", "padding_free": "off",
+    "precision": "float32", "per_device_train_batch_size": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    return str(write_small_model(folder, "llama", weights=False, max_position_embeddings=64))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Read the model once for all tests, and trace by a formula: lengths and rules are what is tested here."""
+    tracer = AnalyticTracer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "neither a dataset nor a length"),
+        ({"dataset": "rows.jsonl", "seq_len": 8}, "both a dataset and a length"),
+        ({"seq_len": 0}, "A length of 0 tokens is not possible"),
+        ({"seq_len": 64, "gpu": "24GiB", "memory_budget": 25 << 30}, "larger than 24GiB"),
+        ({"seq_len": 64, "gpu": "24GiB", "memory_budget": "0GiB"}, "'0GiB' is not a size"),
+        ({"seq_len": 64, "gpu": "24GiB", "trainer": "dpo"}, "dpo"),
+    ],
+)
+def test_what_cannot_be_used_is_said(model: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        autotune.plan(model, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_choice_that_the_gpu_cannot_do_is_refused(model: str) -> None:
+    with pytest.raises(InputError, match="--fix precision=bfloat16 is not possible here: the GPU has no bf16"):
+        autotune.plan(model, seq_len=64, gpu="T4", fix={"precision": "bfloat16", "attention": "sdpa"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        ({}, {48}),
+        ({"max_length": 32}, {32}),
+        ({"fix": {**ONE_WAY, "max_length": 16}}, {16}),
+        ({"exclude": ("max_length",)}, {48}),
+    ],
+)
+def test_rows_stay_whole_unless_the_user_says_where_they_are_cut(
+    model: str, options: dict[str, Any], lengths: set[int]
+) -> None:
+    found = autotune.plan(model, seq_len=48, gpu="RTX4090", **{"fix": ONE_WAY, **options})
+    assert {estimate.candidate["max_length"] for estimate in found.estimates} == lengths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "note"),
+    [
+        ("MI300X", "Somewhat less than the 192 GiB of MI300X can be allocated."),
+        ("MI300X", "Whether autotune's rules hold for MI300X has not been verified."),
+        ("24GiB", "The speed of 24GiB is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."),
+        ("T4", "Nothing was measured, and no prediction has been held against this GPU yet."),
+        ("cpu", "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."),
+    ],
+)
+def test_what_is_not_certain_of_a_device_is_noted(model: str, gpu: str, note: str) -> None:
+    assert note in autotune.plan(model, seq_len=48, gpu=gpu, fix=ONE_WAY).notes
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    cache = Cache(file / "cache")
+    cache.put("key", {"a": 1})
+    assert cache.get("key") is None
+    assert "cannot be made" in cache.problem

@@ -1,0 +1,226 @@
+"""What the planner's estimates become for the search, and what probes make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from autotune.app.ahead import speeds_of, target_of, traced_ahead
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.events import Event, Noted
+from autotune.core.gpu import GpuSpeeds
+from autotune.core.machine import DeviceKind, Machine
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
+from autotune.errors import ProbeServerError
+from autotune.planning.predictor import PlannedPredictor
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traced
+from autotune.probing import JobServer
+from autotune.space import Wishes, default_file, load, resolve
+from autotune.study import Purpose, Record
+from autotune.trainers import find_trainer
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import GIB, MIB
+from tests.planning.stand_in import UNTRACEABLE, AnalyticTracer
+from tests.settings import CPU, GPU, setting, workload
+
+LIMIT_BYTES = 10 * GIB
+SMALL, MEDIUM, LARGE, UNKNOWN = (Candidate({"batch": rows}) for rows in (1, 2, 4, 8))
+SIZES = {SMALL: 4 * GIB, MEDIUM: 8 * GIB, LARGE: 16 * GIB}
+
+
+def an_estimate(candidate: Candidate, origin: Origin = Origin.TRACED) -> Estimate:
+    """An estimate of a GPU's memory with a context of 512 MiB in it, and a rate that grows with the batch."""
+    if candidate not in SIZES:
+        return Estimate(candidate, Origin.UNKNOWN, reason="it cannot be traced")
+    size = SIZES[candidate] - 512 * MIB
+    memory = MemoryEstimate(size, size, 512 * MIB, {}, 0, 1.0, 0.10 if origin is Origin.TRACED else 0.35)
+    return Estimate(candidate, origin, memory, 1000.0 * int(candidate["batch"]), LIMIT_BYTES - SIZES[candidate])
+
+
+@dataclass
+class Estimates:
+    """Estimates by hand."""
+
+    origins: dict[Candidate, Origin] = field(default_factory=dict)
+    candidates: tuple[Candidate, ...] = (SMALL, MEDIUM, LARGE, UNKNOWN)
+    failing: bool = False
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        return an_estimate(candidate, self.origins.get(candidate, Origin.TRACED))
+
+    def trace(self, candidates: Iterable[Candidate]) -> None:
+        if self.failing:
+            raise ProbeServerError("the server is gone")
+        self.origins.update(dict.fromkeys(candidates, Origin.TRACED))
+
+
+def predictor_of(
+    estimates: Estimates, device: DeviceKind = "cuda", trace_seconds: float = math.inf
+) -> PlannedPredictor:
+    return PlannedPredictor(estimates, LIMIT_BYTES, device, trace_seconds)
+
+
+def shown(candidate: Candidate, reserved_bytes: int | None, rate: float, device_bytes: int | None = None) -> Record:
+    measurement = Measurement(
+        ProbeStatus.OK,
+        reserved_bytes=reserved_bytes,
+        device_bytes=device_bytes,
+        peak_bytes=GIB,
+        tokens_per_second=rate,
+    )
+    return Record(0, candidate, Purpose.SEARCH, measurement)
+
+
+def test_only_traces_of_the_very_combination_are_certain() -> None:
+    predictor = predictor_of(Estimates({MEDIUM: Origin.COMPOSED}))
+    small, medium = predictor.predict(SMALL), predictor.predict(MEDIUM)
+    assert small is not None
+    assert medium is not None
+    assert (small.certain, small.error, small.need_bytes) == (True, 0.10, SIZES[SMALL])
+    assert (medium.certain, medium.error) == (False, 0.35)
+    assert predictor.predict(UNKNOWN) is None
+
+
+def test_the_fastest_that_should_fit_are_promising() -> None:
+    assert list(predictor_of(Estimates()).promising(5)) == [MEDIUM, SMALL]
+    assert list(predictor_of(Estimates()).promising(1)) == [MEDIUM]
+
+
+def test_the_fastest_of_a_few_that_are_predicted_are_not_promising() -> None:
+    unknown = tuple(Candidate({"batch": 100 + number}) for number in range(4))
+    assert list(predictor_of(Estimates(candidates=(SMALL, MEDIUM, *unknown))).promising(5)) == []
+
+
+def test_to_make_sure_is_to_trace_while_there_is_time() -> None:
+    composed = {LARGE: Origin.COMPOSED}
+    sure = predictor_of(Estimates(dict(composed))).make_sure(LARGE)
+    unsure = predictor_of(Estimates(dict(composed)), trace_seconds=0).make_sure(LARGE)
+    assert sure is not None
+    assert unsure is not None
+    assert (sure.certain, unsure.certain) == (True, False)
+
+
+def test_tracing_that_fails_ends_no_search_and_is_told() -> None:
+    predictor = predictor_of(Estimates({LARGE: Origin.COMPOSED}, failing=True))
+    guess = predictor.make_sure(LARGE)
+    assert guess is not None
+    assert not guess.certain
+    assert predictor.notes() == ("Tracing ended early: the server is gone",)
+
+
+def test_probes_correct_memory_and_time_and_the_correction_is_told() -> None:
+    predictor = predictor_of(Estimates())
+    before = predictor.predict(LARGE)
+    for candidate in (SMALL, MEDIUM):
+        rate = 500.0 * int(candidate["batch"])
+        predictor.learn(shown(candidate, SIZES[candidate] - 512 * MIB + 120 * MIB, rate))
+    after = predictor.predict(LARGE)
+    assert before is not None
+    assert after is not None
+    assert after.need_bytes - before.need_bytes == 120 * MIB
+    assert after.tokens_per_second == pytest.approx(2000)
+    assert predictor.notes() == ("Predictions were corrected by +120 MiB in memory and by x2 in time after 2 probes.",)
+
+
+def test_what_the_driver_says_of_the_context_counts() -> None:
+    predictor = predictor_of(Estimates())
+    for candidate in (SMALL, MEDIUM):
+        predictor.learn(shown(candidate, SIZES[candidate] - 512 * MIB, 1.0, device_bytes=SIZES[candidate] + GIB))
+    assert predictor.memory.offset == GIB
+
+
+def test_a_probe_that_failed_corrects_nothing() -> None:
+    predictor = predictor_of(Estimates())
+    failed = replace(shown(SMALL, 1, 1.0), measurement=Measurement(ProbeStatus.OUT_OF_MEMORY))
+    predictor.learn(failed)
+    predictor.learn(failed)
+    assert predictor.notes() == ()
+
+
+def test_memory_on_a_cpu_is_not_corrected_by_what_is_resident() -> None:
+    predictor = predictor_of(Estimates(), device="cpu")
+    for candidate in (SMALL, MEDIUM):
+        predictor.learn(shown(candidate, None, 1.0))
+    assert predictor.memory.probes == 0
+
+
+class FailingTracer(AnalyticTracer):
+    """A tracer whose processes cannot be started."""
+
+    def __call__(self, requests: object) -> Iterable[Traced]:
+        raise ProbeServerError("no process can be started")
+
+
+def unknown_speeds() -> GpuSpeeds:
+    """A CPU that cannot be measured."""
+    raise ProbeServerError("no process can be started")
+
+
+def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:
+    trainer, where = find_trainer("sft"), setting(machine=machine, of=workload(lengths={1024: 8}))
+    wishes = Wishes({"max_length": 1024, **fixed})
+    space = resolve(load(default_file("sft"), "sft"), trainer.techniques, where, wishes)
+    return TrainerProblem(trainer, space, where, wishes)
+
+
+def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    ahead = traced_ahead(
+        problem_of(), LIMIT_BYTES, FailingTracer(), Cache(tmp_path), unknown_speeds, 60.0, heard.append
+    )
+    assert ahead.predictor is None
+    assert ahead.notes() == ("Nothing was predicted, and the search went on without: no process can be started",)
+    assert heard == [Noted("Nothing is predicted: no process can be started")]
+
+
+def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:
+    hurried, patient = AnalyticTracer(), AnalyticTracer()
+    traced_ahead(problem_of(), LIMIT_BYTES, hurried, Cache(tmp_path / "a"), unknown_speeds, 0.0, lambda _: None)
+    traced_ahead(problem_of(), LIMIT_BYTES, patient, Cache(tmp_path / "b"), unknown_speeds, 600.0, lambda _: None)
+    assert len(hurried.requests) == 0
+    assert len(patient.requests) > 20
+
+
+def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
+    problem = problem_of(attention=UNTRACEABLE)
+    ahead = traced_ahead(problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
+    assert ahead.predictor is not None
+    (note,) = ahead.notes()
+    assert f"could not be traced and were not predicted: {UNTRACEABLE} is not supported" in note
+
+
+def test_a_cpu_is_measured_once(tmp_path: Path) -> None:
+    machine, measured = setting().machine, GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
+    cache = Cache(tmp_path)
+    with JobServer("cpu", threads=1) as server:
+        first = speeds_of(machine, server, tmp_path / "a", cache)
+        assert speeds_of(machine, server, tmp_path / "b", cache) == first
+    assert not (tmp_path / "b").exists()
+    assert target_of(machine.hardware, LIMIT_BYTES, lambda: measured).cpu is not None
+
+
+def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:
+    measured, tracer = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured"), AnalyticTracer()
+    problem = problem_of(machine=CPU)
+    ahead = traced_ahead(problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda: measured, 600.0, lambda _: None)
+    assert {request.target for request in tracer.requests} == {"cpu"}
+    assert {request.gpu.speeds if request.gpu else None for request in tracer.requests} == {measured}
+    assert ahead.predictor is not None
+    baseline = ahead.predictor.predict(problem.baseline)
+    assert baseline is not None
+    assert baseline.least
+    assert baseline.tokens_per_second is not None
+
+
+def test_a_cpu_that_cannot_be_measured_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    problem = problem_of(machine=CPU)
+    ahead = traced_ahead(problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 9.0, lambda _: None)
+    assert ahead.predictor is None
+    assert "no process can be started" in ahead.notes()[0]

@@ -1,0 +1,33 @@
+"""What each run of a search is asked: which batches, and how long it may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.app.search import seed_of, timeout_of
+from autotune.core.candidate import Candidate
+from autotune.core.effort import EFFORTS
+from autotune.core.measurement import Schedule
+from autotune.study import ProbeRun, Purpose
+from autotune.study.problem import Turn
+
+
+def test_pairs_draw_other_batches_than_probes_and_than_each_other() -> None:
+    def seed(number: int, pair: int | None) -> int:
+        turn = None if pair is None else Turn(7, number, pair)
+        return seed_of(ProbeRun(number, Candidate({}), Purpose.SEARCH, Schedule(), turn), 42)
+
+    assert (seed(7, None), seed(7, 0), seed(7, 1)) == (42, 43, 44)
+    assert seed(7, 1) == seed(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("expected_seconds", "seconds_left", "timeout_seconds"),
+    # Four whole steps of 512 documents at 250 ms each take longer than a probe of `--effort quick` may.
+    [(0.0, None, 300.0), (0.0, 20.0, 20.0), (512.0, None, 1536.0), (512.0, 700.0, 700.0)],
+)
+def test_a_run_of_long_whole_steps_may_take_longer_than_a_probe(
+    expected_seconds: float, seconds_left: float | None, timeout_seconds: float
+) -> None:
+    run = ProbeRun(7, Candidate({}), Purpose.CONFIRMATION, Schedule(), expected_seconds=expected_seconds)
+    assert timeout_of(run, EFFORTS["quick"], seconds_left) == timeout_seconds

@@ -1,0 +1,241 @@
+"""A configuration object of the user's is followed in all that it says of a step, or refused with what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PrefixTuningConfig
+from transformers import BitsAndBytesConfig
+from trl import DPOConfig, ModelConfig, SFTConfig
+
+from autotune.app.user_plan import user_plan
+from autotune.core.plan import TrainingPlan
+from autotune.errors import InputError
+from autotune.step.objects import config as traced_config
+from autotune.step.objects import peft_config as traced_peft_config
+from autotune.step.objects import quantization_config as traced_quantization
+
+
+def sft(**options: Any) -> SFTConfig:
+    """Return a configuration that can be made on a machine without a GPU."""
+    return SFTConfig(**{"use_cpu": True, "bf16": False, "report_to": "none", **options})
+
+
+def plan_of(config: object, peft_config: object | None = None) -> TrainingPlan:
+    return user_plan(config, peft_config).plan
+
+
+def test_the_default_configuration_comes_to_trls_defaults() -> None:
+    user = user_plan(SFTConfig(use_cpu=True, bf16=False), None)
+    assert user.plan.args["gradient_checkpointing"] is True
+    assert user.plan.args["optim"] == "adamw_torch_fused"
+    assert user.plan.model == {"dtype": "float32", "use_peft": False}
+    assert (user.flat, user.assumptions) == (False, ())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": False},
+        {"activation_checkpointing": False},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
+        {"activation_offloading": True},
+        {"optim": "adafactor", "optim_args": "scale_parameter=False"},
+        {"use_liger_kernel": True, "liger_kernel_config": {"rope": False}},
+        {"loss_type": "dft"},
+        {"neftune_noise_alpha": 5.0},
+        {"label_smoothing_factor": 0.1},
+        {"max_grad_norm": 0.0},
+        {"torch_empty_cache_steps": 4},
+        {"router_aux_loss_coef": 0.01},
+        {"bf16": True},
+        {"fp16": True},
+    ],
+    ids=str,
+)
+def test_what_a_step_depends_on_reaches_the_traced_trainer(options: dict[str, Any]) -> None:
+    given = sft(**options)
+    rebuilt = traced_config(plan_of(given), use_cpu=True, output_dir="nowhere")
+    for name in (*options, "gradient_checkpointing", "gradient_checkpointing_kwargs"):
+        assert getattr(rebuilt, name) == getattr(given, name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 1.0, "num_train_epochs": 9, "lr_scheduler_type": "cosine", "warmup_steps": 10},
+        {"dataset_num_proc": 4, "eos_token": "</s>", "dataset_text_field": "words", "shuffle_dataset": True},
+        {"logging_steps": 1, "save_strategy": "no", "run_name": "x", "seed": 3, "output_dir": "elsewhere"},
+        {"dataloader_num_workers": 2, "ddp_timeout": 60, "hub_model_id": "a/b", "torch_compile_mode": "max-autotune"},
+    ],
+    ids=str,
+)
+def test_what_no_step_depends_on_changes_nothing(options: dict[str, Any]) -> None:
+    plain = plan_of(sft()).args
+    changed = {name: value for name, value in plan_of(sft(**options)).args.items() if plain.get(name) != value}
+    # Naming how to compile is asking to compile.
+    assert changed == ({"torch_compile": True} if "torch_compile_mode" in options else {})
+
+
+def strange(config: Any, name: str) -> Any:
+    """Return a copy with a field set behind the back of the class's own checks."""
+    copy = object.__new__(type(config))
+    vars(copy).update({**vars(config), name: "strange"})
+    return copy
+
+
+def test_of_the_installed_trl_only_training_on_several_devices_is_refused() -> None:
+    # The arguments of loading have rules of their own.
+    names = {field.name for field in dataclasses.fields(SFTConfig)} - {"model_init_kwargs"}
+    assert {name for name in names if is_refused(strange(sft(), name))} == {
+        "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+    }  # fmt: skip
+
+
+def is_refused(config: Any) -> bool:
+    """Return whether a configuration says something that is not understood."""
+    try:
+        user_plan(config, None)
+    except InputError:
+        return True
+    return False
+
+
+def test_a_field_that_a_later_release_adds_is_refused_once_it_is_used() -> None:
+    @dataclasses.dataclass
+    class SFTConfig(globals()["SFTConfig"]):  # type: ignore[misc]
+        activation_compression: str | None = None
+
+    assert plan_of(SFTConfig(use_cpu=True, bf16=False)) == plan_of(sft())
+    with pytest.raises(InputError, match="activation_compression='fp8'") as raised:
+        plan_of(SFTConfig(use_cpu=True, bf16=False, activation_compression="fp8"))
+    assert "autotune probe" in raised.value.hint
+
+
+def test_what_cannot_be_sent_to_another_process_is_named() -> None:
+    with pytest.raises(InputError, match="gradient_checkpointing_kwargs="):
+        plan_of(sft(gradient_checkpointing_kwargs={"context_fn": lambda: None}))
+
+
+def test_the_configuration_of_another_trainer_is_refused() -> None:
+    with pytest.raises(InputError, match="A DPOConfig is no configuration that autotune knows") as raised:
+        plan_of(DPOConfig(use_cpu=True, bf16=False))
+    assert "SFTConfig" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "flat"),
+    [
+        ({"packing": True}, True),
+        ({"packing": True, "packing_strategy": "wrapped"}, False),
+        ({"padding_free": True, "max_length": None}, True),
+        ({"packing_strategy": "bfd"}, False),
+    ],
+)
+def test_rows_lie_end_to_end_as_trl_lays_them(options: dict[str, Any], flat: bool) -> None:
+    assert user_plan(sft(**options), None).flat is flat
+
+
+@pytest.mark.parametrize(
+    ("options", "assumption"),
+    [
+        ({"assistant_only_loss": True}, "the loss counts every token, whatever assistant_only_loss leaves out"),
+        ({"completion_only_loss": True}, "the loss counts every token, whatever completion_only_loss leaves out"),
+        ({"eval_strategy": "steps", "eval_steps": 5}, "evaluation is left out"),
+    ],
+)
+def test_what_the_configuration_alone_cannot_tell_is_said(options: dict[str, Any], assumption: str) -> None:
+    assert user_plan(sft(**options), None).assumptions == (assumption,)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"r": 4},
+        {"lora_dropout": 0.1, "use_rslora": True, "lora_alpha": 5},
+        {"target_modules": ["q_proj", "v_proj"]},
+        {"target_modules": "all-linear", "use_dora": True},
+        {"modules_to_save": ["lm_head", "embed_tokens"]},
+        {"target_parameters": ["mlp.experts.gate_up_proj"]},
+    ],
+    ids=str,
+)
+def test_adapters_are_traced_as_they_are_given(options: dict[str, Any]) -> None:
+    given = LoraConfig(task_type="CAUSAL_LM", **options)
+    rebuilt = traced_peft_config(plan_of(sft(), given))
+    assert rebuilt is not None
+    for name in ("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora",
+                 "target_parameters"):  # fmt: skip
+        assert getattr(rebuilt, name) == getattr(given, name), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": "all"},
+        {"rank_pattern": {"q_proj": 64}},
+        {"layers_to_transform": [0]},
+        {"trainable_token_indices": [1, 2]},
+        {"target_modules": ["q_proj"], "exclude_modules": ["k_proj"]},
+        {"inference_mode": True},
+    ],
+    ids=str,
+)
+def test_adapters_that_a_trace_cannot_follow_are_refused_by_name(options: dict[str, Any]) -> None:
+    name = list(options)[-1]
+    with pytest.raises(InputError, match=rf"LoraConfig\({name}="):
+        plan_of(sft(), LoraConfig(task_type="CAUSAL_LM", **options))
+
+
+@pytest.mark.parametrize("given", [PrefixTuningConfig(num_virtual_tokens=4), SimpleNamespace()])
+def test_peft_that_is_no_lora_is_refused(given: object) -> None:
+    with pytest.raises(InputError, match=f"A {type(given).__name__} is not understood"):
+        plan_of(sft(), given)
+
+
+def test_types_and_attention_of_the_model_are_taken_over() -> None:
+    loading = {"dtype": torch.bfloat16, "attn_implementation": "eager", "device_map": "auto"}
+    words = plan_of(sft(model_init_kwargs=loading)).model
+    assert (words["dtype"], words["attn_implementation"]) == ("bfloat16", "eager")
+    assert set(words) <= {field.name for field in dataclasses.fields(ModelConfig)}
+
+
+def test_what_would_change_the_model_while_it_is_loaded_is_refused() -> None:
+    with pytest.raises(InputError, match="num_hidden_layers=2"):
+        plan_of(sft(model_init_kwargs={"num_hidden_layers": 2}))
+
+
+def test_four_bit_weights_are_traced_as_they_are_given() -> None:
+    given = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    user = user_plan(sft(model_init_kwargs={"dtype": "bfloat16", "quantization_config": given}), None)
+    rebuilt = traced_quantization(user.plan)
+    assert rebuilt is not None
+    assert rebuilt.to_dict() == given.to_dict()
+    assert user.assumptions == ()
+
+
+def test_a_type_to_compute_in_that_is_not_the_models_is_said_to_be_left_out() -> None:
+    given = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float16)
+    user = user_plan(sft(model_init_kwargs={"dtype": "bfloat16", "quantization_config": given}), None)
+    assert user.assumptions == ("4-bit weights are expanded to bfloat16, as TRL would, not to float16",)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "Quantisation by gptq is not understood"),
+        ({"load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]}, "llm_int8_skip_modules"),
+    ],
+)
+def test_quantisation_that_is_not_understood_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_of(sft(model_init_kwargs={"quantization_config": given}))
