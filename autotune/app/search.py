@@ -11,12 +11,12 @@ from autotune.app.output import Output
 from autotune.core.effort import Effort
 from autotune.core.events import Listener, StageStarted
 from autotune.core.measurement import Measurement
+from autotune.core.prediction import Predictor
 from autotune.core.protocol import ProbeRequest
 from autotune.inspection.machine import environment
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
 from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
-from autotune.study.prediction import Predictor
 from autotune.trainers.problem import TrainerProblem
 
 _LATE = 3.0

@@ -10,10 +10,9 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
+from autotune.core.prediction import Prediction
 from autotune.errors import AutotuneError
 from autotune.planning.calibration import Correction, Pair, correction, factor
-from autotune.study.prediction import Prediction
-from autotune.study.problem import Record
 from autotune.units import format_bytes
 
 # Share of the candidates below which the fastest of those that are predicted says little about the others.
@@ -40,7 +39,7 @@ class Estimates(Protocol):
 
 
 class PlannedPredictor:
-    """Predicts by traces; see :class:`autotune.study.prediction.Predictor`.
+    """Predicts by traces; see :class:`autotune.core.prediction.Predictor`.
 
     On a CPU, memory is not corrected. What the kernel limits there is what a process maps, and that is the traced
     tensors at least; what a probe measures is what of it was touched, which is less than the tensors where these were
@@ -95,10 +94,10 @@ class PlannedPredictor:
                 found.append(candidate)
         return found
 
-    def learn(self, record: Record) -> None:
+    def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Correct all that follows by what a probe measured; what is estimated of it may still change."""
-        if record.measurement.ok:
-            self._measured[record.candidate] = record.measurement
+        if measurement.ok:
+            self._measured[candidate] = measurement
             self._correct()
 
     def notes(self) -> tuple[str, ...]:

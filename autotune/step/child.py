@@ -5,38 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
-from autotune.core.protocol import LOG_FILE, Failure, InputProblem
+from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError
 from autotune.step.imports import import_libraries
-
-
-@dataclass(frozen=True)
-class JobContext:
-    """What a job knows beside its request.
-
-    Attributes:
-        folder: the job's folder, for what it has to write.
-        sent_seconds: when it was asked for, on the clock of :func:`time.monotonic`.
-    """
-
-    folder: Path
-    sent_seconds: float
-
-
-@dataclass(frozen=True)
-class JobType:
-    """A kind of job: the dataclass of its request, and what runs it and returns the dataclass of its reply."""
-
-    request: type
-    run: Callable[[Any, JobContext], object]
+from autotune.step.job import JobType, failure_of
 
 
 def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
@@ -79,13 +56,6 @@ def execute(folder: Path, jobs: Mapping[str, JobType]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return 0
-
-
-def failure_of(error: Exception) -> Failure:
-    """Return an error as it is told to the parent; the job's log has it too."""
-    traceback.print_exception(error)
-    text = "".join(traceback.format_exception(error))
-    return Failure(kind=type(error).__name__, message=str(error), traceback=text)
 
 
 def _reply(folder: Path, jobs: Mapping[str, JobType]) -> object:

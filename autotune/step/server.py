@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.step.child import JobType, execute, offered_jobs, redirect_output
+from autotune.step.child import execute, offered_jobs, redirect_output
 from autotune.step.imports import accelerator_is_initialized, preload
+from autotune.step.job import JobType
 from autotune.step.process import die_with, kill_group
 
 # How long a lost parent can go unnoticed where something else still holds the other end of standard input.

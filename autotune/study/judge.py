@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.prediction import NoPredictor, Prediction, Predictor
 from autotune.core.status import ProbeStatus
-from autotune.study.prediction import NoPredictor, Prediction, Predictor
 from autotune.study.problem import Problem, Record
 
 _RAN_OUT = {

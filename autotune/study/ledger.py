@@ -14,8 +14,8 @@ from optuna.trial import TrialState
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.codec import decode, encode
 from autotune.core.measurement import Measurement
+from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
-from autotune.study.prediction import Prediction
 from autotune.study.problem import Purpose, Record, ShortRun, Turn
 from autotune.study.violation import violation
 

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, Schedule
+from autotune.core.prediction import Prediction
 from autotune.core.result import Contribution
 from autotune.core.spread import mean_rate
 from autotune.core.status import ProbeStatus
-from autotune.study.prediction import Prediction
 
 
 class Problem(Protocol):

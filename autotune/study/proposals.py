@@ -11,9 +11,9 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.core.candidate import Candidate
+from autotune.core.prediction import Predictor
 from autotune.study.judge import Judge
 from autotune.study.ledger import Ledger
-from autotune.study.prediction import Predictor
 from autotune.study.problem import Problem
 from autotune.study.surrogate import Surrogate
 

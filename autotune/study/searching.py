@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from autotune.core.effort import Effort
 from autotune.core.events import Listener
+from autotune.core.prediction import NoPredictor, Predictor
 from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
 from autotune.study.contributions import contributions
 from autotune.study.explore import explore
 from autotune.study.ledger import Ledger
-from autotune.study.prediction import NoPredictor, Predictor
 from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer
 from autotune.study.session import Session

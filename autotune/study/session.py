@@ -8,12 +8,12 @@ from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
 from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
+from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
 from autotune.study.clock import Clock
 from autotune.study.comparison import next_turn
 from autotune.study.judge import Judge, Veto
 from autotune.study.ledger import Ledger
-from autotune.study.prediction import Predictor
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, Turn
 from autotune.study.selection import leader
 
@@ -183,7 +183,7 @@ class Session:
     def _learn(self, record: Record) -> None:
         self.judge.learn(record)
         if record.probed:
-            self.predictor.learn(record)
+            self.predictor.learn(record.candidate, record.measurement)
 
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
         first = self.leader()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.study.prediction import Prediction
+from autotune.core.prediction import Prediction
 from autotune.study.problem import Record
 from autotune.study.violation import violation
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.core.measurement import Measurement
+from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
-from autotune.study.prediction import Prediction
 
 _UNKNOWN = 1.0
 """Of the memory constraint, where it is not known how far a candidate is from fitting: as far as twice the limit."""

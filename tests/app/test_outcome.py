@@ -9,11 +9,11 @@ import pytest
 from autotune.app.outcome import RunFacts, result_of
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.prediction import Prediction
 from autotune.core.result import Choosable, Result
 from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import Phase, ProbeStatus, RunStatus
 from autotune.space import Wishes, default_file, load, resolve
-from autotune.study.prediction import Prediction
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
 from autotune.trainers import TRAINERS
 from autotune.trainers.problem import TrainerProblem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,6 @@ from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traced
 from autotune.probing import JobServer
 from autotune.space import Wishes, default_file, load, resolve
-from autotune.study import Purpose, Record
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
@@ -67,7 +66,9 @@ def predictor_of(
     return PlannedPredictor(estimates, LIMIT_BYTES, device, trace_seconds)
 
 
-def shown(candidate: Candidate, reserved_bytes: int | None, rate: float, device_bytes: int | None = None) -> Record:
+def shown(
+    candidate: Candidate, reserved_bytes: int | None, rate: float, device_bytes: int | None = None
+) -> tuple[Candidate, Measurement]:
     measurement = Measurement(
         ProbeStatus.OK,
         reserved_bytes=reserved_bytes,
@@ -75,7 +76,7 @@ def shown(candidate: Candidate, reserved_bytes: int | None, rate: float, device_
         peak_bytes=GIB,
         tokens_per_second=rate,
     )
-    return Record(0, candidate, Purpose.SEARCH, measurement)
+    return candidate, measurement
 
 
 def test_only_traces_of_the_very_combination_are_certain() -> None:
@@ -120,7 +121,7 @@ def test_probes_correct_memory_and_time_and_the_correction_is_told() -> None:
     before = predictor.predict(LARGE)
     for candidate in (SMALL, MEDIUM):
         rate = 500.0 * int(candidate["batch"])
-        predictor.learn(shown(candidate, SIZES[candidate] - 512 * MIB + 120 * MIB, rate))
+        predictor.learn(*shown(candidate, SIZES[candidate] - 512 * MIB + 120 * MIB, rate))
     after = predictor.predict(LARGE)
     assert before is not None
     assert after is not None
@@ -132,22 +133,22 @@ def test_probes_correct_memory_and_time_and_the_correction_is_told() -> None:
 def test_what_the_driver_says_of_the_context_counts() -> None:
     predictor = predictor_of(Estimates())
     for candidate in (SMALL, MEDIUM):
-        predictor.learn(shown(candidate, SIZES[candidate] - 512 * MIB, 1.0, device_bytes=SIZES[candidate] + GIB))
+        predictor.learn(*shown(candidate, SIZES[candidate] - 512 * MIB, 1.0, device_bytes=SIZES[candidate] + GIB))
     assert predictor.memory.offset == GIB
 
 
 def test_a_probe_that_failed_corrects_nothing() -> None:
     predictor = predictor_of(Estimates())
-    failed = replace(shown(SMALL, 1, 1.0), measurement=Measurement(ProbeStatus.OUT_OF_MEMORY))
-    predictor.learn(failed)
-    predictor.learn(failed)
+    failed = Measurement(ProbeStatus.OUT_OF_MEMORY)
+    predictor.learn(SMALL, failed)
+    predictor.learn(MEDIUM, failed)
     assert predictor.notes() == ()
 
 
 def test_memory_on_a_cpu_is_not_corrected_by_what_is_resident() -> None:
     predictor = predictor_of(Estimates(), device="cpu")
     for candidate in (SMALL, MEDIUM):
-        predictor.learn(shown(candidate, None, 1.0))
+        predictor.learn(*shown(candidate, None, 1.0))
     assert predictor.memory.probes == 0
 
 

@@ -17,7 +17,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import REPLY_FILE, Job, ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
-from autotune.step.child import JobContext, JobType
+from autotune.step.job import JobContext, JobType
 
 MODULE = "tests.probing.misbehaving"
 PIDS_FILE = "pids.json"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate
-from autotune.study import Record
-from autotune.study.prediction import Prediction
+from autotune.core.measurement import Measurement
+from autotune.core.prediction import Prediction
 from tests.study.replayed import LIMIT_BYTES, TableProblem, peak_bytes, tokens_per_second
 
 
@@ -36,7 +36,7 @@ class Foretold:
     need: Callable[[Candidate], int] = peak_bytes
     rate: Callable[[Candidate], float] = tokens_per_second
     made_sure: list[Candidate] = field(default_factory=list)
-    learned: list[Record] = field(default_factory=list)
+    learned: list[tuple[Candidate, Measurement]] = field(default_factory=list)
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict."""
@@ -56,6 +56,6 @@ class Foretold:
         fitting = [candidate for candidate in legal if self.need(candidate) <= LIMIT_BYTES]
         return sorted(fitting, key=self.rate, reverse=True)[:count] if self.speeds else ()
 
-    def learn(self, record: Record) -> None:
+    def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Remember."""
-        self.learned.append(record)
+        self.learned.append((candidate, measurement))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Event
+from autotune.core.prediction import Predictor
 from autotune.study import Probe, Purpose, Record, SearchOutcome, StudyStorage, search
-from autotune.study.prediction import Predictor
 from tests.study.replayed import LIMIT_BYTES, TableProblem
 
 FINGERPRINT = {"model": "a", "dataset": "b"}

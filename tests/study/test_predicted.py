@@ -89,10 +89,9 @@ def test_every_probe_is_told_once_and_again_to_a_resumed_search(durable: Run) ->
     first, second = Foretold(), Foretold()
     before = durable(ReplayedTable(), trials=4, predictor=first)
     durable(ReplayedTable(), trials=6, predictor=second, resume=True)
-    assert [record.number for record in first.learned] == [record.number for record in probed(before)]
-    numbers = [record.number for record in second.learned]
-    assert numbers[: len(first.learned)] == [record.number for record in first.learned]
-    assert len(numbers) == len(set(numbers)) == 6
+    assert first.learned == [(record.candidate, record.measurement) for record in probed(before)]
+    assert second.learned[: len(first.learned)] == first.learned
+    assert len({candidate for candidate, _ in second.learned}) == len(second.learned) == 6
 
 
 def test_what_was_predicted_is_kept_with_the_trial(durable: Run) -> None:

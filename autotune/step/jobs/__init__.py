@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest, SpeedsRequest, TraceRequests
-from autotune.step.child import JobType
+from autotune.step.job import JobType
 from autotune.step.jobs.check_packing import check_packing
 from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import probe

@@ -11,7 +11,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from autotune.core.machine import DeviceKind
 from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
 from autotune.core.workload import PackingCheck
-from autotune.step.child import JobContext
+from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.errors import InputError
-from autotune.step.child import JobContext
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import save_rows, tokenized
+from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 
 

@@ -8,7 +8,7 @@ import traceback
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.step.child import JobContext
+from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.run.batches import Batches
 from autotune.step.run.failures import FailureKind, judge

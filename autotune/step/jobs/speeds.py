@@ -9,7 +9,7 @@ import torch
 
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.protocol import SpeedsReply, SpeedsRequest
-from autotune.step.child import JobContext
+from autotune.step.job import JobContext
 
 # Large enough to be bound by computing, small enough to be multiplied many times.
 _SIDE = 256

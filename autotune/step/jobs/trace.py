@@ -12,7 +12,7 @@ from typing import Any
 from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
-from autotune.step.child import JobContext, failure_of
+from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor, model_class
 from autotune.step.run.traced_training import TracedRows, Trained, traced_training

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement
 from autotune.units import format_bytes, format_share
-
-if TYPE_CHECKING:
-    from autotune.study.problem import Record
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Predictor(Protocol):
     def promising(self, count: int) -> Sequence[Candidate]:
         """Return so many legal candidates that should fit, the fastest first; none where speed is not predicted."""
 
-    def learn(self, record: Record) -> None:
+    def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Take in what a probe showed; called once for each, in their order, those of earlier runs included."""
 
 
@@ -72,5 +70,5 @@ class NoPredictor:
         """Return none."""
         return ()
 
-    def learn(self, record: Record) -> None:
+    def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Forget it."""
