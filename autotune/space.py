@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,12 @@ def default_file(trainer: str) -> Path:
     return shipped if shipped.is_file() else package.parent / "search_spaces" / f"{trainer}.yaml"
 
 
-def load(path: Path, trainer: str) -> SpaceFile:
+def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile:
     """Read a space file.
+
+    Args:
+        trainer: whose space it has to be.
+        techniques: of that trainer.
 
     Raises:
         InputError: it cannot be read, is no YAML, or names an unknown technique or choice; the message says the line.
@@ -95,11 +99,11 @@ def load(path: Path, trainer: str) -> SpaceFile:
     choices = {}
     for key, node in _entries(by_name["techniques"], path, "a mapping from technique to choices"):
         listed = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        choices[str(key.value)] = tuple(_choice(key, item, path, trainer) for item in listed)
+        choices[str(key.value)] = tuple(_choice(key, item, path, techniques) for item in listed)
     recipes = []
     for item in by_name["recipes"].value if "recipes" in by_name else []:
         entries = _entries(item, path, "a recipe, a mapping from technique to choice")
-        recipes.append({str(key.value): _choice(key, node, path, trainer) for key, node in entries})
+        recipes.append({str(key.value): _choice(key, node, path, techniques) for key, node in entries})
     return SpaceFile(trainer, choices, tuple(recipes))
 
 
@@ -115,7 +119,7 @@ def _at(path: Path, node: Any, what: str) -> InputError:
     return InputError(f"{path}, line {node.start_mark.line + 1}: {what}.")
 
 
-def _choice(key: Any, node: Any, path: Path, trainer: str) -> Choice:
+def _choice(key: Any, node: Any, path: Path, techniques: Sequence[Technique]) -> Choice:
     import yaml
 
     if not isinstance(node, yaml.ScalarNode):
@@ -123,7 +127,7 @@ def _choice(key: Any, node: Any, path: Path, trainer: str) -> Choice:
     loaded = yaml.safe_load(yaml.serialize(node))
     text = _YAML_WORDS[loaded] if loaded is None or isinstance(loaded, bool) else node.value
     try:
-        return find(key.value, trainer).parse(text)
+        return find(key.value, techniques).parse(text)
     except InputError as error:
         raise InputError(f"{path}, line {node.start_mark.line + 1}: {error.message}", hint=error.hint) from error
 

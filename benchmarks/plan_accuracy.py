@@ -18,6 +18,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+
 from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
@@ -28,12 +29,12 @@ from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import legal_candidates
-from autotune.planning.load import SIZES
 from autotune.planning.planner import Planner, Target
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
+from autotune.techniques.traits import size_knobs
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 from benchmarks.shapes import LLAMA_8B, write_model
@@ -107,7 +108,7 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
         planner.explore()
         for candidate in _drawn(candidates, samples):
             estimate = planner.estimate(candidate)
-            rows = (_TOKENS,) * int(candidate["per_device_train_batch_size"])
+            rows = ((_TOKENS,),) * int(candidate["per_device_train_batch_size"])
             plan = problem.trainer.plan(candidate, problem.setting)
             request = TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu)
             try:
@@ -119,7 +120,7 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
 def _drawn(candidates: Sequence[Candidate], samples: int) -> Iterator[Candidate]:
     seen = set()
     for candidate in random.Random(_SEED).sample(candidates, len(candidates)):
-        way = tuple(choice for knob, choice in candidate.items() if knob not in SIZES)
+        way = tuple(choice for knob, choice in candidate.items() if knob not in size_knobs())
         if way not in seen:
             seen.add(way)
             yield candidate

@@ -79,8 +79,8 @@ class Prepared:
             plan=self.problem.trainer.plan(self.candidate(case), setting),
             model=setting.workload.model_source,
             target=setting.machine.hardware.kind,
-            worst=tuple(self._worst(case)),
-            typical=tuple(self._typical(case)),
+            worst=tuple((tokens,) for tokens in self._worst(case)),
+            typical=tuple((tokens,) for tokens in self._typical(case)),
             gpu=gpu,
             limit_bytes=self.limit_bytes(case) - (gpu.context_bytes if gpu is not None else 0),
         )

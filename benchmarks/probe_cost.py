@@ -32,7 +32,7 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare, probe
-from autotune.trainers import TRAINERS
+from autotune.trainers import trainers
 from benchmarks.whole_steps import composed_over_whole, tokens_per_second
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -60,7 +60,7 @@ class Prober:
 
     def request(self, global_batch: int = 8, choices: Mapping[str, Choice] | None = None) -> ProbeRequest:
         """Return the request for a probe of TRL's default with some other choices."""
-        trainer = TRAINERS["sft"]
+        trainer = trainers()["sft"]
         setting = Setting(self.workload, self.machine, global_batch, token_coverage=0.0)
         baseline = Candidate({item.name: item.default(setting) for item in trainer.techniques})
         return ProbeRequest(

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from autotune.core.protocol import TraceRequest
 from autotune.errors import AutotuneError
-from autotune.planning.tracing.store import Traced, Untraceable
 from autotune.probing import JobServer, trace
+from autotune.probing.tracing import Traced, Untraceable
 
 T = TypeVar("T")
 NO_TIME = "no time was left"

@@ -70,9 +70,9 @@ def _steps(architecture: str, length: int, bf16: bool, lora: bool, checkpointing
         "packing": packing,
         "gradient_checkpointing": checkpointing,
     }
-    lengths = [length, length * 3 // 4, length // 2, length // 4] * 2
+    rows = [(length * quarters // 4,) for quarters in (4, 3, 2, 1)] * 2
     plan = TrainingPlan("sft", args=args, model=words)
-    return traced_training(plan, config_of(architecture, **_LARGER), small_tokenizer(), TracedRows(lengths))
+    return traced_training(plan, config_of(architecture, **_LARGER), small_tokenizer(), TracedRows(rows))
 
 
 if __name__ == "__main__":

@@ -89,12 +89,13 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
 
 
 def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:
+    from datasets import load_from_disk
     from transformers import TrainerCallback
 
     from autotune.step.models.loading import load_processor, random_model
-    from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
+    from autotune.step.objects import config, peft_config, quantization_config
     from autotune.step.run.meters import METERS
-    from autotune.step.run.training import training_rows
+    from autotune.step.trainers import adapter
 
     ticks: list[tuple[float, int]] = []
     meter = METERS[request.device]()
@@ -109,10 +110,11 @@ def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:
         save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=request.seed,
     )  # fmt: skip
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-    trainer = TRAINERS[request.plan.trainer].trainer(
+    known = adapter(request.plan.trainer)
+    trainer = known.trainer(
         model=random_model(request.model, kwargs, quantization_config(request.plan), request.device),
         args=arguments,
-        train_dataset=training_rows(request),
+        train_dataset=known.cut(load_from_disk(request.tokenized_directory), request.plan),
         processing_class=load_processor(request.model),
         peft_config=peft_config(request.plan),
         callbacks=[Clock()],

@@ -15,6 +15,9 @@ from autotune.core.workload import (
     PackingCheck,
     Workload,
 )
+from autotune.space import Wishes, default_file, load, resolve
+from autotune.trainers import find_trainer
+from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB
 
 PACKAGES = {
@@ -83,3 +86,10 @@ def setting(
 ) -> Setting:
     """Return a setting on a machine made by hand."""
     return Setting(of or workload(), machine, global_batch_size, token_coverage, allowed)
+
+
+def problem(here: Setting, wishes: Wishes | None = None, trainer: str = "sft") -> TrainerProblem:
+    """Return the problem of the space that ships for a trainer."""
+    known, wanted = find_trainer(trainer), wishes or Wishes({})
+    file = load(default_file(trainer), trainer, known.techniques)
+    return TrainerProblem(known, resolve(file, known.techniques, here, wanted), here, wanted)

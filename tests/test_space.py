@@ -9,15 +9,15 @@ import pytest
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.space import Space, Wishes, default_file, load, resolve
-from autotune.trainers import TRAINERS
+from autotune.trainers import trainers
 from autotune.trainers.problem import TrainerProblem, require_legal
 from tests.settings import CPU, GPU, contaminates, setting, workload
 
-SFT = TRAINERS["sft"]
+SFT = trainers()["sft"]
 
 
 def space(here: Setting, file: Path | None = None, **wishes: object) -> Space:
-    loaded = load(file or default_file("sft"), "sft")
+    loaded = load(file or default_file("sft"), "sft", SFT.techniques)
     return resolve(loaded, SFT.techniques, here, Wishes(**{"fixed": {}, **wishes}))  # type: ignore[arg-type]
 
 
@@ -28,7 +28,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_file_that_ships_has_only_choices_that_techniques_document_or_parse() -> None:
-    assert load(default_file("sft"), "sft").choices.keys() <= {item.name for item in SFT.techniques}
+    assert load(default_file("sft"), "sft", SFT.techniques).choices.keys() <= {item.name for item in SFT.techniques}
 
 
 def test_nothing_that_changes_training_is_searched_unless_it_is_allowed() -> None:
@@ -97,7 +97,7 @@ def test_recipes_that_the_machine_cannot_do_are_dropped() -> None:
 
 def test_a_file_of_the_user_may_use_yaml_s_own_words(tmp_path: Path) -> None:
     text = "techniques:\n  padding_free: [off, on]\n  packing: none\n  pad_to_multiple_of: [null, 16]\n"
-    choices = load(written(tmp_path, text), "sft").choices
+    choices = load(written(tmp_path, text), "sft", SFT.techniques).choices
     assert choices["padding_free"] == ("off", "on")
     assert choices["packing"] == ("none",)
     assert choices["pad_to_multiple_of"] == ("none", 16)
@@ -120,9 +120,9 @@ def test_a_file_of_the_user_may_use_yaml_s_own_words(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_used_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        load(written(tmp_path, text), "sft")
+        load(written(tmp_path, text), "sft", SFT.techniques)
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere\.yaml cannot be read"):
-        load(tmp_path / "nowhere.yaml", "sft")
+        load(tmp_path / "nowhere.yaml", "sft", SFT.techniques)

@@ -1,42 +1,18 @@
-"""The use case behind ``autotune techniques``: the catalogue, and what this machine can do of it."""
+"""``autotune.catalogue``: the techniques, and what this machine can do of them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from autotune.core.catalogue import CatalogueOption, CatalogueRow
-from autotune.core.machine import Machine
-from autotune.inspection.machine import machine as inspect_machine
-from autotune.space import default_file, load
-from autotune.techniques.base import Option, Technique
-from autotune.trainers import find_trainer
+from autotune.app.catalogue import catalogue as read_catalogue
+from autotune.core.catalogue import CatalogueRow
+from autotune.trainers import DEFAULT
 
 
-def catalogue(trainer: str = "sft", device: Literal["auto", "cuda", "cpu"] = "auto") -> tuple[CatalogueRow, ...]:
+def catalogue(trainer: str = DEFAULT, device: Literal["auto", "cuda", "cpu"] = "auto") -> tuple[CatalogueRow, ...]:
     """Return the techniques of a trainer, and for each choice whether this machine can do it.
 
     Raises:
         InputError: there is no such trainer, or the device cannot be used.
     """
-    known = find_trainer(trainer)
-    machine = inspect_machine(device)
-    searched = load(default_file(known.name), known.name).choices
-    return tuple(_row(technique, machine, technique.name in searched) for technique in known.techniques)
-
-
-def _row(technique: Technique, machine: Machine, in_default_space: bool) -> CatalogueRow:
-    return CatalogueRow(
-        knob=technique.name,
-        summary=technique.summary,
-        needs=technique.needs,
-        changes=technique.changes,
-        writes=tuple(sorted(technique.writes)),
-        in_default_space=in_default_space,
-        default=str(technique.trl_default),
-        options=tuple(_option(technique, option, machine) for option in technique.options),
-    )
-
-
-def _option(technique: Technique, option: Option, machine: Machine) -> CatalogueOption:
-    reason = technique.unavailable(option.choice, machine)
-    return CatalogueOption(option.choice, option.summary, option.effect.value, reason is None, reason or "")
+    return read_catalogue(trainer, device)

@@ -1,40 +1,21 @@
-"""The use case behind ``autotune.estimate``: the memory of one configuration that the user has already."""
+"""``autotune.estimate``: memory and time of one configuration that the user has already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.app.options import checked_options
-from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
-from autotune.app.user_plan import UserPlan, user_plan
+from autotune.app.estimate import estimate as traced_estimate
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener, ignore
-from autotune.core.setting import Setting
-from autotune.core.workload import ModelProfile
-from autotune.errors import AutotuneError, InputError
-from autotune.inspection.machine import environment
-from autotune.inspection.model import model_source
-from autotune.planning.extrapolation.fit import Fit, points
-from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
-from autotune.planning.extrapolation.shape import Anchors, Basis, Kind, Shape
-from autotune.planning.groups import trace_request
-from autotune.planning.planner import depths_of
-from autotune.planning.tracing.cache import Cache, cache_directory
-from autotune.planning.tracing.sources import source_digest
-from autotune.planning.tracing.store import Traces, Untraceable
-from autotune.planning.varied import varied_bytes
-from autotune.probing.tracing import ServerTracer
 
 if TYPE_CHECKING:
     import peft
-    import trl
+    import transformers
 
 
 def estimate(
     model: str,
-    config: trl.SFTConfig,
+    config: transformers.TrainingArguments,
     peft_config: peft.PeftConfig | None = None,
     *,
     shape: tuple[int, int],
@@ -45,9 +26,9 @@ def estimate(
 
     Args:
         model: hub id, local directory, or ``config.json``; no weights are needed.
-        config: as it would be given to ``trl.SFTTrainer``. What it says about a step is traced; where it says
-            something that autotune does not understand, that is an error.
-        peft_config: as it would be given to it; LoRA alone is understood.
+        config: of one of TRL's trainers, such as a ``trl.DPOConfig``. What it says about a step is traced; where it
+            says something that autotune does not understand, that is an error.
+        peft_config: as it would be given to the trainer; LoRA alone is understood.
         shape: rows of the largest micro-batch, and tokens of the longest; they stand for the configuration's own sizes.
             One of several rows is taken to be a token shorter, since padding brings an attention mask. With packing or
             padding-free, rows lie end to end.
@@ -58,64 +39,4 @@ def estimate(
         InputError: something that was given cannot be used.
         AutotuneError: the step cannot be traced; the message says which operator. A probe can tell, then.
     """
-    rows, tokens = shape
-    if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
-        raise InputError(
-            f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
-            hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
-        )
-    user = user_plan(config, peft_config)
-    plan = user.plan
-    source, planned = model_source(model, "random"), planned_machine(gpu)
-    options = checked_options(
-        trainer=plan.trainer, device="auto", margin=0.0, global_batch_size=None, max_length=None, token_coverage=None,
-        allow=(), fix={}, exclude=("attention",), space=None, effort="normal", trials=None, timeout=None, seed=0,
-    )  # fmt: skip
-    cache = Cache(cache_directory())
-    tokens = _padded(tokens, plan.args)
-    kind = _kind(user, rows)
-    traced = Shape(1, rows * tokens) if user.flat else Shape(rows, tokens)
-    with ServerTracer(planned.cores, listener) as tracer:
-        workload = planned_workload(options, source, None, tracer, cache, listener)
-        setting = Setting(workload, planned.machine, rows, 1.0)
-        versions = {**environment(planned.machine), "autotune": source_digest()}
-        traces = Traces(tracer, cache, workload.model.fingerprint, versions)
-        anchors = Anchors(Basis.CONSTANT, (traced,))
-        wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
-        requests = [trace_request(plan, kind, traced, layers, setting, planned.gpu) for layers, _ in wanted]
-        replies = dict(zip(wanted, traces.get(requests), strict=True))
-        layers = len(workload.model.layer_kinds)
-        added_bytes = varied_bytes(traces, plan, kind, traced, layers, setting, planned.gpu)
-    found = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-    failed = next((reply for reply in replies.values() if isinstance(reply, Untraceable)), None)
-    if failed is not None:
-        raise AutotuneError(f"{model} cannot be traced: {failed.reason}", hint="`autotune probe` can measure it.")
-    micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
-    forecast = Fit(anchors, found).forecast(layers, traced, micro_batches)
-    memory = memory_estimate(forecast, forecast, micro_batches, planned.gpu, TRACED_ERROR)
-    traced_assumptions = dict.fromkeys(name for reply in found.values() for name in reply.assumptions)
-    about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
-    return replace(memory, varied_bytes=added_bytes, assumptions=(*user.assumptions, *about_sizes, *traced_assumptions))
-
-
-def _kind(user: UserPlan, rows: int) -> Kind:
-    """Return how the rows of the largest micro-batch lie: they differ in length, unless packing makes them equal."""
-    if user.flat:
-        return Kind.FLAT
-    return Kind.PADDED if rows > 1 and not user.plan.args["packing"] else Kind.EQUAL
-
-
-def _padded(tokens: int, args: Mapping[str, object]) -> int:
-    """Return the tokens of a row with the padding that a collator adds; rows end to end are padded as a whole."""
-    multiple = args.get("pad_to_multiple_of")
-    return -(-tokens // multiple) * multiple if isinstance(multiple, int) else tokens
-
-
-def _size_assumptions(rows: int, tokens: int, args: Mapping[str, object], model: ModelProfile) -> Iterator[str]:
-    own_rows, length = args["per_device_train_batch_size"], args.get("max_length")
-    if own_rows != rows:
-        yield f"{rows} rows, as the shape says, and not the configuration's per_device_train_batch_size={own_rows}"
-    if isinstance(length, int) and length < tokens:
-        yield f"rows of {tokens} tokens, as the shape says, though the configuration's max_length={length} cuts them"
-    if model.max_positions is not None and tokens > model.max_positions:
-        yield f"rows of {tokens} tokens work, though the model was made for {model.max_positions} positions"
+    return traced_estimate(model, config, peft_config, shape, gpu, listener)

@@ -1,39 +1,26 @@
-"""The use case behind ``autotune probe``: search, confirm, and hand over the fastest configuration that fits."""
+"""``autotune.probe``: search, confirm, and hand over the fastest configuration that fits."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
 from autotune.api.result import ProbeResult
-from autotune.app.ahead import Ahead, predicting
-from autotune.app.notes import notes_on
 from autotune.app.options import checked_options
-from autotune.app.outcome import RunFacts, result_of
-from autotune.app.output import Output, default_output, open_output
-from autotune.app.problem import attentions, global_batch_of, problem_of
-from autotune.app.search import Run, run_search
-from autotune.app.workload import WorkloadReader
+from autotune.app.probe import Asked
+from autotune.app.probe import probe as search
 from autotune.core.candidate import Choice
-from autotune.core.events import Listener, WorkloadReady, ignore
-from autotune.core.machine import Machine
+from autotune.core.events import Listener, ignore
 from autotune.core.workload import Init
-from autotune.emit.bundle import write_bundle
-from autotune.inspection.budget import memory_budget as checked_budget
-from autotune.inspection.dataset import dataset_source
-from autotune.inspection.machine import machine as inspect_machine
-from autotune.inspection.model import model_source
-from autotune.probing import JobServer
+from autotune.trainers import DEFAULT
 
 
 def probe(
     model: str,
     dataset: str,
     *,
-    trainer: str = "sft",
+    trainer: str = DEFAULT,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     memory_budget: str | int | None = None,
     margin: float = 0.05,
@@ -88,7 +75,7 @@ def probe(
         InputError: something that was given cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
     """
-    started = time.monotonic()
+    asked = Asked(model, dataset, memory_budget, init, storage, study, resume, output, plan)
     options = checked_options(
         trainer=trainer,
         device=device,
@@ -105,38 +92,4 @@ def probe(
         timeout=timeout,
         seed=seed,
     )
-    source, rows = model_source(model, init), dataset_source(dataset)
-    machine = inspect_machine(device)
-    batch = global_batch_of(options, machine)
-    out = open_output(output if output is not None else default_output(model, dataset))
-    budget_bytes = _budget(memory_budget, machine, out, resume=resume)
-    with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
-        reader = WorkloadReader(server, out.workload, listener)
-        workload = reader.read(options.trainer.name, source, rows)
-        workload = reader.check_attention(workload, machine, attentions(options, machine))
-        problem = problem_of(options, workload, machine, batch)
-        listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline))
-        out.remember_budget(budget_bytes)
-        limit_bytes = int(budget_bytes * (1 - margin))
-        with predicting(problem, limit_bytes, options, server, listener) if plan else nullcontext(Ahead()) as ahead:
-            run = Run(
-                ahead.left_of(options), problem, server, out, limit_bytes, storage, study, resume, ahead.predictor
-            )
-            outcome = run_search(run, listener)
-    facts = RunFacts(
-        budget_bytes=budget_bytes,
-        margin=margin,
-        notes=(*notes_on(problem, options), *ahead.notes()),
-        wall_seconds=time.monotonic() - started,
-        settings={"model": model, "dataset": dataset, "effort": effort, "init": init, "seed": seed, "plan": plan},
-        output_directory=str(out.directory),
-        comparisons=options.effort.comparisons,
-    )
-    result = result_of(outcome, problem, facts)
-    write_bundle(result, out.directory)
-    return ProbeResult(result)
-
-
-def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:
-    remembered = out.remembered_budget() if resume and asked is None else None
-    return checked_budget(asked if remembered is None else remembered, machine.hardware)
+    return ProbeResult(search(asked, options, listener))

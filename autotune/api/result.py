@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import datasets
     import peft
     import transformers
-    import trl
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,13 @@ class ProbeResult:
         return self.document.trials
 
     @property
-    def config(self) -> trl.SFTConfig:
-        """The winner's trainer configuration; importing ``trl`` is up to this call.
+    def config(self) -> transformers.TrainingArguments:
+        """The winner's trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported only now.
 
         Raises:
             AutotuneError: nothing was found.
         """
-        config: trl.SFTConfig = self._objects().config(self._plan())
+        config: transformers.TrainingArguments = self._objects().config(self._plan())
         return config
 
     @property
@@ -104,7 +103,7 @@ class ProbeResult:
         return rows
 
     def to_yaml(self, path: str | Path) -> None:
-        """Write the file that ``trl sft --config`` takes.
+        """Write the file that the trainer's ``trl`` command takes with ``--config``.
 
         Raises:
             AutotuneError: nothing was found, or the file cannot be written.

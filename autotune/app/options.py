@@ -82,8 +82,8 @@ def checked_options(
     fixed = dict(fix)
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.")
-    fixed = {knob: find(knob, trainer).parse(choice) for knob, choice in fixed.items()}
-    excluded = frozenset(find(knob, trainer).name for knob in exclude)
+    fixed = {knob: find(knob, known.techniques).parse(choice) for knob, choice in fixed.items()}
+    excluded = frozenset(find(knob, known.techniques).name for knob in exclude)
     both = sorted(excluded & fixed.keys())
     if both:
         raise InputError(f"{both[0]} is both fixed and excluded.", hint="Give one of --fix and --exclude.")
@@ -94,9 +94,9 @@ def checked_options(
         global_batch_size=global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if token_coverage is None else token_coverage,
         # To fix a choice by name is to allow it.
-        allowed=frozenset(find(knob, trainer).name for knob in allow) | fixed.keys(),
+        allowed=frozenset(find(knob, known.techniques).name for knob in allow) | fixed.keys(),
         wishes=Wishes(fixed, excluded),
-        file=load(Path(space) if space is not None else default_file(trainer), trainer),
+        file=load(Path(space) if space is not None else default_file(trainer), trainer, known.techniques),
         effort=EFFORTS[effort],
         trials=trials,
         timeout_seconds=parse_duration(timeout) if isinstance(timeout, str) else timeout,

@@ -24,7 +24,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     asked = options.global_batch_size
     if asked is None:
         # TRL accumulates over one micro-batch unless it is told otherwise.
-        return int(find("per_device_train_batch_size", options.trainer.name).trl_default) * processes
+        return int(find("per_device_train_batch_size", options.trainer.techniques).trl_default) * processes
     if asked % processes:
         raise InputError(
             f"A global batch of {asked} rows cannot be reached with {processes} processes.",
@@ -35,7 +35,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
 
 def attentions(options: Options, machine: Machine) -> tuple[str, ...]:
     """Return the implementations that this machine has and the search may come to, TRL's default included."""
-    technique = find("attention", options.trainer.name)
+    technique = find("attention", options.trainer.techniques)
     fixed = options.wishes.fixed.get(technique.name)
     listed = options.file.choices.get(technique.name, ()) if technique.name not in options.wishes.excluded else ()
     wanted = (fixed,) if fixed is not None else (technique.trl_default, *listed)
@@ -52,8 +52,8 @@ def problem_of(options: Options, workload: Workload, machine: Machine, batch: in
     fixed_length = options.wishes.fixed.get("max_length")
     if fixed_length is not None:
         # Whoever fixes the length has decided what is kept.
-        tokens = find("max_length", options.trainer.name).parse(fixed_length, setting)
-        setting = replace(setting, token_coverage=workload.dataset.lengths.coverage(int(tokens)))
+        tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)
+        setting = replace(setting, token_coverage=workload.dataset.documents.coverage(int(tokens)))
     space = resolve(options.file, options.trainer.techniques, setting, options.wishes)
     problem = TrainerProblem(options.trainer, space, setting, options.wishes)
     require_legal(problem)

@@ -1,7 +1,7 @@
 """What a trainer's configuration that the user has already comes to, as a training plan; nothing of it is overlooked.
 
-Fields of ``trl.SFTConfig`` are of four kinds: handed to the traced trainer as they are; sizes, which the shape of a
-micro-batch stands for; without effect on memory and time of a step; and all others, which have to be at their defaults.
+Its fields are of four kinds: handed to the traced trainer as they are; sizes, which the shape of a micro-batch stands
+for; without effect on memory and time of a step; and all others, which have to be at their defaults.
 A release that adds a field adds it to the last kind.
 """
 
@@ -16,33 +16,27 @@ from typing import Any
 
 from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError
-from autotune.techniques.packing import SEPARATING
-from autotune.trainers import TRAINERS
+from autotune.trainers import Trainer, trainers
 
+# Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
-    "activation_offloading", "bf16", "fp16", "gradient_checkpointing", "gradient_checkpointing_kwargs",
-    "label_smoothing_factor", "liger_kernel_config", "loss_type", "max_grad_norm", "neftune_noise_alpha", "optim",
-    "optim_args", "optim_target_modules", "router_aux_loss_coef", "tf32", "torch_compile", "torch_empty_cache_steps",
-    "use_cache", "use_liger_kernel",
-})  # fmt: skip
-_SIZES = frozenset({
-    "gradient_accumulation_steps", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
-    "per_device_train_batch_size",
+    "label_smoothing_factor", "liger_kernel_config", "max_grad_norm", "neftune_noise_alpha", "optim_args",
+    "optim_target_modules", "tf32", "torch_empty_cache_steps", "use_cache",
 })  # fmt: skip
 # Optimizers' numbers, where rows come from, logging, saving, evaluation, the hub, and what several processes tell one
 # another. activation_checkpointing is gradient_checkpointing's new name, which mirrors it; what compiles a step does
 # not matter, since it is traced uncompiled.
 _WITHOUT_EFFECT = frozenset({
     "accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "chat_template_path", "data_seed",
-    "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "debug", "disable_tqdm", "do_eval", "do_predict",
-    "do_train", "enable_jit_checkpoint", "eos_token", "full_determinism", "greater_is_better", "ignore_data_skip",
+    "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "data_seed",
+    "debug", "disable_tqdm", "do_eval", "do_predict",
+    "do_train", "enable_jit_checkpoint", "full_determinism", "greater_is_better", "ignore_data_skip",
     "include_num_input_tokens_seen", "label_names", "learning_rate", "length_column_name", "load_best_model_at_end",
-    "local_rank", "max_steps", "metric_for_best_model", "model_init_kwargs", "num_train_epochs", "output_dir",
-    "pad_token", "project", "push_to_hub", "remove_unused_columns", "report_to",
-    "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name", "seed", "shuffle_dataset",
+    "local_rank", "max_steps", "metric_for_best_model", "num_train_epochs", "output_dir",
+    "project", "push_to_hub", "remove_unused_columns", "report_to",
+    "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name", "seed",
     "skip_memory_metrics", "torch_compile_backend",
-    "torch_compile_mode", "train_sampling_strategy", "truncation_mode", "trust_remote_code", "use_cpu", "weight_decay",
+    "torch_compile_mode", "train_sampling_strategy", "use_cpu", "weight_decay",
 })  # fmt: skip
 _WITHOUT_EFFECT_BEGINNINGS = (
     "dataloader_", "ddp_", "eval_", "hub_", "log_", "logging_", "lr_scheduler_", "save_", "trackio_", "warmup_",
@@ -51,9 +45,6 @@ _WITHOUT_EFFECT_EVALUATION = frozenset({
     "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval", "include_for_metrics", "per_device_eval_batch_size",
     "prediction_loss_only",
 })  # fmt: skip
-# Which tokens the loss counts: taken to be all of them, and said so.
-_MASKS = ("assistant_only_loss", "completion_only_loss")
-
 # Fields of peft.LoraConfig by what trl.ModelConfig calls them.
 _LORA_WORDS = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
@@ -80,12 +71,10 @@ class UserPlan:
 
     Attributes:
         plan: what is traced; its ``args`` hold the sizes of the configuration.
-        flat: whether the rows of a micro-batch lie end to end.
         assumptions: what was assumed where the configuration alone does not say, in sentences.
     """
 
     plan: TrainingPlan
-    flat: bool
     assumptions: tuple[str, ...]
 
 
@@ -97,30 +86,39 @@ def user_plan(config: object, peft_config: object | None) -> UserPlan:
             cannot follow; the message names it.
     """
     names = [kind.__name__ for kind in type(config).__mro__]
-    if "SFTConfig" not in names or not dataclasses.is_dataclass(config):
-        known = ", ".join(f"{name.upper()}Config" for name in TRAINERS)
+    trainer = next((item for item in trainers().values() if item.config_class in names), None)
+    if trainer is None or not dataclasses.is_dataclass(config):
+        known = ", ".join(item.config_class for item in trainers().values())
         raise InputError(f"A {names[0]} is no configuration that autotune knows.", hint=f"It knows {known}.")
-    _check(config, "SFTConfig", _TRACED | _SIZES | _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | {*_MASKS})
-    args = {name: _plain(name, value) for name, value in _values(config, _TRACED | _SIZES) if value is not None}
+    own, sizes = trainer.config_fields, _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
+    traced = _TRACED | own.traced | _fields(trainer, only_sizes=False)
+    without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
+    _check(config, trainer.config_class, traced | sizes | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
+    args = {name: _plain(name, value) for name, value in _values(config, traced | sizes) if value is not None}
     loading = _values_of_loading(config)
     words, assumptions = _model_words(loading)
-    flat = bool(args["padding_free"]) or (bool(args["packing"]) and args["packing_strategy"] in SEPARATING)
-    plan = TrainingPlan("sft", args, {**words, **_peft_words(peft_config)})
-    return UserPlan(plan, flat, (*assumptions, *_config_assumptions(config)))
+    plan = TrainingPlan(trainer.name, args, {**words, **_peft_words(peft_config)})
+    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer)))
+
+
+def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
+    """Return the fields that techniques write as a whole, and not a key of them."""
+    paths = [path.split(".") for item in trainer.techniques if item.only_sizes is only_sizes for path in item.writes]
+    return frozenset(path[1] for path in paths if path[0] == "args" and len(path) == 2)
 
 
 def _values(config: object, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
     return ((name, getattr(config, name)) for name in sorted(names) if hasattr(config, name))
 
 
-def _check(config: Any, kind: str, understood: frozenset[str]) -> None:
+def _check(config: Any, kind: str, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
     """Check that what is not understood is at its default.
 
     Raises:
         InputError: something is not.
     """
     for field in dataclasses.fields(config):
-        if field.name in understood or (kind == "SFTConfig" and field.name.startswith(_WITHOUT_EFFECT_BEGINNINGS)):
+        if field.name in understood or field.name.startswith(beginnings):
             continue
         default = field.default_factory() if callable(field.default_factory) else field.default
         value = getattr(config, field.name, default)
@@ -147,10 +145,8 @@ def _plain(name: str, value: object) -> object:
     return plain
 
 
-def _config_assumptions(config: Any) -> Iterator[str]:
-    masks = [name for name in _MASKS if getattr(config, name, None)]
-    if masks:
-        yield f"the loss counts every token, whatever {masks[0]} leaves out"
+def _config_assumptions(config: Any, trainer: Trainer) -> Iterator[str]:
+    yield from (said for name, said in trainer.config_fields.assumed.items() if getattr(config, name, None))
     if getattr(config.eval_strategy, "value", config.eval_strategy) != "no":
         yield "evaluation is left out"
 

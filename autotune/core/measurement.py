@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.core.status import Phase, ProbeStatus
+from autotune.core.status import ProbeStatus
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class OutOfMemory:
     """Where memory ran out.
 
     Attributes:
-        phase: part of the training step.
+        phase: of the step program, such as ``backward``.
         requested_bytes: size of the allocation that failed, or None where the allocator did not say.
         held_bytes: the most that the process held above its baseline until then, or None.
         limit_bytes: the limit it ran into, or None when it was the device's own end.
     """
 
-    phase: Phase
+    phase: str
     requested_bytes: int | None
     held_bytes: int | None
     limit_bytes: int | None

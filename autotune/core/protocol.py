@@ -103,15 +103,17 @@ class ProbeReply:
 class TraceRequest:
     """Run training steps of one plan on the virtual accelerator, with no GPU and no storage.
 
-    The rows are dataset rows as ``prepare`` would give them: the trainer truncates, packs and pads them by itself.
+    The rows are dataset rows as ``prepare`` would give them: the trainer truncates, packs and pads them by itself. Each
+    is the tokens of its parts, as the trainer names them: ``(512,)``, or ``(100, 50, 80)`` for prompt, chosen and
+    rejected.
 
     Attributes:
         target: what is stood in for: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
-        worst: tokens of the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
+        worst: the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
             as many as a micro-batch has (fewer are repeated). With packing: rows enough to fill one.
-        typical: tokens of rows drawn as the trainer draws them, for the time of a step: those of one micro-batch,
+        typical: rows drawn as the trainer draws them, for the time of a step: those of one micro-batch,
             which stands for all of a step (fewer are repeated). Empty: a typical step is one on ``worst``.
-        trainable: share of each row's tokens, its last, that the loss counts.
+        trainable: share of the tokens, the last of each row, that the loss counts where the parts do not say it.
         layers: how many of the model's layers to trace, or None for all. Layers of alternating kinds keep their order:
             the first so many are traced.
         gpu: what is planned for; its speeds give the time of a step, its compute capability the kernels. A CPU whose
@@ -126,8 +128,8 @@ class TraceRequest:
     plan: TrainingPlan
     model: ModelSource
     target: DeviceKind
-    worst: tuple[int, ...]
-    typical: tuple[int, ...] = ()
+    worst: tuple[tuple[int, ...], ...]
+    typical: tuple[tuple[int, ...], ...] = ()
     trainable: float = 1.0
     layers: int | None = None
     gpu: Gpu | None = None

@@ -23,12 +23,3 @@ class RunStatus(StrEnum):
     FOUND = "found"
     NOTHING_FITS = "nothing_fits"
     INTERRUPTED = "interrupted"
-
-
-class Phase(StrEnum):
-    """The part of a training step in which a probe was when it ended."""
-
-    CONSTRUCTION = "construction"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER_STEP = "optimizer step"

@@ -9,13 +9,26 @@ from enum import StrEnum
 from autotune.core.step_time import StepTime
 
 
-class Part(StrEnum):
-    """A part of a run. Gradients are held already in the further micro-batches of an optimizer step."""
+class Occurrence(StrEnum):
+    """Which of the times that a phase comes a part of a run is. Gradients are held from the second micro-batch on."""
 
-    BEFORE = "before"
-    FIRST_MICRO_BATCH = "first micro-batch"
-    FURTHER_MICRO_BATCH = "further micro-batch"
-    OPTIMIZER = "optimizer"
+    BEFORE = "before the steps"
+    ONCE = "once in a step"
+    FIRST = "first of a step"
+    FURTHER = "further one of a step"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run: a phase of the step program, and which of its times."""
+
+    phase: str
+    occurrence: Occurrence
+
+    @property
+    def of_micro_batch(self) -> bool:
+        """Whether it comes with each micro-batch."""
+        return self.occurrence in (Occurrence.FIRST, Occurrence.FURTHER)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
+from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 
 Init = Literal["random", "pretrained"]
@@ -88,10 +90,12 @@ class DatasetProfile:
         name: what the user wrote.
         format: which of TRL's dataset formats it is in, such as ``messages`` or ``prompt+completion``.
         columns: its columns as loaded.
-        lengths: tokens per row, before any truncation.
+        lengths: tokens per row, before any truncation; of the longest sequence where a row has several.
         trainable_tokens: tokens that the loss counts (label not -100).
         tokenized_directory: where ``datasets.Dataset.save_to_disk`` put the tokenised rows.
         fingerprint: hash of the tokenised rows.
+        several: the lengths of rows that send several sequences through the model, or that can be dropped whole; None
+            where each is one sequence, which ``lengths`` tells all about.
     """
 
     name: str
@@ -101,6 +105,12 @@ class DatasetProfile:
     trainable_tokens: int
     tokenized_directory: str
     fingerprint: str
+    several: Documents | None = None
+
+    @cached_property
+    def documents(self) -> Documents:
+        """The lengths of the rows, whatever they are made of."""
+        return self.several or Documents.of_lengths(self.lengths)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
 from autotune.emit.rows import CUT_ROWS, cut_length, training_rows, write_cut_rows
 from autotune.emit.script import script_text
+from autotune.trainers import find_trainer
 
 CONFIG = "config.yaml"
 SCRIPT = "train.py"
@@ -39,7 +40,9 @@ def _write_recommendation(result: Result, chosen: Choosable, directory: Path) ->
     rows = training_rows(workload, plan, directory)
     tokens = cut_length(workload, plan)
     if tokens is not None:
-        write_cut_rows(Path(workload.dataset.tokenized_directory), tokens, directory / CUT_ROWS)
+        write_cut_rows(
+            find_trainer(result.trainer), Path(workload.dataset.tokenized_directory), tokens, directory / CUT_ROWS
+        )
     else:
         remove(directory / CUT_ROWS)
     write_text(directory / CONFIG, config_text(result, chosen, rows))

@@ -1,4 +1,4 @@
-"""``config.yaml``: what ``trl sft --config`` runs without a change."""
+"""``config.yaml``: what ``trl NAME --config`` runs without a change."""
 
 from __future__ import annotations
 

@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import IGNORED_LABEL, Workload
+from autotune.core.workload import Workload
 from autotune.emit.files import written_beside
+from autotune.trainers import Trainer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 CUT_ROWS = "rows.parquet"
-COLUMNS = ("input_ids", "labels")
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,11 @@ def cut_length(workload: Workload, plan: TrainingPlan) -> int | None:
     return plan.truncate_to if plan.truncate_to is not None and longest > plan.truncate_to else None
 
 
-def write_cut_rows(tokenized_directory: Path, truncate_to: int, file: Path) -> int:
+def write_cut_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int, file: Path) -> int:
     """Write the tokenised rows, cut to so many tokens from the start, as Parquet; return the number of rows.
 
-    Rows that are left without a token that the loss counts are dropped, as ``SFTTrainer`` does when it truncates.
-
     Args:
+        trainer: which knows how it cuts rows by itself.
         tokenized_directory: what ``datasets.Dataset.save_to_disk`` wrote.
         truncate_to: tokens to keep.
         file: where to write.
@@ -71,7 +70,7 @@ def write_cut_rows(tokenized_directory: Path, truncate_to: int, file: Path) -> i
     with written_beside(file) as part:
         writer = None
         for batch in _batches(tokenized_directory):
-            cut = _cut(batch, truncate_to)
+            cut = trainer.cut_rows(batch, truncate_to)
             writer = writer or pq.ParquetWriter(part, cut.schema)
             writer.write_batch(cut)
             rows += cut.num_rows
@@ -87,16 +86,3 @@ def _batches(tokenized_directory: Path) -> Iterator[pa.RecordBatch]:
     for data_file in state["_data_files"]:
         with pa.memory_map(str(tokenized_directory / data_file["filename"])) as source:
             yield from pa.ipc.open_stream(source)
-
-
-def _cut(batch: pa.RecordBatch, truncate_to: int) -> pa.RecordBatch:
-    import pyarrow as pa
-    import pyarrow.compute
-
-    # pyarrow's kernels are made at import from C++ and have no type stubs.
-    compute: Any = pyarrow.compute
-    columns = {name: compute.list_slice(batch.column(name), 0, truncate_to) for name in COLUMNS}
-    labels = columns["labels"]
-    counted = compute.not_equal(compute.list_flatten(labels), IGNORED_LABEL)
-    trainable = compute.unique(compute.filter(compute.list_parent_indices(labels), counted))
-    return pa.RecordBatch.from_pydict({name: column.take(trainable) for name, column in columns.items()})

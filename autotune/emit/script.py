@@ -9,29 +9,23 @@ from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import training_arguments
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import CUT_ROWS, TrainingRows
+from autotune.trainers import Trainer, find_trainer
 
 _WIDTH = 100
+_CLASSES = ("DatasetMixtureConfig", "ModelConfig", "TrlParser")
+_FUNCTIONS = ("get_dataset", "get_peft_config", "get_quantization_config")
 _SCRIPT = Template('''\
-"""Supervised fine-tuning with TRL, as recommended by autotune; stands on its own.
+"""$title with TRL, as recommended by autotune; stands on its own.
 
     python train.py                  trains as recommended
-    python train.py --max_steps 2    every argument of `trl sft` overrides what is recommended
+    python train.py --max_steps 2    every argument of $command overrides what is recommended
 
 $provenance
 """
 
 from pathlib import Path
 
-from trl import (
-    DatasetMixtureConfig,
-    ModelConfig,
-    SFTConfig,
-    SFTTrainer,
-    TrlParser,
-    get_dataset,
-    get_peft_config,
-    get_quantization_config,
-)
+$imports
 
 BUNDLE = Path(__file__).resolve().parent
 
@@ -42,7 +36,7 @@ $arguments
 
 def main() -> None:
     """Train, and save the model to `output_dir`."""
-    parser = TrlParser((SFTConfig, ModelConfig, DatasetMixtureConfig))
+    parser = TrlParser(($config_class, ModelConfig, DatasetMixtureConfig))
     parser.set_defaults_with_config(**RECOMMENDED)
     training_args, model_args, dataset_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
@@ -52,7 +46,7 @@ def main() -> None:
         "trust_remote_code": training_args.trust_remote_code,
         **(training_args.model_init_kwargs or {}),
     }
-    trainer = SFTTrainer(
+    trainer = $trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
         train_dataset=get_dataset(dataset_args)["train"],
@@ -76,10 +70,22 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
         file = repr(rows.data_files)
         expressions["datasets"] = expressions["datasets"].replace(file, f"str(BUNDLE / {CUT_ROWS!r})")
     sentences = provenance(result, chosen, rows)
+    trainer = find_trainer(result.trainer)
+    command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
+        title=trainer.title,
+        command=command,
+        imports=_imports(trainer),
+        config_class=trainer.config_class,
+        trainer_class=trainer.trainer_class,
         provenance="\n".join(_docstring_lines(sentence) for sentence in sentences),
         arguments="\n".join(f"    {name!r}: {expression}," for name, expression in expressions.items()),
     )
+
+
+def _imports(trainer: Trainer) -> str:
+    classes = sorted([*_CLASSES, trainer.config_class, trainer.trainer_class])
+    return "\n".join(["from trl import (", *(f"    {name}," for name in (*classes, *_FUNCTIONS)), ")"])
 
 
 def _docstring_lines(sentence: str) -> str:

@@ -51,7 +51,7 @@ def dataset_source(text: str, split: str = "train") -> DatasetSource:
 def _check_directory(directory: Path) -> None:
     if any((directory / name).is_file() for name in _SAVED_TO_DISK_FILES):
         raise InputError(
-            f"{directory} was written by Dataset.save_to_disk, which `trl sft` cannot load.",
+            f"{directory} was written by Dataset.save_to_disk, which `trl` cannot load.",
             hint="Write it with Dataset.to_parquet instead.",
         )
     files = list(_data_files(directory))

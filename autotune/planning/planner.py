@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.candidate import Candidate
+from autotune.core.batch_geometry import BatchGeometry, Layout
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.planning.additive.composition import Composition, Sum
 from autotune.planning.additive.design import Design
+from autotune.planning.additive.group import Group, group_of
+from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit, Point, points
 from autotune.planning.extrapolation.forecast import Forecast, mixed
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
-from autotune.planning.extrapolation.shape import Anchors, Kind
-from autotune.planning.groups import Group, anchors, group_of, trace_request
-from autotune.planning.load import Load, load_of
-from autotune.planning.tracing.store import Traces, Untraceable
+from autotune.planning.extrapolation.shape import Anchors
+from autotune.planning.requests import trace_request
+from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
+from autotune.probing.tracing import Untraceable
+from autotune.techniques.traits import layer_period, size_knobs
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -71,23 +75,27 @@ class Planner:
         self._traces = traces
         self._layer_kinds = layer_kinds
         self.candidates = tuple(candidates)
-        self._loads: dict[Candidate, Load] = {}
+        self._geometries: dict[Candidate, BatchGeometry] = {}
+        self._by_sizes: dict[tuple[Choice, ...], BatchGeometry] = {}
+        self._size_knobs = size_knobs()
         self._groups: dict[Group, Candidate] = {}
         for candidate in (*self.candidates, problem.baseline):
-            load = self._load(candidate)
-            self._groups.setdefault(group_of(candidate, load.kind), candidate)
-        loads = set(self._loads.values())
-        self._anchors: Mapping[Kind, Anchors] = {kind: anchors(kind, loads) for kind in {load.kind for load in loads}}
-        recipes = [self._group(recipe) for recipe in problem.recipes if recipe in self._loads]
+            geometry = self._geometry(candidate)
+            self._groups.setdefault(group_of(candidate, geometry.layout), candidate)
+        geometries = set(self._geometries.values())
+        self._anchors: Mapping[Layout, Anchors] = {
+            layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
+        }
+        recipes = [self._group(recipe) for recipe in problem.recipes if recipe in self._geometries]
         self._design = Design(self._groups, self._group(problem.baseline), recipes)
         self._fits: dict[Group, Fit] = {}
         self._untraceable: dict[Group, str] = {}
         self._composition = Composition(())
-        self._forecasts: dict[tuple[Group, Load], tuple[MemoryEstimate, Origin] | None] = {}
-        self._traced_forecasts: dict[tuple[Group, Load], tuple[Forecast, Forecast]] = {}
-        self._composed: dict[tuple[Sum, float, Load], MemoryEstimate] = {}
+        self._forecasts: dict[tuple[Group, BatchGeometry], tuple[MemoryEstimate, Origin] | None] = {}
+        self._traced_forecasts: dict[tuple[Group, BatchGeometry], tuple[Forecast, Forecast]] = {}
+        self._composed: dict[tuple[Sum, float, BatchGeometry], MemoryEstimate] = {}
         self._differences: dict[int, list[float]] = {}
-        self._varied: dict[tuple[Group, Load], int | None] = {}
+        self._varied: dict[tuple[Group, BatchGeometry], int | None] = {}
 
     def composed_error(self, unseen: int) -> float:
         """Return the share by which estimates may be off that are composed with so many choices not seen together.
@@ -133,8 +141,10 @@ class Planner:
         self._trace([group for group in map(self._group, candidates) if group in self._groups])
 
     def _largest_need(self, group: Group) -> int:
-        loads = (load for load in self._loads.values() if load.kind is group.kind)
-        return self._forecast(group, max(loads, key=lambda load: load.worst.rows * load.worst.tokens))[0].peak_bytes
+        geometries = (geometry for geometry in self._geometries.values() if geometry.layout is group.layout)
+        return self._forecast(group, max(geometries, key=lambda geometry: geometry.worst.rows * geometry.worst.tokens))[
+            0
+        ].peak_bytes
 
     def refine(self, places: int, limit: int) -> None:
         """Trace those among the best candidates that are composed, until there are none or the limit is reached."""
@@ -161,34 +171,40 @@ class Planner:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form; of the problem's space, or near it."""
-        load = self._load(candidate)
-        group = group_of(candidate, load.kind)
-        key = (group, load)
+        geometry = self._geometry(candidate)
+        group = group_of(candidate, geometry.layout)
+        key = (group, geometry)
         if key not in self._forecasts:
-            self._forecasts[key] = self._estimate(group, load)
+            self._forecasts[key] = self._estimate(group, geometry)
         found = self._forecasts[key]
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
         memory, origin = replace(found[0], varied_bytes=self._varied.get(key)), found[1]
-        rate = load.tokens * load.micro_batches / memory.step_seconds if memory.step_seconds else None
+        rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of other lengths add to a candidate; its estimate says so from then on."""
-        load, group = self._load(candidate), self._group(candidate)
-        equal = load.typical == load.worst
-        request = self._plan(group), load.kind, load.worst, len(self._layer_kinds), self._problem.setting
-        self._varied[group, load] = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
+        geometry, group = self._geometry(candidate), self._group(candidate)
+        equal = geometry.typical == geometry.worst
+        request = self._plan(group), geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
+        self._varied[group, geometry] = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
 
-    def _load(self, candidate: Candidate) -> Load:
-        if candidate not in self._loads:
-            self._loads[candidate] = load_of(candidate, self._problem.setting)
-        return self._loads[candidate]
+    def _geometry(self, candidate: Candidate) -> BatchGeometry:
+        if candidate not in self._geometries:
+            # Techniques that only choose sizes decide on the geometry, and there are many combinations of the others.
+            sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
+            if sizes not in self._by_sizes:
+                plan = self._problem.trainer.plan(candidate, self._problem.setting)
+                documents = self._problem.setting.workload.dataset.documents
+                self._by_sizes[sizes] = self._problem.trainer.geometry(plan, documents)
+            self._geometries[candidate] = self._by_sizes[sizes]
+        return self._geometries[candidate]
 
     def _group(self, candidate: Candidate) -> Group:
-        return group_of(candidate, self._load(candidate).kind)
+        return group_of(candidate, self._geometry(candidate).layout)
 
     def _trace(self, asked: Iterable[Group]) -> None:
         known = self._fits.keys() | self._untraceable.keys()
@@ -196,7 +212,7 @@ class Planner:
         wanted = {group: self._points(group) for group in groups}
         setting, timed = self._problem.setting, self._target.gpu or self._target.cpu
         requests = {
-            (group, point): trace_request(self._plan(group), group.kind, point[1], point[0], setting, timed)
+            (group, point): trace_request(self._plan(group), group.layout, point[1], point[0], setting, timed)
             for group in groups
             for point in wanted[group]
         }
@@ -208,14 +224,14 @@ class Planner:
                 self._untraceable[group] = failed.reason
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-            self._fits[group] = Fit(self._anchors[group.kind], good)
+            self._fits[group] = Fit(self._anchors[group.layout], good)
         effects = self._design.effects(self._fits, self._largest_need)
         telling = {fact for found in effects.values() for fact in found}
         self._composition = Composition(tuple(self._fits), telling)
         self._forecasts.clear()
 
     def _points(self, group: Group) -> list[Point]:
-        return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.kind])
+        return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
 
     def _plan(self, group: Group) -> TrainingPlan:
         return self._problem.trainer.plan(self._groups[group], self._problem.setting)
@@ -227,46 +243,44 @@ class Planner:
             off = abs(composed.memory.device_bytes / traced.memory.device_bytes - 1)
             self._differences.setdefault(_place(found.unseen), []).append(off)
 
-    def _estimate(self, group: Group, load: Load) -> tuple[MemoryEstimate, Origin] | None:
+    def _estimate(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
         if group in self._fits:
             return memory_estimate(
-                *self._forecast(group, load), load.micro_batches, self._target.gpu, TRACED_ERROR
+                *self._forecast(group, geometry), geometry.micro_batches, self._target.gpu, TRACED_ERROR
             ), Origin.TRACED
         found = self._composition.sum(group) if group not in self._untraceable else None
         if found is None:
             return None
         # Further traces leave most sums as they were.
-        key = (found, self.composed_error(found.unseen), load)
+        key = (found, self.composed_error(found.unseen), geometry)
         if key not in self._composed:
             self._composed[key] = self._sum(*key)
         return self._composed[key], Origin.COMPOSED
 
-    def _sum(self, found: Sum, error: float, load: Load) -> MemoryEstimate:
-        forecasts = [(self._forecast(term.group, load), term.weight) for term in found.terms]
+    def _sum(self, found: Sum, error: float, geometry: BatchGeometry) -> MemoryEstimate:
+        forecasts = [(self._forecast(term.group, geometry), term.weight) for term in found.terms]
         worst = mixed([(pair[0], weight) for pair, weight in forecasts])
-        same = load.typical == load.worst
+        same = geometry.typical == geometry.worst
         typical = worst if same else mixed([(pair[1], weight) for pair, weight in forecasts])
-        return memory_estimate(worst, typical, load.micro_batches, self._target.gpu, error)
+        return memory_estimate(worst, typical, geometry.micro_batches, self._target.gpu, error)
 
-    def _forecast(self, group: Group, load: Load) -> tuple[Forecast, Forecast]:
+    def _forecast(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
         """Return the forecasts of the largest and of a typical micro-batch for a group that was traced."""
-        key = (group, load)
+        key = (group, geometry)
         if key not in self._traced_forecasts:
-            self._traced_forecasts[key] = self._follow(self._fits[group], load)
+            self._traced_forecasts[key] = self._follow(self._fits[group], geometry)
         return self._traced_forecasts[key]
 
-    def _follow(self, fit: Fit, load: Load) -> tuple[Forecast, Forecast]:
+    def _follow(self, fit: Fit, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
         layers = len(self._layer_kinds)
-        worst = fit.forecast(layers, load.worst, load.micro_batches)
-        same = load.typical == load.worst
-        return worst, worst if same else fit.forecast(layers, load.typical, load.micro_batches)
+        worst = fit.forecast(layers, geometry.worst, geometry.micro_batches)
+        same = geometry.typical == geometry.worst
+        return worst, worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
     """Return the depths at which a plan is traced; a technique may repeat over several layers."""
-    kwargs = plan.args.get("gradient_checkpointing_kwargs")
-    every = kwargs.get("every_n_layers") if isinstance(kwargs, Mapping) else None
-    return traced_depths(layer_kinds, every if isinstance(every, int) else 1)
+    return traced_depths(layer_kinds, layer_period(plan))
 
 
 def _place(unseen: int) -> int:

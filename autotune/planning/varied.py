@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.planning.extrapolation.shape import Kind, Shape
-from autotune.planning.groups import LONGEST_FLAT, trace_request
-from autotune.planning.tracing.store import Traces, Untraceable
+from autotune.planning.extrapolation.anchors import LONGEST_FLAT
+from autotune.planning.requests import trace_request
+from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import Untraceable
 
 
 def varied_bytes(
-    traces: Traces, plan: TrainingPlan, kind: Kind, shape: Shape, layers: int, setting: Setting, gpu: Gpu | None
+    traces: Traces, plan: TrainingPlan, layout: Layout, shape: Shape, layers: int, setting: Setting, gpu: Gpu | None
 ) -> int | None:
     """Return what the caching allocator reserves beyond the need of the largest micro-batch, or None if not traced.
 
@@ -27,7 +29,7 @@ def varied_bytes(
     """
     if gpu is None:
         return 0
-    if kind is Kind.FLAT and shape.tokens > LONGEST_FLAT:
+    if layout is Layout.FLAT and shape.tokens > LONGEST_FLAT:
         return None
-    reply = traces.get([replace(trace_request(plan, kind, shape, layers, setting, gpu), varied=True)])[0]
+    reply = traces.get([replace(trace_request(plan, layout, shape, layers, setting, gpu), varied=True)])[0]
     return None if isinstance(reply, Untraceable) else reply.varied_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,12 +13,27 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from autotune.core.events import Listener, StageStarted
-from autotune.core.protocol import TraceRequest
+from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import JobLostError
-from autotune.planning.groups import libraries_of, way_to_train
-from autotune.planning.tracing.store import Traced, Untraceable
-from autotune.probing import JobServer, trace_all
+from autotune.probing.jobs import trace_all
+from autotune.probing.server import JobServer
+from autotune.techniques.traits import libraries_of, same_step
 
+
+@dataclass(frozen=True)
+class Untraceable:
+    """A step that cannot be traced.
+
+    Attributes:
+        reason: names the operator or the combination.
+        lasting: whether it would be so another time.
+    """
+
+    reason: str
+    lasting: bool = True
+
+
+Traced = TraceReply | Untraceable
 Way = list[int]
 """The indices of requests that differ in sizes alone."""
 # What a process takes until its first trace is done, beyond what later ones take.
@@ -103,8 +119,8 @@ def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[Way]
     """Return the ways to train of each job: those that may share a process, in jobs that end the soonest."""
     by_libraries: dict[str, dict[str, Way]] = {}
     for index, request in enumerate(requests):
-        ways = by_libraries.setdefault(libraries_of(request), {})
-        ways.setdefault(way_to_train(request), []).append(index)
+        ways = by_libraries.setdefault(f"{request.target} {request.model.name} {libraries_of(request.plan)}", {})
+        ways.setdefault(same_step(request.plan), []).append(index)
     kinds = [list(ways.values()) for ways in by_libraries.values()]
     return min((_jobs(kinds, servers, times) for times in range(1, _MOST_JOBS + 1)), key=partial(_length, servers))
 

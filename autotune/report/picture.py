@@ -63,8 +63,8 @@ def scatter(drawn: tuple[Point, ...], budget_bytes: int, width: int, height: int
         column = min(columns - 1, int(point.peak_bytes / right * columns))
         line = min(height - 1, int((1 - point.tokens_per_second / most_rate) * height))
         grid[line][column] = point.mark
-    labels = [top, *[""] * (height - 1)]
-    lines = [f"{label:>{len(top)}} ┤{''.join(cells)}".rstrip() for label, cells in zip(labels, grid, strict=True)]
+    marks = [top, *[""] * (height - 1)]
+    lines = [f"{mark:>{len(top)}} ┤{''.join(cells)}".rstrip() for mark, cells in zip(marks, grid, strict=True)]
     end = f"{format_bytes(right)}{' = budget' if right == budget_bytes else ''}"
     return [
         f"{'tok/s':>{len(top)}}",

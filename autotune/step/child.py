@@ -13,7 +13,7 @@ from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError
 from autotune.step.imports import import_libraries
-from autotune.step.job import JobType, failure_of
+from autotune.step.job import JobContext, JobType, failure_of
 
 
 def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:

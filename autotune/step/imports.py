@@ -26,7 +26,6 @@ _PRELOADED = (
     "peft",
     "transformers.models.auto.modeling_auto",
     "trl",
-    "trl.trainer.sft_trainer",
     "trl.models.activation_offloading",
     "autotune.step.jobs",
 )

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset, load_dataset
 from peft import PeftConfig
 from transformers import BitsAndBytesConfig
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from autotune.core.plan import TrainingPlan
-
-
-@dataclass(frozen=True)
-class TrainerClasses:
-    """The classes of one of TRL's trainers."""
-
-    config: type[Any]
-    trainer: type[Any]
-
-
-TRAINERS: dict[str, TrainerClasses] = {"sft": TrainerClasses(SFTConfig, SFTTrainer)}
-"""TRL's classes by the trainer's name."""
+from autotune.step.trainers import adapter
 
 
 def config(plan: TrainingPlan, **overrides: object) -> Any:
-    """Return the trainer's configuration, such as a ``trl.SFTConfig``; ``overrides`` win over the plan's ``args``."""
-    return TRAINERS[plan.trainer].config(
+    """Return the trainer's configuration, such as a ``trl.DPOConfig``; ``overrides`` win over the plan's ``args``."""
+    return adapter(plan.trainer).config(
         **{**plan.args, "model_init_kwargs": model_init_kwargs(plan), **overrides},
     )
 
@@ -38,7 +26,7 @@ def model_arguments(plan: TrainingPlan) -> ModelConfig:
 
 
 def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
-    """Return the keyword arguments with which a model is loaded, put together as ``trl/scripts/sft.py`` does."""
+    """Return the keyword arguments with which a model is loaded, put together as ``trl/scripts/`` do."""
     arguments = model_arguments(plan)
     kwargs: dict[str, Any] = {
         "revision": arguments.model_revision,

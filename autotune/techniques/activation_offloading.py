@@ -23,6 +23,7 @@ class ActivationOffloading(Technique):
     trl_default = OFF
     needs = "an accelerator, and host memory for the activations"
     writes = frozenset({"args.activation_offloading"})
+    patches_libraries = False
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """On a CPU, TRL 1.16 fails on the missing accelerator."""

@@ -57,6 +57,7 @@ class Attention(Technique):
     trl_default = SDPA
     needs = "flash: its package or kernels, and a GPU of its generation; flex: a GPU"
     writes = frozenset({"model.attn_implementation"})
+    patches_libraries = False
 
     def default(self, setting: Setting) -> Choice:
         """Transformers falls back to eager where an architecture has no sdpa and none was asked for."""

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 
@@ -50,11 +51,16 @@ class Technique(ABC):
         trl_default: what TRL does when it is told nothing.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD`` or ``truncate_to``; a further part
             names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
-        trainers: names of the trainers that have it.
+        without_effect: by the name of a trainer whose configuration has the fields, why they do nothing there. Which
+            other trainers have the technique follows from the fields of their configurations.
         needs: what it needs, in words, for the catalogue; empty when nothing.
         changes: how its training-changing choices change training, in words; empty when it has none.
         ordered: whether, all else equal, a larger choice never needs less memory. Lets one out-of-memory probe veto
             the candidates that it implies.
+        only_sizes: whether it chooses the sizes of micro-batches and nothing else of a step, so that traces at other
+            sizes stand for it.
+        patches_libraries: whether it may change classes or functions of a library, which stay changed as long as their
+            process lives: a trace without it then has another process.
     """
 
     name: ClassVar[str]
@@ -62,10 +68,12 @@ class Technique(ABC):
     options: ClassVar[tuple[Option, ...]]
     trl_default: ClassVar[Choice]
     writes: ClassVar[frozenset[str]]
-    trainers: ClassVar[frozenset[str]] = frozenset({"sft"})
+    without_effect: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
     ordered: ClassVar[bool] = False
+    only_sizes: ClassVar[bool] = False
+    patches_libraries: ClassVar[bool] = True
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, as near as this setting allows."""
@@ -108,6 +116,10 @@ class Technique(ABC):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently different in this candidate, or None when it is legal."""
         return None
+
+    def layer_period(self, plan: TrainingPlan) -> int:
+        """Return after how many layers what a plan says of this technique repeats: 2 for every second layer."""
+        return 1
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the choice that stands for this one where several come to the same plan."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
 
@@ -34,6 +35,7 @@ class GradientCheckpointing(Technique):
     trl_default = ON
     needs = "offload: an accelerator; every_N and offload: transformers 5.23 or later"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
+    patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the choice, ``every_N`` for any N above one included."""
@@ -74,6 +76,12 @@ class GradientCheckpointing(Technique):
         if choice in (SELECTIVE, OFFLOAD):
             return self._with({str(choice): True})
         return {"args.gradient_checkpointing": choice == ON}
+
+    def layer_period(self, plan: TrainingPlan) -> int:
+        """Every n-th layer repeats after n."""
+        keys = plan.args.get("gradient_checkpointing_kwargs")
+        every = keys.get("every_n_layers") if isinstance(keys, Mapping) else None
+        return every if isinstance(every, int) else 1
 
     @staticmethod
     def _with(keys: Mapping[str, object]) -> Mapping[str, object]:

@@ -48,6 +48,7 @@ class Lora(Technique):
             "model.use_dora",
         }
     )
+    patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return ``none`` or ``rN[-attention][-rslora][-dora]``."""

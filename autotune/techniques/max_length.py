@@ -21,9 +21,9 @@ _COVERAGE = re.compile(r"coverage(?:\*(\d+))?")
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
-    if candidate["packing"] in _KEEP_OVERFLOW:
+    if candidate.get("packing") in _KEEP_OVERFLOW:
         return 1.0
-    return setting.workload.dataset.lengths.coverage(int(candidate["max_length"]))
+    return setting.workload.dataset.documents.coverage(int(candidate["max_length"]))
 
 
 class MaxLength(Technique):
@@ -40,6 +40,8 @@ class MaxLength(Technique):
     trl_default = 1024
     writes = frozenset({"args.max_length", "truncate_to"})
     ordered = True
+    only_sizes = True
+    patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the number of tokens; a symbolic word stays as it is until there is a setting."""
@@ -48,10 +50,10 @@ class MaxLength(Technique):
         if covering or word == "longest":
             if setting is None:
                 return word
-            lengths = setting.workload.dataset.lengths
+            documents = setting.workload.dataset.documents
             if covering is None:
-                return lengths.longest
-            shortest = lengths.shortest_covering(setting.token_coverage) * int(covering.group(1) or 1)
+                return documents.longest
+            shortest = documents.shortest_covering(setting.token_coverage) * int(covering.group(1) or 1)
             return -(-shortest // _ROUND_TO) * _ROUND_TO
         if word.isdigit() and int(word) > 0:
             return int(word)
@@ -60,9 +62,9 @@ class MaxLength(Technique):
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Cutting beyond the longest row is cutting nothing; packing still fills rows up to the length."""
-        if candidate["packing"] != "none":
+        if candidate.get("packing", "none") != "none":
             return choice
-        return min(int(choice), setting.workload.dataset.lengths.longest)
+        return min(int(choice), setting.workload.dataset.documents.longest)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """A candidate may not drop more of the dataset than the user agreed to."""
@@ -76,8 +78,8 @@ class MaxLength(Technique):
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """TRL refuses a length for padding-free rows that are not packed: those are cut beforehand."""
-        if candidate["padding_free"] == ON and candidate["packing"] == "none":
-            cuts = int(choice) < setting.workload.dataset.lengths.longest
+        if candidate.get("padding_free") == ON and candidate["packing"] == "none":
+            cuts = int(choice) < setting.workload.dataset.documents.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
         return {"args.max_length": int(choice)}
 

@@ -38,6 +38,7 @@ class Optimizer(Technique):
     needs = "8-bit, paged: the package bitsandbytes; adamw_torch_8bit: torchao; paged: a GPU"
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
+    patches_libraries = False
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """See ``needs``; paging moves between a GPU and the host."""

@@ -53,10 +53,12 @@ class Packing(Technique):
         "with wrapped, documents attend to their neighbours"
     )
     writes = frozenset({"args.packing", "args.packing_strategy"})
+    only_sizes = True
+    patches_libraries = False
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Where no document overflows a row there is nothing to split."""
-        overflows = setting.workload.dataset.lengths.longest > int(candidate["max_length"])
+        overflows = setting.workload.dataset.documents.longest > int(candidate["max_length"])
         return "bfd" if choice == "bfd_split" and not overflows else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:

@@ -22,6 +22,8 @@ class PadToMultipleOf(Technique):
     )
     trl_default = "none"
     writes = frozenset({"args.pad_to_multiple_of"})
+    only_sizes = True
+    patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return ``none`` or a number of tokens above one."""

@@ -22,9 +22,11 @@ class PaddingFree(Technique):
     trl_default = OFF
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
+    only_sizes = True
+    patches_libraries = False
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """TRL turns it on by itself for the strategies that need it (``SFTTrainer.__init__``)."""
+        """TRL turns it on by itself for the strategies that need it (in its trainer's ``__init__``)."""
         return OFF if candidate["packing"] in SEPARATING else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:

@@ -21,6 +21,8 @@ class PerDeviceTrainBatchSize(Technique):
         {"args.per_device_train_batch_size", "args.per_device_eval_batch_size", "args.gradient_accumulation_steps"}
     )
     ordered = True
+    only_sizes = True
+    patches_libraries = False
 
     def default(self, setting: Setting) -> Choice:
         """TRL's own, or the largest below it that divides the global batch."""

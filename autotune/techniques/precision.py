@@ -32,6 +32,7 @@ class Precision(Technique):
         "skips steps that overflow"
     )
     writes = frozenset({"model.dtype", "args.bf16", "args.fp16"})
+    patches_libraries = False
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """A frozen base is rounded to bf16 by autocast anyway; what is trained then are fp32 adapters."""

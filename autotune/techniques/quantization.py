@@ -27,6 +27,7 @@ class Quantization(Technique):
     needs = "the package bitsandbytes, and lora"
     changes = "the frozen weights are rounded to 8 or 4 bits"
     writes = frozenset({"model.load_in_8bit", "model.load_in_4bit", "model.bnb_4bit_quant_type"})
+    patches_libraries = False
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """See ``needs``."""

@@ -1,14 +1,28 @@
-"""The trainers of TRL that autotune knows, by the name that ``trl`` and ``--trainer`` use."""
+"""The trainers of TRL that autotune knows: every module of this package that declares a ``TRAINER``."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from functools import cache
+
 from autotune.errors import InputError
+from autotune.techniques import catalogue
+from autotune.techniques.base import Technique
 from autotune.trainers.base import Trainer
-from autotune.trainers.sft import SFT
 
-TRAINERS: dict[str, Trainer] = {trainer.name: trainer for trainer in (SFT,)}
+DEFAULT = "sft"
+"""The trainer where none is named."""
 
-__all__ = ["TRAINERS", "Trainer", "find_trainer"]
+__all__ = ["DEFAULT", "Trainer", "find_trainer", "techniques_of", "trainers"]
+
+
+@cache
+def trainers() -> dict[str, Trainer]:
+    """Return all trainers by name, the default first."""
+    modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+    declared: list[Trainer] = [module.TRAINER for module in modules if hasattr(module, "TRAINER")]
+    return {item.name: item for item in sorted(declared, key=lambda item: (item.name != DEFAULT, item.name))}
 
 
 def find_trainer(name: str) -> Trainer:
@@ -17,6 +31,30 @@ def find_trainer(name: str) -> Trainer:
     Raises:
         InputError: there is none.
     """
-    if name not in TRAINERS:
-        raise InputError(f"There is no trainer {name!r}.", hint=f"autotune knows {', '.join(TRAINERS)}.")
-    return TRAINERS[name]
+    if name not in trainers():
+        raise InputError(f"There is no trainer {name!r}.", hint=f"autotune knows {', '.join(trainers())}.")
+    return trainers()[name]
+
+
+@cache
+def techniques_of(trainer: Trainer) -> tuple[Technique, ...]:
+    """Return the techniques that a trainer has, in the order of their names.
+
+    It has those whose fields its configuration has, less those that have no effect there. A field that no trainer has
+    of its own is one of ``transformers.TrainingArguments``, which all have.
+    """
+    own = frozenset().union(*(item.fields for item in (*trainers().values(), trainer)))
+    return tuple(technique for technique in catalogue() if lacking(technique, trainer, own) is None)
+
+
+def lacking(technique: Technique, trainer: Trainer, own: frozenset[str]) -> str | None:
+    """Return why a trainer does not have a technique, in words, or None when it has it.
+
+    Args:
+        own: fields that some trainer's configuration has and ``transformers.TrainingArguments`` has not.
+    """
+    if trainer.name in technique.without_effect:
+        return technique.without_effect[trainer.name]
+    fields = {path.split(".")[1] for path in technique.writes if path.startswith("args.")}
+    missing = sorted((fields & own) - trainer.fields)
+    return f"{trainer.config_class} has no {missing[0]}" if missing else None

@@ -1,39 +1,175 @@
-"""What a trainer is: which techniques it has, what is legal, and how a candidate becomes a training plan."""
+"""What a trainer is to autotune: one specification from which planning, probing and emission derive what they need.
+
+A trainer is two files. This side, the specification, is a subclass of :class:`Trainer` whose only instance is
+``TRAINER`` in a module of this package; it needs neither torch nor TRL. The other side is an adapter of the same name
+in :mod:`autotune.step.trainers`, which the child processes use. Adding both, and a search space, adds the trainer
+everywhere; ``tests/trainers`` holds every trainer to what is said here.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
-from autotune.core.plan import TrainingPlan
+from autotune.core.documents import Document, Documents
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
-from autotune.techniques import catalogue
 from autotune.techniques.base import Effect, Technique
+from autotune.techniques.traits import without_sizes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Normal forms may depend on one another (padding_free on packing, packing on max_length), but not in circles; two
 # passes settle the present catalogue and a test holds that a third changes nothing.
 _NORMAL_PASSES = 2
+# Gradients are held from the second micro-batch of a step on, so that two show all there is.
+_TRACED_MICRO_BATCHES = 2
 
 
 @dataclass(frozen=True)
-class Trainer:
-    """One trainer of TRL.
+class DatasetFormat:
+    """A format of datasets that a trainer takes.
 
     Attributes:
-        name: what ``trl`` and ``--trainer`` call it.
-        cpu_args: configuration fields that training on a CPU needs.
-        cuda_args: configuration fields that training on a GPU needs.
+        columns: that make it up.
+        tokenized: whether the rows are tokens already.
+        text: whether the columns may hold text; else they hold messages.
     """
 
     name: str
-    cpu_args: Mapping[str, object] = field(default_factory=dict)
-    cuda_args: Mapping[str, object] = field(default_factory=dict)
+    columns: tuple[str, ...]
+    tokenized: bool = False
+    text: bool = True
+
+
+@dataclass(frozen=True)
+class ConfigFields:
+    """What the fields of a trainer's own configuration mean to a trace, beside those that techniques write.
+
+    A field that is in none of these has to be at its default where a user's configuration is traced.
+
+    Attributes:
+        traced: handed to the traced trainer as they are.
+        without_effect: on memory and time of a step.
+        assumed: by field, what is assumed where it is set, as a sentence.
+    """
+
+    traced: frozenset[str]
+    without_effect: frozenset[str]
+    assumed: Mapping[str, str]
+
+
+class Trainer(ABC):
+    """One trainer of TRL. A subclass is one file, and its only instance is ``TRAINER``.
+
+    In the order in which they are used: the workload is read (``formats``, ``parts``, :meth:`document`), candidates are
+    made legal (:meth:`normal`, :meth:`illegal`) and become plans (:meth:`plan`), plans become micro-batches
+    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and what runs is told by :meth:`program`.
+
+    Class attributes:
+        name: what ``trl`` and ``--trainer`` call it, such as ``dpo``.
+        label: what messages call it, such as ``DPO``.
+        title: what it does, as the first words of a script.
+        config_class, trainer_class: names of TRL's classes.
+        formats: of datasets, in the order in which the trainer looks for them.
+        parts: what the lengths of a row are of, in the order of :meth:`document`'s argument.
+        fields: of the trainer's configuration beside those of ``transformers.TrainingArguments``. Which techniques it
+            has follows from them; a contract test holds them against the installed TRL.
+        config_fields: what these mean to a trace.
+        has_command: whether there is a command ``trl NAME``.
+        cpu_args, cuda_args: arguments that training on such a device needs.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    title: ClassVar[str]
+    config_class: ClassVar[str]
+    trainer_class: ClassVar[str]
+    formats: ClassVar[tuple[DatasetFormat, ...]]
+    parts: ClassVar[tuple[str, ...]]
+    fields: ClassVar[frozenset[str]]
+    config_fields: ClassVar[ConfigFields]
+    has_command: ClassVar[bool] = True
+    # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
+    cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
+    # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
+    cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
+
+    @property
+    def wanted_columns(self) -> str:
+        """The columns that a dataset needs, in words."""
+        return " | ".join(" and ".join(form.columns) for form in reversed(self.formats))
 
     @property
     def techniques(self) -> tuple[Technique, ...]:
-        """The techniques that this trainer has."""
-        return catalogue(self.name)
+        """The techniques that this trainer has: its configuration has all the fields that they write."""
+        from autotune.trainers import techniques_of
+
+        return techniques_of(self)
+
+    @abstractmethod
+    def document(self, lengths: tuple[int, ...]) -> Document:
+        """Return what a row is to the trainer: when it is kept, and the sequences that it sends through the model.
+
+        Args:
+            lengths: tokens of each of :attr:`parts`, before any cutting.
+        """
+
+    @abstractmethod
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the micro-batches and steps that a plan makes of a dataset."""
+
+    @abstractmethod
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Return how so many rows lie in a micro-batch, where they may differ in length."""
+
+    @abstractmethod
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return the arguments with which the trainer makes micro-batches of a shape out of :meth:`traced_rows`.
+
+        They take the place of all that techniques write to choose sizes.
+        """
+
+    @abstractmethod
+    def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
+        """Return the rows, as tokens of their parts, that make a micro-batch of a shape.
+
+        Args:
+            trainable: share of the dataset's tokens that the loss counts.
+        """
+
+    def program(self, plan: TrainingPlan) -> StepProgram:
+        """Return the phases that a run of a plan goes through."""
+        return program()
+
+    def cut_rows(self, batch: pa.RecordBatch, length: int) -> pa.RecordBatch:
+        """Return tokenised rows cut to so many tokens, for a plan that cuts them before the trainer sees them.
+
+        Raises:
+            NotImplementedError: no plan of this trainer does.
+        """
+        raise NotImplementedError(f"{self.trainer_class} cuts rows by itself")
+
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why this trainer cannot train so, in words, or None: what no technique says by itself."""
+        return None
+
+    def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
+        """Return a plan for a trace at a shape, whatever sizes the plan has."""
+        args, model = without_sizes(plan)
+        sizes = {
+            "per_device_train_batch_size": shape.rows,
+            "per_device_eval_batch_size": shape.rows,
+            "gradient_accumulation_steps": _TRACED_MICRO_BATCHES,
+            **self.sizes_at(layout, shape),
+        }
+        return TrainingPlan(plan.trainer, {**args, **sizes}, model)
 
     def normal(self, candidate: Candidate, setting: Setting) -> Candidate:
         """Return the candidate that stands for all that come to the same plan."""
@@ -59,11 +195,12 @@ class Trainer:
                     f"{technique.name}={choice} changes training here ({technique.changes}) "
                     f"and was not allowed (--allow {technique.name})"
                 )
-        return None
+        return self.rule(candidate, setting)
 
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the training plan of a candidate."""
-        device_args = self.cpu_args if setting.machine.hardware.kind == "cpu" else self.cuda_args
+        hardware = setting.machine.hardware
+        device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
         tree: dict[str, object] = {"args": {}, "model": {}, "truncate_to": None}
         for path, value in device_args.items():
             _put(tree, f"args.{path}", value)
@@ -74,7 +211,7 @@ class Trainer:
         assert isinstance(args, dict)
         assert isinstance(model, dict)
         assert truncate_to is None or isinstance(truncate_to, int)
-        return TrainingPlan(self.name, args, model, truncate_to)
+        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes))
 
 
 def _put(tree: dict[str, object], path: str, value: object) -> None:

@@ -1,13 +1,117 @@
-"""``SFTTrainer``: supervised fine-tuning."""
+"""``SFTTrainer``: supervised fine-tuning. A document is one sequence, which can be cut anywhere, packed, or padded."""
 
 from __future__ import annotations
 
-from autotune.trainers.base import Trainer
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-SFT = Trainer(
-    name="sft",
-    # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
-    cpu_args={"use_cpu": True},
-    # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
-    cuda_args={"model_init_kwargs.device_map": None},
-)
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.documents import Document, Documents
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import IGNORED_LABEL
+from autotune.techniques.packing import SEPARATING
+from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.geometry import end_to_end, micro_batches_of, number, packed, padded, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TRACED_DOCUMENTS = 4
+"""Documents that a traced row is packed from."""
+
+
+class SupervisedFineTuning(Trainer):
+    """Rows of tokens, all or some of which the loss counts."""
+
+    name = "sft"
+    label = "SFT"
+    title = "Supervised fine-tuning"
+    config_class = "SFTConfig"
+    trainer_class = "SFTTrainer"
+    # In the order in which SFTTrainer looks for them.
+    formats = (
+        DatasetFormat("input_ids", ("input_ids",), tokenized=True),
+        DatasetFormat("conversations", ("conversations",), text=False),
+        DatasetFormat("prompt+completion", ("prompt", "completion")),
+        DatasetFormat("messages", ("messages",), text=False),
+        DatasetFormat("text", ("text",)),
+    )
+    parts = ("tokens",)
+    fields = frozenset({
+        "activation_offloading", "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_kwargs",
+        "dataset_num_proc", "dataset_text_field", "eos_token", "eval_packing", "loss_type", "max_length",
+        "model_init_kwargs", "packing", "packing_strategy", "pad_to_multiple_of", "pad_token", "padding_free",
+        "router_aux_loss_coef", "shuffle_dataset", "truncation_mode", "trust_remote_code",
+    })  # fmt: skip
+    config_fields = ConfigFields(
+        traced=frozenset({"loss_type", "router_aux_loss_coef"}),
+        without_effect=frozenset({
+            "chat_template_path", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eos_token",
+            "eval_packing", "model_init_kwargs", "pad_token", "shuffle_dataset", "truncation_mode", "trust_remote_code",
+        }),
+        assumed={
+            "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
+            "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
+        },
+    )  # fmt: skip
+
+    def document(self, lengths: tuple[int, ...]) -> Document:
+        """Return one sequence, which is kept whatever is cut off."""
+        return (1, *lengths)
+
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the geometry of packed, padding-free or padded rows."""
+        step = documents, rows_of(plan), micro_batches_of(plan), plan.launch.processes
+        length = plan.truncate_to or number(plan, "max_length")
+        if plan.args.get("packing"):
+            # TRL packs into rows of 1,024 tokens where it is told no length (SFTConfig.max_length).
+            return packed(*step, length or 1024, apart=plan.args.get("packing_strategy") in SEPARATING)
+        if plan.args.get("padding_free"):
+            return end_to_end(*step, length)
+        return padded(*step, length, number(plan, "pad_to_multiple_of") or 1)
+
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Packed rows are equally long, or lie end to end; others are padded as soon as there are two."""
+        is_packed = bool(plan.args.get("packing"))
+        if plan.args.get("padding_free") or (is_packed and plan.args.get("packing_strategy") in SEPARATING):
+            return Layout.FLAT
+        return Layout.PADDED if rows > 1 and not is_packed else Layout.EQUAL
+
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return arguments that cut nothing, and that pack where rows lie end to end."""
+        flat = layout is Layout.FLAT
+        return {
+            "max_length": int(shape.tokens),
+            "pad_to_multiple_of": None,
+            "padding_free": False,
+            "packing": flat,
+            **({"packing_strategy": "bfd"} if flat else {}),
+        }
+
+    def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
+        """Return rows as long as the micro-batch; the adapter masks what the loss does not count."""
+        tokens = int(shape.tokens)
+        match layout:
+            case Layout.EQUAL:
+                return ((tokens,),) * shape.rows
+            case Layout.PADDED:
+                # Padding brings the mask, and rows nearly as long as the longest all the tokens that a loss can count.
+                return (*((tokens,),) * (shape.rows - 1), (max(1, tokens - 1),))
+            case Layout.FLAT:
+                return ((tokens // _TRACED_DOCUMENTS,),) * _TRACED_DOCUMENTS
+
+    def cut_rows(self, batch: pa.RecordBatch, length: int) -> pa.RecordBatch:
+        """Return rows cut from the start; those left without a token that the loss counts are dropped, as TRL does."""
+        import pyarrow as pa
+        import pyarrow.compute
+
+        # pyarrow's kernels are made at import from C++ and have no type stubs.
+        compute: Any = pyarrow.compute
+        columns = {name: compute.list_slice(batch.column(name), 0, length) for name in ("input_ids", "labels")}
+        labels = columns["labels"]
+        counted = compute.not_equal(compute.list_flatten(labels), IGNORED_LABEL)
+        trainable = compute.unique(compute.filter(compute.list_parent_indices(labels), counted))
+        return pa.RecordBatch.from_pydict({name: column.take(trainable) for name, column in columns.items()})
+
+
+TRAINER = SupervisedFineTuning()

@@ -1,6 +1,6 @@
 """Known values: integers and booleans that depend on nothing but shapes and the batch are computed for real.
 
-A training step looks at values: whether a padding mask is all true, how many labels count, where packed documents
+A training step looks at values: whether a padding mask is all true, how many tokens count, where packed documents
 begin. Those are integers and booleans, computed from the batch alone, so beside the storage-less tensor a small real
 one is kept and every operator on it is done twice. Floating-point data is never computed. What a function reads of it
 anyway is answered by an assumption, and counted.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from autotune.core.program import MICRO_BATCH
 from autotune.virtual.records import Phase, Trace
 
-MICRO_BATCH = "micro-batch"
-"""The forward and backward pass of one micro-batch."""
+__all__ = ["MICRO_BATCH", "SECOND_UPDATE", "UPDATE", "inside", "micro_batches", "step_name"]
+
 UPDATE = "update"
-"""The optimizer's going, after the last micro-batch."""
+"""The optimizer step, after the last micro-batch."""
 SECOND_UPDATE = "second update"
-"""Its going once more in the same step, before gradients are given up: where the next step is not traced."""
+"""The optimizer step once more, before gradients are given up: it stands for the one of the step after it."""
 
 
 def step_name(number: int) -> str:

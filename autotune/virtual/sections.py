@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
-from autotune.core.timeline import Part, Section
+from autotune.core.timeline import Occurrence, Part, Section
 from autotune.virtual.costs import Work
-from autotune.virtual.phases import MICRO_BATCH, micro_batches
+from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches
 from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Trace
 
 Timing = Callable[[Iterable[Work]], StepTime]
@@ -30,35 +31,59 @@ class _Moment:
     levels: Mapping[str, int]
 
 
-def sections(trace: Trace, step: Phase, timing: Timing | None = None) -> tuple[Section, ...]:
+def sections(
+    trace: Trace,
+    step: Phase,
+    timing: Timing | None = None,
+    *,
+    of_run: Sequence[str] = (),
+    of_step: Sequence[str] = (),
+) -> tuple[Section, ...]:
     """Return what happens before an optimizer step at its worst, and then in each part of it.
 
-    Micro-batches of earlier steps are left out: those of the step need no less.
+    Micro-batches of earlier steps are left out: those of the step need no less. What lies between two phases counts
+    with the later one, and what comes after the last micro-batch with the optimizer step.
 
     Args:
         step: the phase of the optimizer step.
         timing: says how long operators take on the device that is planned for; None: no times.
+        of_run: names of phases that come once, before the first step.
+        of_step: names of phases that come once in a step, before its micro-batches.
     """
-    inside = micro_batches(trace, step)
     moments = list(_moments(trace, step.end_event))
+    apart = {MICRO_BATCH, *of_run, *of_step}
     before = max(
-        (moment for moment in moments if moment.event < step.first_event and not _is_in(trace, MICRO_BATCH, moment)),
+        (moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)),
         key=lambda moment: sum(moment.levels.values()),
         default=None,
     )
     start = [_Moment(0, "", "", False, before.levels if before else {})]
-    found = [_section(trace, Part.BEFORE, start, (0, step.first_event), None)]
+    found = [_section(trace, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
+    for phase in trace.phases:
+        if phase.name in of_run:
+            time = timing(_works(trace, phase.first_operator, phase.end_operator)) if timing else None
+            events = (phase.first_event, phase.end_event)
+            found.append(_section(trace, Part(phase.name, Occurrence.BEFORE), moments, events, time))
     event, operator = step.first_event, step.first_operator
-    for part, phase in zip((Part.FIRST_MICRO_BATCH, Part.FURTHER_MICRO_BATCH), inside, strict=False):
+    for part, phase in _in_step(trace, step, of_step):
         time = timing(_works(trace, operator, phase.end_operator)) if timing else None
         found.append(_section(trace, part, moments, (event, phase.end_event), time))
         event, operator = phase.end_event, phase.end_operator
     time = timing(_works(trace, operator, step.end_operator)) if timing else None
-    return (*found, _section(trace, Part.OPTIMIZER, moments, (event, step.end_event), time))
+    ending = Part(OPTIMIZER_STEP, Occurrence.ONCE)
+    return (*found, _section(trace, ending, moments, (event, step.end_event), time))
 
 
-def _is_in(trace: Trace, name: str, moment: _Moment) -> bool:
-    return any(phase.name == name and phase.first_event <= moment.event < phase.end_event for phase in trace.phases)
+def _in_step(trace: Trace, step: Phase, of_step: Sequence[str]) -> Iterator[tuple[Part, Phase]]:
+    """Yield the parts of a step up to its second micro-batch, in order, each with its phase."""
+    for name in of_step:
+        yield from ((Part(name, Occurrence.ONCE), phase) for phase in inside(trace, step, name)[:1])
+    for occurrence, phase in zip((Occurrence.FIRST, Occurrence.FURTHER), micro_batches(trace, step), strict=False):
+        yield Part(MICRO_BATCH, occurrence), phase
+
+
+def _is_in(trace: Trace, names: Collection[str], moment: _Moment) -> bool:
+    return any(phase.name in names and phase.first_event <= moment.event < phase.end_event for phase in trace.phases)
 
 
 def _works(trace: Trace, first: int, end: int) -> Iterable[Work]:
@@ -80,7 +105,7 @@ def _section(
         if index >= first:
             host_peak = max(host_peak, host)
     # An optimizer that goes from parameter to parameter does the same to each: only sizes tell one from another.
-    moments_named = (moment.sized if part is Part.OPTIMIZER else moment.operator for moment in chosen)
+    moments_named = (moment.sized if part.phase == OPTIMIZER_STEP else moment.operator for moment in chosen)
     return Section(part, tuple(moments_named), levels, host_peak, time, backward)
 
 

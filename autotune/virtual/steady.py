@@ -6,7 +6,7 @@ happens again as it did before. So what the forward and backward passes did need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
@@ -19,13 +19,14 @@ _Place = tuple[int, int]
 """An index of an event and one of an operator."""
 
 
-def steady(trace: Trace, first: str, second: str, *, further: bool) -> Trace:
+def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Sequence[str] = ()) -> Trace:
     """Return a trace with one step more than was traced, and with a further micro-batch in every step.
 
     Args:
         first: name of the phase that the traced step is; it ends after gradients are given up.
         second: name of the phase that is added behind it.
         further: whether steps have a further micro-batch, which finds the gradients of the first.
+        of_step: names of phases that come once in a step, before its micro-batches.
 
     Raises:
         KeyError, IndexError: a phase is missing.
@@ -36,12 +37,14 @@ def steady(trace: Trace, first: str, second: str, *, further: bool) -> Trace:
         [(0, 0), _start(step), _end(batch), _start(update), _start(again), _end(again), _end(step)]
     )
     copy = _Copy(trace)
+    again_from = max((_end(phase) for name in of_step for phase in inside(trace, step, name)), default=_start(step))
+    repeated = _Span(*again_from, *_end(batch))
     copy.take(before)
     for name, updated in ((first, update_once), (second, update_again)):
         begun = copy.place
         copy.take(passes)
         if further:
-            copy.take(passes, further=True)
+            copy.take(repeated, further=True)
         for span in (rest, updated, ending):
             copy.take(span)
         copy.add(name, begun)
@@ -51,11 +54,12 @@ def steady(trace: Trace, first: str, second: str, *, further: bool) -> Trace:
         if other.first_event >= step.end_event and batches:
             # A later step, for which the optimizer's state is there.
             until, later, remaining = _spans([left, _start(other), _end(batches[0]), _end(other)])
+            once = max((_end(phase) for name in of_step for phase in inside(trace, other, name)), default=_start(other))
             copy.take(until)
             begun = copy.place
             copy.take(later)
             if further:
-                copy.take(later, further=True)
+                copy.take(_Span(*once, *_end(batches[0])), further=True)
             copy.take(remaining)
             copy.add(other.name, begun)
             left = _end(other)

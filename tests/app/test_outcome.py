@@ -10,22 +10,18 @@ from autotune.app.outcome import RunFacts, result_of
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.prediction import Prediction
+from autotune.core.program import BACKWARD
 from autotune.core.result import Choosable, Result
 from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
-from autotune.core.status import Phase, ProbeStatus, RunStatus
-from autotune.space import Wishes, default_file, load, resolve
+from autotune.core.status import ProbeStatus, RunStatus
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
-from autotune.trainers import TRAINERS
-from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
-from tests.settings import setting
+from tests.settings import problem, setting
 
-SFT, WISHES, HERE = TRAINERS["sft"], Wishes({}), setting()
-PROBLEM = TrainerProblem(SFT, resolve(load(default_file("sft"), "sft"), SFT.techniques, HERE, WISHES), HERE, WISHES)
+HERE = setting()
+PROBLEM = problem(HERE)
 FACTS = RunFacts(1000, 0.05, (), 1.0, {}, "/out")
-RAN_OUT = Measurement(
-    ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(Phase.BACKWARD, 300, 700, 950)
-)
+RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(BACKWARD, 300, 700, 950))
 
 
 def ran(tokens_per_second: float, peak_bytes: int = 500) -> Measurement:

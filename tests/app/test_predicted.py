@@ -20,14 +20,13 @@ from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
-from autotune.planning.tracing.store import Traced
 from autotune.probing import JobServer
-from autotune.space import Wishes, default_file, load, resolve
-from autotune.trainers import find_trainer
+from autotune.probing.tracing import Traced
+from autotune.space import Wishes
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import UNTRACEABLE, AnalyticTracer
-from tests.settings import CPU, GPU, setting, workload
+from tests.settings import CPU, GPU, problem, setting, workload
 
 LIMIT_BYTES = 10 * GIB
 SMALL, MEDIUM, LARGE, UNKNOWN = (Candidate({"batch": rows}) for rows in (1, 2, 4, 8))
@@ -165,10 +164,7 @@ def unknown_speeds() -> GpuSpeeds:
 
 
 def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:
-    trainer, where = find_trainer("sft"), setting(machine=machine, of=workload(lengths={1024: 8}))
-    wishes = Wishes({"max_length": 1024, **fixed})
-    space = resolve(load(default_file("sft"), "sft"), trainer.techniques, where, wishes)
-    return TrainerProblem(trainer, space, where, wishes)
+    return problem(setting(machine=machine, of=workload(lengths={1024: 8})), Wishes({"max_length": 1024, **fixed}))
 
 
 def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_path: Path) -> None:

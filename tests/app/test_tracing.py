@@ -12,15 +12,14 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, JobLostError
-from autotune.planning.tracing.store import Untraceable
 from autotune.probing import JobServer, trace_all
-from autotune.probing.tracing import ServerTracer, shared_out
+from autotune.probing.tracing import ServerTracer, Untraceable, shared_out
 from tests.small import write_small_model
 
 
 def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest:
     plan = TrainingPlan("sft", {"per_device_train_batch_size": rows, "max_length": 64 * rows, **args}, {})
-    return TraceRequest(plan, ModelSource(model), "cuda", (64,) * rows)
+    return TraceRequest(plan, ModelSource(model), "cuda", ((64,),) * rows)
 
 
 def test_plans_that_differ_in_sizes_alone_share_a_process() -> None:

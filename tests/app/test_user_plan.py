@@ -13,11 +13,13 @@ from transformers import BitsAndBytesConfig
 from trl import DPOConfig, ModelConfig, SFTConfig
 
 from autotune.app.user_plan import user_plan
+from autotune.core.batch_geometry import Layout
 from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError
 from autotune.step.objects import config as traced_config
 from autotune.step.objects import peft_config as traced_peft_config
 from autotune.step.objects import quantization_config as traced_quantization
+from autotune.trainers import find_trainer
 
 
 def sft(**options: Any) -> SFTConfig:
@@ -34,7 +36,7 @@ def test_the_default_configuration_comes_to_trls_defaults() -> None:
     assert user.plan.args["gradient_checkpointing"] is True
     assert user.plan.args["optim"] == "adamw_torch_fused"
     assert user.plan.model == {"dtype": "float32", "use_peft": False}
-    assert (user.flat, user.assumptions) == (False, ())
+    assert user.assumptions == ()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,8 @@ def test_the_configuration_of_another_trainer_is_refused() -> None:
     ],
 )
 def test_rows_lie_end_to_end_as_trl_lays_them(options: dict[str, Any], flat: bool) -> None:
-    assert user_plan(sft(**options), None).flat is flat
+    plan = plan_of(sft(**options))
+    assert (find_trainer(plan.trainer).layout(plan, 2) is Layout.FLAT) is flat
 
 
 @pytest.mark.parametrize(

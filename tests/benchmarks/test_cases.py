@@ -82,12 +82,12 @@ def test_a_trace_has_the_plan_and_the_rows_of_the_probe() -> None:
         asked = where.trace_request(case)
         if candidate["packing"] == "none":
             longest = sorted((tokens for tokens in lengths for _ in range(lengths[tokens])), reverse=True)
-            assert asked.worst == tuple(longest[:rows])
+            assert asked.worst == tuple((tokens,) for tokens in longest[:rows])
         else:
             # Full of equal documents, so that there is one way to pack them.
-            assert sum(asked.worst) == rows * where.scenario.max_length
+            assert sum(tokens for (tokens,) in asked.worst) == rows * where.scenario.max_length
             assert len(set(asked.worst)) == len(lengths) == 1
-            assert where.scenario.max_length % asked.worst[0] == 0
+            assert where.scenario.max_length % asked.worst[0][0] == 0
         probed = where.probe_request(case, SCHEDULE)
         assert (probed.plan, probed.model, probed.limit_bytes) == (
             asked.plan,

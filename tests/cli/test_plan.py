@@ -20,7 +20,7 @@ from autotune.core.estimate import Origin, Plan
 from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceRequest
 from autotune.inspection.gpus import gpus
-from autotune.planning.tracing.store import Untraceable
+from autotune.probing.tracing import Untraceable
 from tests.planning.stand_in import AnalyticTracer
 from tests.report.plans import DEFAULT, UNKNOWN, a_plan
 from tests.small import write_small_model

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.techniques import catalogue
 from autotune.techniques.base import Technique
-from autotune.trainers import TRAINERS
+from autotune.trainers import find_trainer, trainers
 from tests.settings import GPU, setting
 
-SFT = TRAINERS["sft"]
+SFT = trainers()["sft"]
 
 
 def test_the_baseline_is_what_trl_does_when_it_is_told_nothing(tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_adapters_keep_trl_s_ratio_of_alpha_to_rank() -> None:
     assert model["lora_alpha"] == untold.lora_alpha
 
 
-@pytest.mark.parametrize("technique", catalogue("sft"), ids=lambda item: item.name)
+@pytest.mark.parametrize("technique", find_trainer("sft").techniques, ids=lambda item: item.name)
 def test_every_choice_is_written_in_fields_that_trl_has(technique: Technique, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     here = setting(machine=GPU)

@@ -11,8 +11,9 @@ from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import BACKWARD
 from autotune.core.protocol import PrepareReply, ProbeRequest
-from autotune.core.status import Phase, ProbeStatus
+from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from tests.settings import workload
 
@@ -30,7 +31,7 @@ def test_a_request_survives_the_way_through_json() -> None:
 
 
 def test_a_measurement_survives_with_its_enumerations_and_nested_parts() -> None:
-    shown = Measurement(ProbeStatus.OUT_OF_MEMORY, "too big", out_of_memory=OutOfMemory(Phase.BACKWARD, 1, None, 3))
+    shown = Measurement(ProbeStatus.OUT_OF_MEMORY, "too big", out_of_memory=OutOfMemory(BACKWARD, 1, None, 3))
     assert decode(Measurement, json.loads(json.dumps(encode(shown)))) == shown
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.protocol import TracedPeak, TraceReply, TraceRequest
 from autotune.core.step_time import StepTime
-from autotune.core.timeline import Part, Section
-from autotune.planning.tracing.store import Traced, Untraceable
+from autotune.core.timeline import Occurrence, Part, Section
+from autotune.probing.tracing import Traced, Untraceable
 from autotune.units import MIB
 
 WEIGHT_BYTES = 100 * MIB
@@ -47,7 +48,8 @@ def _answer(request: TraceRequest) -> Traced:
         return Untraceable(f"{UNTRACEABLE} is not supported")
     layers = request.layers or 0
     rows = int(str(request.plan.args["per_device_train_batch_size"]))
-    longest = sum(request.worst) if request.plan.args["packing"] else max(request.worst)
+    lengths = [row[0] for row in request.worst]
+    longest = sum(lengths) if request.plan.args["packing"] else max(lengths)
     tokens = rows * longest
     weights, kept = WEIGHT_BYTES * layers, round(kept_by_layer(request) * tokens)
     state = 0 if request.plan.args["optim"] == "sgd" else 2 * weights
@@ -56,11 +58,12 @@ def _answer(request: TraceRequest) -> Traced:
     forward = [{**held, "activation": kept * layer, "temporary": kept} for layer in range(1, layers + 1)]
     names = ["layer"] * layers + ["head"]
     sections = []
-    for part in (Part.FIRST_MICRO_BATCH, Part.FURTHER_MICRO_BATCH):
-        gradients = weights if part is Part.FURTHER_MICRO_BATCH else 0
+    for occurrence in (Occurrence.FIRST, Occurrence.FURTHER):
+        gradients = weights if occurrence is Occurrence.FURTHER else 0
+        part = Part(MICRO_BATCH, occurrence)
         moments = [*forward, {**held, "activation": kept * layers, "temporary": head}]
         sections.append(_section(part, names, [{**moment, "gradient": gradients} for moment in moments], tokens))
-    sections.append(_section(Part.OPTIMIZER, ["step"], [{**held, "gradient": weights}], 0))
+    sections.append(_section(Part(OPTIMIZER_STEP, Occurrence.ONCE), ["step"], [{**held, "gradient": weights}], 0))
     peak = max(max(section.totals) for section in sections)
     allocated_bytes = peak + 64 * MIB
     return TraceReply(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Candidate
-from autotune.core.timeline import Part
+from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.timeline import Occurrence, Part
 from autotune.planning.additive.composition import Composition
+from autotune.planning.additive.group import Group
 from autotune.planning.extrapolation.forecast import Forecast, mixed
-from autotune.planning.extrapolation.shape import Kind
-from autotune.planning.groups import Group
 
-STEP = (Part.FIRST_MICRO_BATCH, False)
-UPDATE = (Part.OPTIMIZER, False)
+STEP = (Part(MICRO_BATCH, Occurrence.FIRST), False)
+UPDATE = (Part(OPTIMIZER_STEP, Occurrence.ONCE), False)
 
 
-def group(kind: Kind = Kind.EQUAL, **choices: str) -> Group:
+def group(kind: Layout = Layout.EQUAL, **choices: str) -> Group:
     return Group(Candidate({"liger": "off", "optimizer": "fused", "checkpointing": "on", **choices}), kind)
 
 
@@ -53,9 +54,9 @@ def test_what_a_choice_changes_is_also_known_by_way_of_a_third() -> None:
 
 
 def test_rows_that_lie_alike_show_best_what_a_choice_changes() -> None:
-    flat, flat_liger = group(Kind.FLAT), group(Kind.FLAT, liger="on")
+    flat, flat_liger = group(Layout.FLAT), group(Layout.FLAT, liger="on")
     known = [group(), group(liger="on"), group(optimizer="loop"), flat, flat_liger]
-    wanted = group(Kind.FLAT, liger="on", optimizer="loop")
+    wanted = group(Layout.FLAT, liger="on", optimizer="loop")
     assert weights(Composition(known), wanted) == {flat_liger: 1, known[2]: 1, known[0]: -1}
 
 

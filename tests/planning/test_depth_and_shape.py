@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.core.batch_geometry import Shape
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.shape import Anchors, Basis, Shape, layer_weights, shape_weights
+from autotune.planning.extrapolation.shape import Anchors, Basis, layer_weights, shape_weights
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.batch_geometry import Shape
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.extrapolation.shape import Anchors, Basis, Shape
+from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.probing import JobServer, trace
 from tests.small import write_small_model
 
@@ -61,7 +62,7 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server:
             plan=TrainingPlan("sft", {**args, **sizes}, words),
             model=source,
             target="cuda",
-            worst=(TOKENS,) * shape.rows,
+            worst=((TOKENS,),) * shape.rows,
             layers=depth,
             gpu=find_gpu("H100-80GB"),
         )

@@ -13,12 +13,11 @@ from autotune.planning.changes import smallest_changes
 from autotune.planning.planner import Planner, Target
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.space import Wishes, default_file, load, resolve
-from autotune.trainers import find_trainer
+from autotune.space import Wishes
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import ASSUMED, VARIED_BYTES, WEIGHT_BYTES, AnalyticTracer, LosingTracer
-from tests.settings import GPU, setting, workload
+from tests.settings import GPU, problem, setting, workload
 
 LAYERS = 16
 TOKENS = 1024
@@ -26,11 +25,8 @@ H100 = find_gpu("H100-80GB")
 
 
 def problem_of(lengths: dict[int, int] | None = None, **fixed: str | int) -> TrainerProblem:
-    trainer = find_trainer("sft")
     where = setting(machine=GPU, of=workload(lengths=lengths or {TOKENS: 8}))
-    wishes = Wishes({"max_length": TOKENS, **fixed})
-    return TrainerProblem(trainer, resolve(load(default_file("sft"), "sft"), trainer.techniques, where, wishes), where,
-                          wishes)  # fmt: skip
+    return problem(where, Wishes({"max_length": TOKENS, **fixed}))
 
 
 def planner_of(problem: TrainerProblem, tracer: AnalyticTracer, directory: Path, budget_bytes: int) -> Planner:

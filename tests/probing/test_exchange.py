@@ -17,8 +17,9 @@ from autotune.core.exchange import (
     write_request,
 )
 from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.program import FORWARD
 from autotune.core.protocol import Failure, InputProblem, Job, ProbeReply, ProbeRequest
-from autotune.core.status import Phase, ProbeStatus
+from autotune.core.status import ProbeStatus
 from tests.probing.misbehaving import request
 
 
@@ -34,7 +35,7 @@ def test_a_request_arrives_as_it_was_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        ProbeReply(Measurement(ProbeStatus.OUT_OF_MEMORY, "x", out_of_memory=OutOfMemory(Phase.FORWARD, 1, None, 2))),
+        ProbeReply(Measurement(ProbeStatus.OUT_OF_MEMORY, "x", out_of_memory=OutOfMemory(FORWARD, 1, None, 2))),
         InputProblem("the file is empty", "fill it"),
         Failure("KeyError", "'x'", "Traceback …"),
     ],

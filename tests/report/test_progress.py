@@ -20,7 +20,8 @@ from autotune.core.events import (
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement, OutOfMemory
-from autotune.core.status import Phase, ProbeStatus
+from autotune.core.program import BACKWARD
+from autotune.core.status import ProbeStatus
 from autotune.report.plain import PlainListener
 from autotune.report.progress import Progress
 from autotune.report.watch import watching
@@ -30,9 +31,7 @@ from tests.report.examples import BASELINE, WINNER, a_workload
 
 PACKED = BASELINE.but(packing="bfd")
 RAN = Measurement(ProbeStatus.OK, peak_bytes=12 * GIB, tokens_per_second=10_000.0, wall_seconds=10.0)
-RAN_OUT = Measurement(
-    ProbeStatus.OUT_OF_MEMORY, wall_seconds=4.0, out_of_memory=OutOfMemory(Phase.BACKWARD, GIB, None, None)
-)
+RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, wall_seconds=4.0, out_of_memory=OutOfMemory(BACKWARD, GIB, None, None))
 READY = WorkloadReady(a_workload(), 24 * GIB, 1234, BASELINE)
 EVENTS: tuple[Event, ...] = (
     StageStarted("Tokenising chats.jsonl"),

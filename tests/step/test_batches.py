@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from datasets import Dataset
 from trl import pack_dataset
 
 from autotune.core.measurement import Schedule
-from autotune.step.data.rows import RowSizes, row_sizes
-from autotune.step.run.batches import Collation, StepSize, documents_per_row, drawn, plan_batches, worst_order
+from autotune.step.rows import RowSizes
+from autotune.step.run.batches import StepSize, documents_per_row, drawn, plan_batches, worst_order
+from autotune.step.trainers import adapter
+from autotune.step.trainers.base import Collation
 
 PADDED = Collation()
+SFT = adapter("sft")
 
 
 def sizes(tokens: list[int], trainable: list[int] | None = None, documents: list[int] | None = None) -> RowSizes:
-    return RowSizes(np.array(tokens), np.array(trainable or tokens), None if documents is None else np.array(documents))
+    return RowSizes(
+        np.array(tokens)[:, None], np.array(trainable or tokens), None if documents is None else np.array(documents)
+    )
 
 
 def worst(rows: RowSizes, count: int, collation: Collation = PADDED) -> list[set[int]]:
@@ -110,7 +117,7 @@ def test_all_packed_rows_together_hold_every_document(strategy: str, whole: bool
     lengths = [5, 30, 7, 12, 90, 1, 2]
     tokens = [[1] * length for length in lengths]
     packed = pack_dataset(Dataset.from_dict({"input_ids": tokens, "labels": tokens}), 32, strategy)
-    documents = documents_per_row(row_sizes(packed), packed_from=len(lengths))
+    documents = documents_per_row(SFT.sizes(SimpleNamespace(train_dataset=packed)), packed_from=len(lengths))
     assert documents.sum() == pytest.approx(len(lengths))
     assert all(float(count).is_integer() for count in documents) is whole
 
@@ -119,9 +126,8 @@ def test_sizes_are_read_through_selections_and_gaps() -> None:
     rows = Dataset.from_dict(
         {"input_ids": [[1], [], [1, 2, 3], [4, 5]], "labels": [[-100], [], [-100, 2, 3], [4, -100]]}
     )
-    assert row_sizes(rows).tokens.tolist() == [1, 0, 3, 2]
-    assert row_sizes(rows).trainable.tolist() == [0, 0, 2, 1]
-    chosen = row_sizes(rows.select([3, 2, 3]))
-    assert chosen.tokens.tolist() == [2, 3, 2]
-    assert chosen.trainable.tolist() == [1, 2, 1]
-    assert chosen.documents is None
+    assert SFT.lengths(rows)[:, 0].tolist() == [1, 0, 3, 2]
+    assert SFT.trainable(rows).tolist() == [0, 0, 2, 1]
+    chosen = rows.select([3, 2, 3])
+    assert SFT.lengths(chosen)[:, 0].tolist() == [2, 3, 2]
+    assert SFT.trainable(chosen).tolist() == [1, 2, 1]

@@ -11,8 +11,9 @@ import torch
 
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import CONSTRUCTION
 from autotune.core.protocol import CheckPackingRequest, PrepareReply
-from autotune.core.status import Phase, ProbeStatus
+from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.probing import JobServer, check_packing, probe
 from autotune.units import GIB, MIB
@@ -73,7 +74,7 @@ def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: Prep
     nothing = run(cuda_server, small_workload, tmp_path / "context", large, limit_bytes=16 * MIB)
     assert nothing.status is ProbeStatus.OUT_OF_MEMORY
     assert nothing.out_of_memory is not None
-    assert nothing.out_of_memory.phase is Phase.CONSTRUCTION
+    assert nothing.out_of_memory.phase == CONSTRUCTION
     assert "the CUDA context alone holds" in nothing.reason
 
 

@@ -18,6 +18,7 @@ from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import load_rows
+from autotune.trainers import find_trainer
 from tests.small import (
     long_tailed_texts,
     messages_rows,
@@ -177,7 +178,9 @@ def test_where_no_cache_can_be_written_rows_are_loaded_all_the_same(
     blocked.write_text("")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", blocked / "cache")
 
-    loaded = load_rows(DatasetSource("rows.jsonl", "json", str(file)), small_tokenizer(), ModelSource("model"))
+    loaded = load_rows(
+        find_trainer("sft"), DatasetSource("rows.jsonl", "json", str(file)), small_tokenizer(), ModelSource("model")
+    )
 
     assert list(loaded.rows["text"]) == TEXTS
 

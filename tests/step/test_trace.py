@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.protocol import TraceReply, TraceRequest
-from autotune.core.timeline import Part
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.groups import libraries_of
 from autotune.probing import JobServer, trace, trace_all
+from autotune.techniques.traits import libraries_of
 from tests.small import write_small_model
 
 LORA: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
@@ -32,7 +32,7 @@ def a_request(
         plan=TrainingPlan("sft", {**shape, **(args or {})}, words or {}),
         model=ModelSource(str(model)),
         target="cuda",
-        worst=(120, 100),
+        worst=((120,), (100,)),
         gpu=find_gpu("A100-80GB"),
     )
 
@@ -94,7 +94,7 @@ def test_what_other_lengths_add_is_said_where_it_is_asked_for(run: Any) -> None:
 
 
 def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
-    steps = [run({"gradient_accumulation_steps": count}, typical=(60, 40), layers=2) for count in (2, 8)]
+    steps = [run({"gradient_accumulation_steps": count}, typical=((60,), (40,)), layers=2) for count in (2, 8)]
 
     assert steps[1].tokens_per_step == 4 * steps[0].tokens_per_step == 800
     # Further micro-batches take a little more than the first: they add to its gradients.
@@ -168,7 +168,7 @@ def test_paged_optimizer_state_lies_on_the_host(run: Any) -> None:
 
 
 def test_flash_attention_keeps_packed_rows_without_a_mask(run: Any) -> None:
-    rows = {"worst": (120, 60, 60), "layers": 2}
+    rows = {"worst": ((120,), (60,), (60,)), "layers": 2}
     masked, flash = (
         run({"packing": True}, {"attn_implementation": name, "dtype": "bfloat16"}, **rows)
         for name in ("sdpa", "flash_attention_2")
@@ -218,7 +218,7 @@ def test_what_changes_no_library_is_traced_beside_others_as_it_is_alone(
     replies, failure = trace_all(job_server, requests, tmp_path / "together")
 
     assert failure is None
-    assert len({libraries_of(request) for request in requests}) == 1
+    assert len({libraries_of(request.plan) for request in requests}) == 1
     for (args, words), reply in zip(plans, replies, strict=True):
         assert replace(reply, seconds=0.0) == replace(run(args, words), seconds=0.0)
 
@@ -259,7 +259,7 @@ def test_tied_embeddings_are_held_once(run: Any, tmp_path: Path) -> None:
 
 def test_an_optimizer_that_takes_all_parameters_at_once_holds_as_much_again(run: Any) -> None:
     fused, at_once = (
-        next(section for section in run({"optim": name}, layers=2).sections if section.part is Part.OPTIMIZER)
+        next(section for section in run({"optim": name}, layers=2).sections if section.part.phase == OPTIMIZER_STEP)
         for name in ("adamw_torch_fused", "adamw_torch")
     )
 

@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from datasets import load_from_disk
-from trl import SFTConfig, SFTTrainer
+from trl import SFTTrainer
 
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import FORWARD
 from autotune.core.protocol import PrepareReply
-from autotune.core.status import Phase
 from autotune.step.objects import (
-    TRAINERS,
-    TrainerClasses,
     config,
     model_init_kwargs,
     peft_config,
@@ -25,7 +23,8 @@ from autotune.step.objects import (
 )
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import train, training_rows
+from autotune.step.run.training import train
+from autotune.step.trainers import adapter
 from tests.step.requests import plan, probe_request
 
 SCHEDULE = Schedule(warmup_micro_batches=2, min_micro_batches=4, max_micro_batches=4)
@@ -49,7 +48,7 @@ def test_trl_counts_the_tokens_that_the_probe_counts(
     assert progress.batches is not None
     assert progress.steps_done == progress.batches.steps
     assert trainer._total_train_tokens == progress.batches.tokens.sum()
-    assert progress.phase is Phase.FORWARD
+    assert progress.phase == FORWARD
     timed = progress.batches.timed
     assert [item.collated for item in progress.timed] == progress.batches.collated[timed].tolist()
     in_step = progress.batches.step_micro_batches
@@ -72,7 +71,7 @@ class Seen(SFTTrainer):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
-    monkeypatch.setitem(TRAINERS, "sft", TrainerClasses(SFTConfig, Seen))
+    monkeypatch.setattr(type(adapter("sft")), "trainer", Seen)
     monkeypatch.setattr(Seen, "lengths", [])
     monkeypatch.setattr(Seen, "collated", [])
     return Seen
@@ -137,7 +136,7 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
             held.append(len(self._beside))
             return super().training_step(*args, **kwargs)
 
-    monkeypatch.setitem(TRAINERS, "sft", TrainerClasses(SFTConfig, Counting))
+    monkeypatch.setattr(type(adapter("sft")), "trainer", Counting)
     request = probe_request(small_workload, plan(rows=2, micro_batches=7), schedule=SCHEDULE)
     progress = Progress(SCHEDULE, CpuMeter())
     train(request, tmp_path, progress)
@@ -169,7 +168,7 @@ def test_rows_cut_beforehand_lose_their_tail_and_go_when_no_label_is_left(
     masked.save_to_disk(str(tmp_path / "masked"))
     request = probe_request(small_workload, plan({"max_length": None}, truncate_to=12))
     request = type(request)(**{**vars(request), "tokenized_directory": str(tmp_path / "masked")})
-    rows = training_rows(request)
+    rows = adapter("sft").cut(load_from_disk(request.tokenized_directory), request.plan)
     kept = [row for row in saved["input_ids"][:] if len(row) > 10]
     assert rows["input_ids"][:] == [row[:12] for row in kept]
     assert 0 < len(rows) < len(saved)

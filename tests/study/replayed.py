@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
-from autotune.core.status import Phase, ProbeStatus
+from autotune.core.program import BACKWARD
+from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun
 
 LIMIT_BYTES = 600
@@ -104,7 +105,7 @@ def measurement(candidate: Candidate, limit_bytes: int = LIMIT_BYTES) -> Measure
     """What the table shows for a candidate."""
     peak = peak_bytes(candidate)
     if peak > limit_bytes:
-        oom = OutOfMemory(Phase.BACKWARD, peak - STATE_BYTES, STATE_BYTES, limit_bytes)
+        oom = OutOfMemory(BACKWARD, peak - STATE_BYTES, STATE_BYTES, limit_bytes)
         return Measurement(ProbeStatus.OUT_OF_MEMORY, f"needs {peak} bytes", out_of_memory=oom)
     return Measurement(ProbeStatus.OK, peak_bytes=peak, tokens_per_second=tokens_per_second(candidate))
 

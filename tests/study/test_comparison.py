@@ -12,7 +12,8 @@ import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, OutOfMemory
-from autotune.core.status import Phase, ProbeStatus
+from autotune.core.program import BACKWARD
+from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
 from autotune.study.comparison import next_turn, pairs
 from autotune.study.judge import Judge
@@ -24,7 +25,7 @@ from tests.study.running import PATIENT, Run
 
 GOOD = BASELINE.but(attention="flash", packing="bfd", liger="on")
 NEXT = GOOD.but(liger="off")
-RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(Phase.BACKWARD, 1, 1, 1))
+RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(BACKWARD, 1, 1, 1))
 EFFORT = replace(PATIENT, comparisons=3)
 TURNS = [(1, 0), (0, 0), (0, 1), (1, 1), (1, 2), (0, 2)]
 

@@ -10,14 +10,14 @@ from autotune.core.candidate import Candidate
 from autotune.errors import InputError
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import Effect, Technique
-from autotune.trainers import TRAINERS
+from autotune.trainers import find_trainer, trainers
 from tests.settings import GPU, setting
 
 EVERY = pytest.mark.parametrize("technique", catalogue(), ids=lambda item: item.name)
 
 
 def test_the_issue_s_techniques_are_all_there() -> None:
-    assert {item.name for item in catalogue("sft")} >= {
+    assert {item.name for item in find_trainer("sft").techniques} >= {
         "max_length", "packing", "padding_free", "pad_to_multiple_of", "gradient_checkpointing",
         "activation_offloading", "attention", "liger", "hub_kernels", "precision", "optimizer", "lora", "quantization",
         "per_device_train_batch_size", "torch_compile",
@@ -50,7 +50,7 @@ def test_a_technique_that_changes_training_says_how(technique: Technique) -> Non
 @EVERY
 def test_a_technique_writes_only_what_it_owns(technique: Technique) -> None:
     here = setting(machine=GPU)
-    baseline = Candidate({item.name: item.default(here) for item in catalogue("sft")})
+    baseline = Candidate({item.name: item.default(here) for item in find_trainer("sft").techniques})
     for option in technique.options:
         choice = technique.parse(option.choice, here)
         entries = technique.plan(choice, baseline.but(**{technique.name: choice}), here)
@@ -71,11 +71,11 @@ def test_a_misspelled_choice_is_told_apart_and_named(technique: Technique) -> No
 
 def test_a_misspelled_knob_gets_the_nearest_name() -> None:
     with pytest.raises(InputError, match="Did you mean 'packing'"):
-        find("packin")
+        find("packin", catalogue())
 
 
 def test_normal_forms_settle_in_the_passes_that_are_made() -> None:
-    trainer, here = TRAINERS["sft"], setting(machine=GPU)
+    trainer, here = trainers()["sft"], setting(machine=GPU)
     baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
     for packing in ("none", "bfd", "bfd_split", "wrapped"):
         for padding_free in ("off", "on"):

@@ -8,10 +8,10 @@ import pytest
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.trainers import TRAINERS
+from autotune.trainers import trainers
 from tests.settings import CPU, GPU, contaminates, separates, setting, workload
 
-SFT = TRAINERS["sft"]
+SFT = trainers()["sft"]
 COVERING = 1888
 """The shortest length that keeps 99 % of the tokens of ``settings.LENGTHS``, rounded up to a multiple of 8."""
 

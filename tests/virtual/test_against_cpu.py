@@ -38,7 +38,7 @@ def test_traced_peaks_are_those_of_the_cpu(architecture: str, lora: bool, checkp
         "gradient_checkpointing": checkpointing,
     }
     plan = TrainingPlan("sft", args=args, model=words)
-    rows = TracedRows([36, 24, 12, LENGTH])
+    rows = TracedRows([(36,), (24,), (12,), (LENGTH,)])
     steps = traced_training(plan, config_of(architecture, num_hidden_layers=2), small_tokenizer(), rows)
 
     traced, real = trace(steps, target="cpu"), run_on_cpu(steps)

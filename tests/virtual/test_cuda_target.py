@@ -50,7 +50,7 @@ CAPABILITIES = {"turing": (7, 5), "hopper": (9, 0)}
 found = {}
 for name, args in CASES.items():
     args = {"per_device_train_batch_size": 2, "max_length": 64, "gradient_checkpointing": False, "bf16": True, **args}
-    rows = TracedRows([30] * 4 if "packed" in name else [64, 40] if "padded" in name else [64])
+    rows = TracedRows([(30,)] * 4 if "packed" in name else [(64,), (40,)] if "padded" in name else [(64,)])
     architecture = "falcon" if "falcon" in name else "llama"
     model = {"attn_implementation": args.pop("attention", "sdpa"), **args.pop("model", {})}
     plan = TrainingPlan("sft", args=args, model=model)

@@ -12,7 +12,7 @@ from autotune.errors import InputError
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
     "Trains for a few real steps with one configuration after another, each in a process of its own, and hands over\n"
-    "the fastest that fits: config.yaml for `trl sft`, train.py for Python, result.json for programs."
+    "the fastest that fits: config.yaml for `trl`, train.py for Python, result.json for programs."
 )
 _EXIT_CODES = {RunStatus.FOUND: 0, RunStatus.NOTHING_FITS: 1, RunStatus.INTERRUPTED: 130}
 

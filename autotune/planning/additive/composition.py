@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.core.candidate import Choice
 from autotune.planning.additive.design import Fact
-from autotune.planning.groups import KIND, Group
+from autotune.planning.additive.group import LAYOUT, Group
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,17 @@ class Composition:
     def _unseen(self, group: Group, other: Group) -> int:
         """Return in how many facts they differ that may not add up with others; how rows lie never does."""
         return sum(
-            fact == KIND or any((fact, of.facts[fact]) in self._telling for of in (group, other))
+            fact == LAYOUT or any((fact, of.levels[fact]) in self._telling for of in (group, other))
             for fact in group.differences(other)
         )
 
     def _steps(self, fact: str, group: Group, nearest: Group) -> list[list[tuple[Group, Group]]]:
         """Return pairs that show what a fact changes, if need be in two steps, with a third choice between."""
-        wanted, given = group.facts[fact], nearest.facts[fact]
+        wanted, given = group.levels[fact], nearest.levels[fact]
         direct = self._likest(fact, (wanted, given), group)
         if direct:
             return [direct]
-        for between in dict.fromkeys(changed.facts[fact] for changed, _ in self._pairs.get(fact, ())):
+        for between in dict.fromkeys(changed.levels[fact] for changed, _ in self._pairs.get(fact, ())):
             steps = [self._likest(fact, ends, group) for ends in ((wanted, between), (between, given))]
             if all(steps):
                 return steps
@@ -95,9 +95,9 @@ class Composition:
     def _likest(self, fact: str, choices: tuple[Choice, Choice], group: Group) -> list[tuple[Group, Group]]:
         """Return the pairs of two choices of a fact that are most like the group, its kind of rows first of all."""
         shown = [
-            ((changed.kind is not group.kind, len(group.differences(changed))), (changed, unchanged))
+            ((changed.layout is not group.layout, len(group.differences(changed))), (changed, unchanged))
             for changed, unchanged in self._pairs.get(fact, ())
-            if (changed.facts[fact], unchanged.facts[fact]) == choices
+            if (changed.levels[fact], unchanged.levels[fact]) == choices
         ]
         least = min((distance for distance, _ in shown), default=(False, 0))
         return [pair for distance, pair in shown if distance == least]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
+from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Choice
+from autotune.planning.additive.group import Group
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.extrapolation.shape import Kind
-from autotune.planning.groups import Group
 
 Fact = tuple[str, Choice]
 """A knob and its choice; or how rows lie, as if it were a knob."""
@@ -28,9 +28,9 @@ class Design:
     def __init__(self, groups: Collection[Group], base: Group, recipes: Sequence[Group]) -> None:
         self._groups = groups
         self._recipes = recipes
-        kinds = dict.fromkeys([base.kind, *sorted({group.kind for group in groups})])
+        kinds = dict.fromkeys([base.layout, *sorted({group.layout for group in groups})])
         every = [base, *groups]
-        self._centres = {kind: _nearest(base, [group for group in every if group.kind is kind]) for kind in kinds}
+        self._centres = {kind: _nearest(base, [group for group in every if group.layout is kind]) for kind in kinds}
 
     def wanted(self, fits: Mapping[Group, Fit], need: Callable[[Group], int], limit: int) -> Iterator[list[Group]]:
         """Yield groups that are to be traced together, the most telling ones first; some may have been traced.
@@ -56,20 +56,20 @@ class Design:
             group
             for centre in others
             for group in _singles(centre, self._groups)
-            if all((fact, group.facts[fact]) in telling for fact in group.differences(centre))
+            if all((fact, group.levels[fact]) in telling for fact in group.differences(centre))
         ][: max(0, limit - len(fits))]
         effects = self.effects(fits, need)
         found = chain.from_iterable(_pairs(self._centres[kind], effects[kind], self._groups) for kind in effects)
         ranked = [group for _, group in sorted(found, key=lambda pair: -pair[0]) if group not in fits]
         yield ranked[: max(0, limit - len(fits))]
 
-    def effects(self, fits: Mapping[Group, Fit], need: Callable[[Group], int]) -> dict[Kind, dict[Fact, float]]:
+    def effects(self, fits: Mapping[Group, Fit], need: Callable[[Group], int]) -> dict[Layout, dict[Fact, float]]:
         """Return what single choices change in what the largest micro-batches need, where sizes tell how much."""
-        found: dict[Kind, dict[Fact, float]] = {}
+        found: dict[Layout, dict[Fact, float]] = {}
         for kind, centre in self._centres.items():
             if centre in fits:
                 found[kind] = {
-                    (fact, group.facts[fact]): abs(need(group) - need(centre))
+                    (fact, group.levels[fact]): abs(need(group) - need(centre))
                     for group in _singles(centre, fits)
                     for fact in group.differences(centre)
                     if fits[group].differs_by_sizes(fits[centre], _NO_DIFFERENCE)
@@ -80,12 +80,12 @@ class Design:
         """Yield for each choice a group that has it, and one that differs in nothing else: the base where possible."""
         having: dict[Fact, list[Group]] = {}
         for group in self._groups:
-            if group.kind is base.kind:
-                for fact in group.facts.items():
+            if group.layout is base.layout:
+                for fact in group.levels.items():
                     having.setdefault(fact, []).append(group)
         for (knob, choice), groups in having.items():
             nearest = _nearest(base, groups)
-            if choice != base.facts[knob]:
+            if choice != base.levels[knob]:
                 yield nearest
             partners = [group for group in self._groups if group.differences(nearest) == (knob,)]
             if len(nearest.differences(base)) > 1 and partners:
@@ -98,13 +98,13 @@ def _nearest(base: Group, groups: Iterable[Group]) -> Group:
 
 def _singles(base: Group, groups: Iterable[Group]) -> list[Group]:
     """Return the groups of the same kind of rows that differ by a single choice."""
-    return [group for group in groups if group.kind is base.kind and len(group.differences(base)) == 1]
+    return [group for group in groups if group.layout is base.layout and len(group.differences(base)) == 1]
 
 
 def _pairs(base: Group, effects: Mapping[Fact, float], groups: Iterable[Group]) -> Iterator[tuple[float, Group]]:
     """Yield the groups that differ by two choices with effects, each with the product of these."""
     for group in groups:
-        if group.kind is base.kind:
-            facts = [(fact, group.facts[fact]) for fact in group.differences(base)]
+        if group.layout is base.layout:
+            facts = [(fact, group.levels[fact]) for fact in group.differences(base)]
             if len(facts) == 2 and all(fact in effects for fact in facts):
                 yield effects[facts[0]] * effects[facts[1]], group

@@ -9,11 +9,12 @@ from operator import mul
 from statistics import fmean
 from typing import TypeVar
 
+from autotune.core.batch_geometry import Shape
 from autotune.core.protocol import TraceReply
-from autotune.core.timeline import Part, Section
+from autotune.core.timeline import Occurrence, Part, Section
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
-from autotune.planning.extrapolation.shape import Anchors, Shape, layer_weights
+from autotune.planning.extrapolation.shape import Anchors, layer_weights
 from autotune.planning.extrapolation.times import mixed_times
 
 T = TypeVar("T")
@@ -45,7 +46,8 @@ class Fit:
         self._points = sorted(replies)
         self.assumptions = frozenset(assumed for reply in replies.values() for assumed in reply.assumptions)
         self._depths = sorted({layers for layers, _ in replies})
-        aligned = {part: self._aligned(part) for part in Part}
+        self._parts = tuple(dict.fromkeys(section.part for reply in replies.values() for section in reply.sections))
+        aligned = {part: self._aligned(part) for part in self._parts}
         self.aligned = all(found is not None for found in aligned.values())
         self._series = [
             series for part, found in aligned.items() for series in (found if found is not None else self._peaks(part))
@@ -54,7 +56,7 @@ class Fit:
     def forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
         """Return what follows for a depth, a shape, and so many micro-batches in an optimizer step."""
         weights = self._weights(layers, shape)
-        parts = [part for part in Part if part is not Part.FURTHER_MICRO_BATCH or micro_batches > 1]
+        parts = [part for part in self._parts if part.occurrence is not Occurrence.FURTHER or micro_batches > 1]
         stretches: dict[Stretch, Mapping[str, int]] = {}
         for series in self._series:
             if series.stretch[0] in parts:
@@ -71,7 +73,7 @@ class Fit:
             times={
                 part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
                 for part in parts
-                if part is not Part.BEFORE and all(known_times := self._each(part, lambda section: section.time))
+                if all(known_times := self._each(part, lambda section: section.time))
             },
         )
 
@@ -81,7 +83,7 @@ class Fit:
         Args:
             tolerance: share of the memory that counts as no difference.
         """
-        for stretch in {series.stretch for series in self._series if series.stretch[0] in _MICRO_BATCHES}:
+        for stretch in {series.stretch for series in self._series if series.stretch[0].of_micro_batch}:
             for depth in self._depths:
                 differences, sizes = [], []
                 for shape in self._anchors.shapes:
@@ -161,12 +163,11 @@ class Fit:
 
 
 _Levels = Mapping[str, Sequence[int]]
-_MICRO_BATCHES = (Part.FIRST_MICRO_BATCH, Part.FURTHER_MICRO_BATCH)
 
 
 def _section(reply: TraceReply, part: Part) -> Section:
     """Return the section of a part; a step of a single micro-batch has no further one."""
-    return next((section for section in reply.sections if section.part is part), Section(part, (), {}))
+    return next((section for section in reply.sections if section.part == part), Section(part, (), {}))
 
 
 def _moments_of(section: Section, *, in_backward: bool) -> slice:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.core.step_time import StepTime
-from autotune.core.timeline import Part
+from autotune.core.timeline import Occurrence, Part
 from autotune.planning.extrapolation.times import mixed_times
 
 Stretch = tuple[Part, bool]
@@ -53,9 +53,13 @@ class Forecast:
         """Return how long an optimizer step of so many micro-batches takes, or None where it is not known."""
         if not self.times:
             return None
-        seconds = {part: time.seconds for part, time in self.times.items()}
-        further = seconds.get(Part.FURTHER_MICRO_BATCH, 0.0) * (micro_batches - 1)
-        return seconds[Part.FIRST_MICRO_BATCH] + further + seconds[Part.OPTIMIZER]
+        times = {Occurrence.BEFORE: 0, Occurrence.FURTHER: micro_batches - 1}
+        return sum(time.seconds * times.get(part.occurrence, 1) for part, time in self.times.items())
+
+    @property
+    def run_seconds(self) -> float:
+        """How long the phases before the first step take for one micro-batch; 0 where that is not known."""
+        return sum(time.seconds for part, time in self.times.items() if part.occurrence is Occurrence.BEFORE)
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:
@@ -72,7 +76,7 @@ def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:
     stretches = {
         stretch: {name: round(size) for name, size in sizes.items() if size >= 1} for stretch, sizes in sums.items()
     }
-    parts = [part for part in Part if all(part in forecast.times for forecast, _ in terms)]
+    parts = [part for part in terms[0][0].times if all(part in forecast.times for forecast, _ in terms)]
 
     def summed(figures: Sequence[float]) -> float:
         return max(0.0, sum(weight * figure for (_, weight), figure in zip(terms, figures, strict=True)))

@@ -7,26 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-
-class Kind(StrEnum):
-    """How the rows of a micro-batch lie: each kind has attention masks, and so kernels, of its own."""
-
-    EQUAL = "rows of equal length"
-    PADDED = "padded rows"
-    FLAT = "rows end to end"
-
-
-@dataclass(frozen=True, order=True)
-class Shape:
-    """A micro-batch.
-
-    Attributes:
-        rows: of the tensor of tokens; 1 where rows lie end to end.
-        tokens: in each of these rows, padding included; a mean may be no whole number.
-    """
-
-    rows: int
-    tokens: float
+from autotune.core.batch_geometry import Shape
 
 
 class Basis(StrEnum):

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.planning.tracing.cache import Cache, fingerprint
+from autotune.probing.tracing import Traced, Untraceable
 
-
-@dataclass(frozen=True)
-class Untraceable:
-    """A step that cannot be traced.
-
-    Attributes:
-        reason: names the operator or the combination.
-        lasting: whether it would be so another time.
-    """
-
-    reason: str
-    lasting: bool = True
-
-
-Traced = TraceReply | Untraceable
 Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
 """Runs traces; what comes back is in the order of the requests, and may come one by one."""
 

@@ -1,4 +1,4 @@
-"""The user's dataset, loaded and checked for what SFT needs of it, with a message for each thing that can be wrong."""
+"""The user's dataset, loaded and checked for what its trainer needs, with a message for each thing that is wrong."""
 
 from __future__ import annotations
 
@@ -17,18 +17,7 @@ from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.rows import check_json, check_row_count
 from autotune.step.models.loading import tokenizer_of
-
-# In the order in which SFTTrainer looks for them.
-FORMATS: dict[str, tuple[str, ...]] = {
-    "input_ids": ("input_ids",),
-    "conversations": ("conversations",),
-    "prompt+completion": ("prompt", "completion"),
-    "messages": ("messages",),
-    "text": ("text",),
-}
-"""From the name of a format that SFT takes to the columns that make it up."""
-
-_NEEDED = "text | messages | prompt and completion | conversations | input_ids"
+from autotune.trainers.base import DatasetFormat, Trainer
 
 
 @dataclass(frozen=True)
@@ -36,15 +25,15 @@ class LoadedRows:
     """A dataset as the user wrote it.
 
     Attributes:
-        format: its key in :data:`FORMATS`.
+        format: of the trainer's, the first whose columns it has.
     """
 
     rows: Dataset
-    format: str
+    format: DatasetFormat
 
 
-def load_rows(source: DatasetSource, processor: Any, model: ModelSource) -> LoadedRows:
-    """Load a dataset and check that SFT can use it with this model's tokenizer.
+def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: ModelSource) -> LoadedRows:
+    """Load a dataset and check that a trainer can use it with this model's tokenizer.
 
     Raises:
         InputError: it is missing, broken, has fewer than two rows or no usable column, or needs what the tokenizer
@@ -52,11 +41,10 @@ def load_rows(source: DatasetSource, processor: Any, model: ModelSource) -> Load
     """
     rows = _loaded(source)
     check_row_count(Path(source.name), len(rows))
-    format_name = _format(source, rows)
-    loaded = LoadedRows(rows, format_name)
-    for column in FORMATS[format_name]:
+    loaded = LoadedRows(rows, _format(trainer, source, rows))
+    for column in loaded.format.columns:
         _check_no_nulls(source, rows, column)
-    _check_tokenizer(loaded, processor, source, model)
+    _check_tokenizer(trainer, loaded, processor, source, model)
     return loaded
 
 
@@ -96,14 +84,14 @@ def _check_all_lines(source: DatasetSource) -> None:
         check_json(file, limit_bytes=file.stat().st_size)
 
 
-def _format(source: DatasetSource, rows: Dataset) -> str:
+def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:
     columns = set(rows.column_names)
-    for name, needed in FORMATS.items():
-        if columns.issuperset(needed):
-            return name
+    for form in trainer.formats:
+        if columns.issuperset(form.columns):
+            return form
     raise InputError(
-        f"{source.name} has no column that SFT can use: it has {', '.join(rows.column_names)}.",
-        hint=f"It needs {_NEEDED}.",
+        f"{source.name} has no column that {trainer.label} can use: it has {', '.join(rows.column_names)}.",
+        hint=f"It needs {trainer.wanted_columns}.",
     )
 
 
@@ -114,23 +102,25 @@ def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
         raise InputError(f"Row {row + 1} of {source.name} has no {column}.", hint="Remove or complete such rows.")
 
 
-def _check_tokenizer(loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource) -> None:
-    if loaded.format == "input_ids":
+def _check_tokenizer(
+    trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
+) -> None:
+    if loaded.format.tokenized:
         return
     first = loaded.rows[0]
     if is_conversational(first) or is_conversational_from_value(first):
         if getattr(processor, "chat_template", None) is None:
             raise InputError(
                 f"{source.name} is conversational and the tokenizer of {model.name} has no chat template.",
-                hint="Use the tokenizer of a chat model, or a dataset with text or prompt and completion.",
+                hint="Use the tokenizer of a chat model, or a dataset of text.",
             )
         return
-    columns = FORMATS[loaded.format]
-    texts = loaded.format in ("text", "prompt+completion") and all(isinstance(first[name], str) for name in columns)
+    columns = loaded.format.columns
+    texts = loaded.format.text and all(isinstance(first[name], str) for name in columns)
     if not texts:
         raise InputError(
             f"Row 1 of {source.name} holds neither text nor messages in {' and '.join(columns)}.",
-            hint=f"SFT needs {_NEEDED}; a message has role and content.",
+            hint=f"{trainer.label} needs {trainer.wanted_columns}; a message has role and content.",
         )
     if tokenizer_of(processor).eos_token is None:
         raise InputError(

@@ -6,19 +6,22 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
 from autotune.step.data.dataset import LoadedRows
-from autotune.step.data.rows import row_sizes
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
+from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 # What the configurations of transformers call the number of experts.
@@ -63,15 +66,21 @@ def linear_modules(model: Any) -> tuple[str, ...]:
 
 def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:
     """Return the profile of tokenised rows."""
-    sizes = row_sizes(rows)
+    trainer, known = find_trainer(request.trainer), adapter(request.trainer)
+    counts = Counter(trainer.document(tuple(lengths)) for lengths in known.lengths(rows).tolist())
+    longest: Counter[int] = Counter()
+    for (_, *sequences), count in counts.items():
+        longest[max(sequences)] += count
+    single = all(needs <= 1 and len(sequences) == 1 for needs, *sequences in counts)
     return DatasetProfile(
         name=request.dataset.name,
-        format=loaded.format,
+        format=loaded.format.name,
         columns=tuple(loaded.rows.column_names),
-        lengths=LengthDistribution(dict(sorted(Counter(sizes.tokens.tolist()).items()))),
-        trainable_tokens=int(sizes.trainable.sum()),
+        lengths=LengthDistribution(dict(sorted(longest.items()))),
+        trainable_tokens=int(known.trainable(rows).sum()),
         tokenized_directory=request.tokenized_directory,
-        fingerprint=_rows_fingerprint(rows),
+        fingerprint=_rows_fingerprint(rows, known.columns),
+        several=None if single else Documents(tuple((count, *item) for item, count in sorted(counts.items()))),
     )
 
 
@@ -89,10 +98,10 @@ def _model_fingerprint(config: Any, processor: Any) -> str:
     return digest.hexdigest()[:_FINGERPRINT_DIGITS]
 
 
-def _rows_fingerprint(rows: Any) -> str:
+def _rows_fingerprint(rows: Any, columns: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for batch in rows.with_format("numpy").iter(batch_size=1000):
-        for column in ("input_ids", "labels"):
+        for column in columns:
             for values in batch[column]:
                 digest.update(len(values).to_bytes(8, "little") + values.tobytes())
     return digest.hexdigest()[:_FINGERPRINT_DIGITS]

@@ -15,36 +15,38 @@ from autotune.errors import InputError
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.models.loading import model_class
 from autotune.step.models.shrink import shrunken_model
-from autotune.step.objects import TRAINERS, config
-
-TOKENIZED_COLUMNS = ["input_ids", "labels"]
+from autotune.step.objects import config
+from autotune.step.trainers import adapter
 
 
 def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded: LoadedRows, folder: Path) -> Dataset:
-    """Return the dataset's rows as ``input_ids`` and ``labels``, neither truncated nor packed.
+    """Return the dataset's rows in the columns of the trainer's adapter, neither truncated nor packed.
 
     Raises:
         InputError: the chat template refuses a row.
     """
     architecture = model_class(request.model, model_config)
-    plan = TrainingPlan(
-        trainer=request.trainer,
-        args={"max_length": None, "packing": False, "gradient_checkpointing": False, "bf16": False, "use_cpu": True},
-    )
+    known = adapter(request.trainer)
+
+    def small_model() -> Any:
+        return shrunken_model(architecture, model_config, layers=1)
+
+    plan = TrainingPlan(trainer=request.trainer, args=known.tokenizing)
     arguments = config(plan, output_dir=str(folder), report_to="none", disable_tqdm=True, model_init_kwargs=None)
     try:
-        trainer = TRAINERS[request.trainer].trainer(
-            model=shrunken_model(architecture, model_config, layers=1),
+        trainer = known.trainer(
+            model=small_model(),
             args=arguments,
             train_dataset=loaded.rows,
             processing_class=processor,
+            **known.beside_model(None, small_model),
         )
     except TemplateError as error:
         raise InputError(
             f"The chat template of {request.model.name} refuses a row of {request.dataset.name}: {error}",
             hint="Look for messages whose roles or order the template does not know.",
         ) from error
-    return trainer.train_dataset.select_columns(TOKENIZED_COLUMNS)
+    return trainer.train_dataset.select_columns(list(known.columns))
 
 
 def save_rows(rows: Dataset, directory: str) -> None:

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from autotune.core.machine import DeviceKind
 from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
@@ -14,6 +13,7 @@ from autotune.core.workload import PackingCheck
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
+from autotune.step.trainers.packing import alone, packed
 
 # Lengths on both sides of the shrunken sliding window (8), a single token, and none that divides another.
 _DOCUMENT_TOKENS = (7, 19, 1, 12, 33)
@@ -47,17 +47,17 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         _spread(model)
         model.eval().to(device)
         documents = [torch.randint(3, _vocabulary(model), (count,)).tolist() for count in _DOCUMENT_TOKENS]
-        alone = [_logits(model, {"input_ids": torch.tensor([document])}) for document in documents]
-        alone[0].sum().backward()
+        separately = [_logits(model, alone(document)) for document in documents]
+        separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 whatever it is, the architecture does not train with this attention here
         return PackingCheck(attention, False, False, None, 0.0, f"does not run here: {_reason(error)}")
-    separate = torch.cat(alone).detach()
+    separate = torch.cat(separately).detach()
     tolerance = _TOLERANCES[dtype] * separate.abs().max().item()
     try:
-        packed = _logits(model, _packed(documents))
+        together = _logits(model, packed(documents))
     except Exception as error:  # noqa: BLE001 an architecture that refuses packed documents does not mix them either
         return PackingCheck(attention, True, False, None, tolerance, f"refuses packed documents: {_reason(error)}")
-    difference = (packed.detach() - separate).abs().max().item()
+    difference = (together.detach() - separate).abs().max().item()
     if not math.isfinite(difference):
         return PackingCheck(attention, True, False, None, tolerance, "packed documents give logits that are not finite")
     separates = difference <= tolerance
@@ -77,19 +77,11 @@ def _vocabulary(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _packed(documents: list[list[int]]) -> dict[str, Any]:
-    """Return the documents in one row, as TRL's collator packs them for its trainer."""
-    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(
-        [{"input_ids": ids} for ids in documents]
-    )
-    del batch["labels"]
-    return dict(batch)
-
-
 def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the logits of one row, one line per token, in float32."""
     placed = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in inputs.items()}
-    # As SFTTrainer calls it: no attention mask, no cache. A cache would stand in the way of telling documents apart.
+    # As a trainer calls it on packed rows: no attention mask, and no cache, which would keep documents from being told
+    # apart.
     return model(**placed, use_cache=False).logits[0].float()
 
 

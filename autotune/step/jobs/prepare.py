@@ -9,6 +9,7 @@ from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import save_rows, tokenized
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
+from autotune.trainers import find_trainer
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
@@ -25,7 +26,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             f"{request.model.name} has no weights to load.",
             hint="Use --init random: memory and speed do not depend on the weights' values.",
         )
-    loaded = load_rows(request.dataset, processor, request.model)
+    loaded = load_rows(find_trainer(request.trainer), request.dataset, processor, request.model)
     rows = tokenized(request, config, processor, loaded, context.folder)
     save_rows(rows, request.tokenized_directory)
     return PrepareReply(model=model, dataset=dataset_profile(request, loaded, rows))

@@ -98,7 +98,7 @@ def _failed(
     first = progress.first_step_seconds
     return Measurement(
         status=statuses[verdict.kind],
-        reason=f"in {progress.phase.value}: {verdict.reason}",
+        reason=f"in {progress.phase}: {verdict.reason}",
         rows=batches.population if batches is not None else None,
         worst_rows=batches.order.shape[1] if batches is not None else None,
         worst_tokens=progress.worst_tokens,

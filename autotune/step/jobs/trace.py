@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
+from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP, Repeat
 from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
@@ -16,6 +17,7 @@ from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor, model_class
 from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Work, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
@@ -60,7 +62,9 @@ def _trace(request: TraceRequest) -> TraceReply:
     rows = TracedRows(request.worst, request.typical, request.trainable, once=True)
     steps = traced_training(request.plan, model_config, load_processor(request.model), rows, trained)
     once = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
-    traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1)
+    program = find_trainer(request.plan.trainer).program(request.plan)
+    of_step = [name for name in program.repeated(Repeat.STEP) if name != OPTIMIZER_STEP]
+    traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
     allocated_bytes, reserved_bytes, fits = _allocator(traced, request)
     return TraceReply(
         layers=model_config.get_text_config().num_hidden_layers,
@@ -75,7 +79,13 @@ def _trace(request: TraceRequest) -> TraceReply:
         tokens_per_step=float(trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
-        sections=sections(traced, traced.phase(step_name(1)), _timing(request)),
+        sections=sections(
+            traced,
+            traced.phase(step_name(1)),
+            _timing(request),
+            of_run=[name for name in program.repeated(Repeat.RUN) if name != CONSTRUCTION],
+            of_step=of_step,
+        ),
         varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),
     )
 

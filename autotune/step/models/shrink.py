@@ -61,7 +61,7 @@ def _try(model: Any) -> None:
     """Run one short document through a narrow copy; widths that do not go together show here."""
     if model.device.type == "cpu" and model.config._attn_implementation in ("eager", "sdpa"):
         with torch.no_grad():
-            model(input_ids=torch.arange(3)[None], use_cache=False)
+            model(torch.arange(3)[None], use_cache=False)
 
 
 def _narrow(config: Any) -> Any:

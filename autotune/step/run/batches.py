@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.measurement import Schedule
-from autotune.step.data.rows import Counts, RowSizes
+from autotune.step.rows import Counts, RowSizes
+from autotune.step.trainers.base import Collation
 
 Amounts = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -36,25 +37,6 @@ class StepSize:
     def run(self, *, whole: bool) -> int:
         """Return how many micro-batches a step has when it is run: all, or as many as show what memory a step needs."""
         return self.micro_batches if whole else min(self.micro_batches, _STEADY_FROM)
-
-
-@dataclass(frozen=True)
-class Collation:
-    """How the rows of a micro-batch become one tensor.
-
-    Attributes:
-        flat: whether they lie end to end; else each is padded to the longest.
-        multiple: to which the length of the tensor is rounded up.
-    """
-
-    flat: bool = False
-    multiple: int = 1
-
-    def tokens(self, lengths: Counts) -> Counts:
-        """Return the tokens of each micro-batch, padding included; ``lengths`` has the shape (micro-batches, rows)."""
-        length = lengths.sum(axis=1) if self.flat else lengths.max(axis=1)
-        rounded = -(-length // self.multiple) * self.multiple
-        return np.asarray(rounded if self.flat else rounded * lengths.shape[1], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -128,7 +110,7 @@ def plan_batches(
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
     plain = drawn(population, (beside_worst + warmup + following) * step.rows, seed).reshape(-1, step.rows)
     if not schedule.whole_steps:
-        sample = _stratified(sizes.tokens, step.rows, following, schedule.min_micro_batches, collation, seed)
+        sample = _stratified(sizes.lengths, step.rows, following, schedule.min_micro_batches, collation, seed)
         plain = np.concatenate([plain[: beside_worst + warmup], sample])
     typical = iter(plain)
     order = [worst[0], *islice(typical, in_step - 1)]
@@ -149,9 +131,9 @@ def plan_batches(
         worst_steps=worst_steps,
         timed=is_typical & warm,
         tokens=sizes.tokens[chosen].sum(axis=1),
-        collated=collation.tokens(sizes.tokens[chosen]),
+        collated=collation.tokens(sizes.lengths[chosen]),
         mean_tokens=float(sizes.tokens.mean() * step.rows),
-        mean_collated=float(collation.tokens(sizes.tokens[epoch]).mean()),
+        mean_collated=float(collation.tokens(sizes.lengths[epoch]).mean()),
         mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
     )
 
@@ -166,9 +148,14 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
     Of rows of equal length, those with the most trainable tokens come first.
     """
-    longest_first = np.lexsort((-sizes.trainable, -sizes.tokens))
-    lengths = sizes.tokens[longest_first].tolist()
-    chosen = worst_micro_batches(lengths, rows, padded=not collation.flat, multiple=collation.multiple)
+    longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
+    chosen = worst_micro_batches(
+        sizes.widest[longest_first].tolist(),
+        rows,
+        padded=not collation.flat,
+        multiple=collation.multiple,
+        shortest=sizes.shortest[longest_first].tolist() if sizes.lengths.shape[1] > 1 else None,
+    )
     return tuple(longest_first[list(positions)] for positions in chosen)
 
 
@@ -190,14 +177,14 @@ def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
     return np.asarray(parts * (packed_from / parts.sum()))
 
 
-def _stratified(tokens: Counts, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
+def _stratified(lengths: Counts, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
     """Return at least ``count`` micro-batches in rounds, each of which has one of each stratum by size."""
     generator = np.random.default_rng(seed)
     rounds = -(-count // strata)
-    many = drawn(len(tokens), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)
+    many = drawn(len(lengths), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)
     taken = []
     for micro_batches in many:
-        by_size = np.argsort(collation.tokens(tokens[micro_batches]), kind="stable").reshape(strata, -1)
+        by_size = np.argsort(collation.tokens(lengths[micro_batches]), kind="stable").reshape(strata, -1)
         picked = by_size[np.arange(strata), generator.integers(_DRAWN_FOR_ONE, size=strata)]
         taken.append(micro_batches[generator.permutation(picked)])
     return np.concatenate(taken)[:count]

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from accelerate.utils import recursively_apply, send_to_device
 
-from autotune.core.status import Phase
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import BACKWARD, FORWARD
+from autotune.step.run.phases import tell_phases
 from autotune.step.run.progress import Progress
+from autotune.step.trainers.base import Adapter
 
 
-def followed(trainer: type[Any], progress: Progress) -> type[Any]:
+def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any]:
     """Return a subclass of a trainer that tells ``progress`` of its micro-batches and their parts.
 
     In two things it trains otherwise than its base, both about memory. Where a probe leaves out micro-batches of a
@@ -22,7 +25,9 @@ def followed(trainer: type[Any], progress: Progress) -> type[Any]:
     once. And the last step of a run may end with the worst micro-batches, whenever it comes.
     """
 
-    class Followed(trainer):
+    trainer = known.trainer_class(plan)
+
+    class Followed(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
         _beside: Any = None
         _worst: tuple[Any, ...] = ()
 
@@ -67,14 +72,14 @@ def followed(trainer: type[Any], progress: Progress) -> type[Any]:
             return loss
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            progress.phase = Phase.FORWARD
+            progress.phase = FORWARD
             if progress.worst_tokens is None:
-                progress.worst_tokens = inputs["input_ids"].numel()
+                progress.worst_tokens = known.collated(inputs)[1]
             loss = super().compute_loss(model, inputs, *args, **kwargs)
-            progress.phase = Phase.BACKWARD
+            progress.phase = BACKWARD
             return loss
 
-    return Followed
+    return tell_phases(Followed, known.methods, progress.inside)
 
 
 def _copied(batch: Any, device: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
-from autotune.core.status import Phase
+from autotune.core.program import CONSTRUCTION, FORWARD, OPTIMIZER_STEP
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
 from autotune.step.run.timing import TimedMicroBatch, WholeStep, enough
@@ -34,7 +36,7 @@ class Progress(TrainerCallback):
     """
 
     def __init__(self, schedule: Schedule, meter: Meter) -> None:
-        self.phase = Phase.CONSTRUCTION
+        self.phase = CONSTRUCTION
         self.steps_done = 0
         self.first_step_seconds: float | None = None
         self.last_step_seconds: float | None = None
@@ -48,6 +50,13 @@ class Progress(TrainerCallback):
         self._meter = meter
         self._fetch_seconds = 0.0
         self._marks: list[tuple[Mark, Mark]] = []
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """Be in a phase until this ends; where it ends with an error, that is where the error came."""
+        before, self.phase = self.phase, phase
+        yield
+        self.phase = before
 
     def fetched(self, seconds: float) -> None:
         """Note how long the micro-batches of the next step took to collate and to place on the device."""
@@ -63,7 +72,7 @@ class Progress(TrainerCallback):
 
     def on_step_begin(self, *events: Any, **more: Any) -> None:
         """Note the first training step."""
-        self.phase = Phase.FORWARD
+        self.phase = FORWARD
         self._marks.clear()
         if self.first_step_seconds is None:
             self._meter.lap()
@@ -71,12 +80,12 @@ class Progress(TrainerCallback):
 
     def on_substep_end(self, *events: Any, **more: Any) -> None:
         """Note that the next micro-batch follows."""
-        self.phase = Phase.FORWARD
+        self.phase = FORWARD
         self._meter.lap()
 
     def on_pre_optimizer_step(self, *events: Any, **more: Any) -> None:
         """Note that the gradients are there."""
-        self.phase = Phase.OPTIMIZER_STEP
+        self.phase = OPTIMIZER_STEP
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
         """Time the step, and stop the trainer after the last one that is needed."""
@@ -95,7 +104,7 @@ class Progress(TrainerCallback):
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing
         self.last_step_seconds = now
-        self.phase = Phase.FORWARD
+        self.phase = FORWARD
         self._meter.lap()
         return control
 

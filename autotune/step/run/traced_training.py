@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.state import AcceleratorState, PartialState
-from datasets import Dataset
 from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import IGNORED_LABEL
-from autotune.step.data.rows import Counts, RowSizes, row_sizes
 from autotune.step.models.loading import virtual_model
-from autotune.step.objects import TRAINERS, config, peft_config, quantization_config
+from autotune.step.objects import config, peft_config, quantization_config
+from autotune.step.rows import Counts, RowSizes
 from autotune.step.run.batches import StepSize, drawn, worst_order
-from autotune.step.run.training import collation_of, run_arguments
+from autotune.step.run.phases import tell_phases
+from autotune.step.run.training import run_arguments
+from autotune.step.trainers import adapter
+from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, phase, settled
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
@@ -32,12 +33,11 @@ _MICRO_BATCHES_AT_MOST = 2
 # The device of a trace is handed to accelerate afterwards; TF32 changes no byte, and compiled code cannot be followed.
 _NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
 _SEED = 42
-_TOKEN = 5
 
 
 @dataclass(frozen=True)
 class TracedRows:
-    """The rows of a dataset that a trace trains on, in tokens; see :class:`autotune.core.protocol.TraceRequest`.
+    """The rows of a dataset that a trace trains on, by their parts; see :class:`autotune.core.protocol.TraceRequest`.
 
     Attributes:
         once: whether there is a single optimizer step on the largest micro-batch, in which the optimizer goes twice,
@@ -45,8 +45,8 @@ class TracedRows:
             else there are two steps, of two micro-batches or, where the plan has a single one, of that.
     """
 
-    worst: Sequence[int]
-    typical: Sequence[int] = ()
+    worst: Sequence[tuple[int, ...]]
+    typical: Sequence[tuple[int, ...]] = ()
     trainable: float = 1.0
     once: bool = False
 
@@ -98,17 +98,24 @@ def traced_training(
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **_NOT_TRACED)
-            trainer = _build(plan, planned, model_config, processor, rows, device)
+            known = adapter(plan.trainer)
+            trainer = _build(known, plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
-            _choose_batches(trainer, rows, planned.packing)
+            _choose_batches(trainer, rows, known)
             trainer.train()
 
     return run
 
 
 def _build(
-    plan: TrainingPlan, planned: Any, model_config: Any, processor: Any, rows: TracedRows, device: torch.device
+    known: Adapter,
+    plan: TrainingPlan,
+    planned: Any,
+    model_config: Any,
+    processor: Any,
+    rows: TracedRows,
+    device: torch.device,
 ) -> Any:
     overrides = {
         **run_arguments(rows.steps, Path(planned.output_dir)),
@@ -119,14 +126,18 @@ def _build(
     }
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-    model = virtual_model(model_config, kwargs, quantization_config(plan), device)
-    return _traced(TRAINERS[plan.trainer].trainer)(
-        model=model,
+
+    def make_model() -> Any:
+        return virtual_model(model_config, kwargs, quantization_config(plan), device)
+
+    return _traced(known, plan)(
+        model=make_model(),
         args=arguments,
-        train_dataset=_dataset(rows, plan, planned),
+        train_dataset=known.synthetic((*rows.worst, *rows.typical), plan, planned, rows.trainable),
         processing_class=processor,
         peft_config=peft_config(plan),
         callbacks=[_Phases(once=rows.once)],
+        **known.beside_model(plan, make_model),
     )
 
 
@@ -140,24 +151,24 @@ def _on_device(device: torch.device, configure: Callable[[], Any]) -> Any:
     return arguments
 
 
-def _traced(trainer: type[Any]) -> type[Any]:
-    """Return a subclass of a trainer that differs in where its batches come from, and tells of its micro-batches."""
+def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
+    """Return a subclass of a trainer that differs in where its batches come from, and tells of its phases."""
+    trainer = known.trainer_class(plan)
 
-    class Traced(trainer):
+    class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
         def get_train_dataloader(self) -> Any:
             with for_real():
                 self.accelerator.device_placement, placed = False, self.accelerator.device_placement
                 batches = list(super().get_train_dataloader())
                 self.accelerator.device_placement = placed
-                largest = batches[0]["input_ids"]
-                self.noted.worst_rows, self.noted.worst_tokens = largest.shape[0], largest.numel()
+                self.noted.worst_rows, self.noted.worst_tokens = known.collated(batches[0])
                 return _Batches(batches)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             with phase(MICRO_BATCH):
                 return super().training_step(*args, **kwargs)
 
-    return Traced
+    return tell_phases(Traced, known.methods, phase)
 
 
 class _Phases(TrainerCallback):
@@ -203,25 +214,13 @@ class _Batches:
         return (adopt(batch) for batch in self._batches)
 
 
-def _dataset(rows: TracedRows, plan: TrainingPlan, planned: Any) -> Dataset:
-    """Return tokenised rows of the wanted lengths; what is cut off leaves the labels that count."""
-    length = plan.truncate_to or (None if planned.packing else planned.max_length)
-    tokens, labels = [], []
-    for full in (*rows.worst, *rows.typical):
-        kept = min(full, length) if length else full
-        ignored = kept - max(1, round(kept * rows.trainable))
-        tokens.append([_TOKEN] * kept)
-        labels.append([IGNORED_LABEL] * ignored + [_TOKEN] * (kept - ignored))
-    return Dataset.from_dict({"input_ids": tokens, "labels": labels})
-
-
-def _choose_batches(trainer: Any, rows: TracedRows, packed: bool) -> None:
+def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     """Have a trainer train on the worst micro-batch, then on typical rows."""
     step = StepSize(trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
-    sizes = row_sizes(trainer.train_dataset)
+    sizes, packed = known.sizes(trainer), known.packs(trainer.args)
     population = len(sizes.tokens)
     first_typical = 0 if packed else min(len(rows.worst), population)
-    worst = worst_order(sizes if packed else _first(sizes, first_typical), step.rows, collation_of(trainer))[0]
+    worst = worst_order(sizes if packed else _first(sizes, first_typical), step.rows, known.collation(trainer))[0]
     order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
     if rows.typical:
         in_step = step.rows * step.micro_batches
@@ -233,4 +232,4 @@ def _choose_batches(trainer: Any, rows: TracedRows, packed: bool) -> None:
 
 
 def _first(sizes: RowSizes, count: int) -> RowSizes:
-    return RowSizes(sizes.tokens[:count], sizes.trainable[:count], None)
+    return RowSizes(sizes.lengths[:count], sizes.trainable[:count])

@@ -1,0 +1,38 @@
+"""The use case behind ``autotune techniques``: reads the catalogue and looks at this machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autotune.core.catalogue import CatalogueOption, CatalogueRow
+from autotune.core.machine import Machine
+from autotune.inspection.machine import machine as inspect_machine
+from autotune.space import default_file, load
+from autotune.techniques.base import Option, Technique
+from autotune.trainers import find_trainer
+
+
+def catalogue(trainer: str, device: Literal["auto", "cuda", "cpu"]) -> tuple[CatalogueRow, ...]:
+    """Return the techniques of a trainer; see :func:`autotune.catalogue`."""
+    known = find_trainer(trainer)
+    machine = inspect_machine(device)
+    searched = load(default_file(known.name), known.name, known.techniques).choices
+    return tuple(_row(technique, machine, technique.name in searched) for technique in known.techniques)
+
+
+def _row(technique: Technique, machine: Machine, in_default_space: bool) -> CatalogueRow:
+    return CatalogueRow(
+        knob=technique.name,
+        summary=technique.summary,
+        needs=technique.needs,
+        changes=technique.changes,
+        writes=tuple(sorted(technique.writes)),
+        in_default_space=in_default_space,
+        default=str(technique.trl_default),
+        options=tuple(_option(technique, option, machine) for option in technique.options),
+    )
+
+
+def _option(technique: Technique, option: Option, machine: Machine) -> CatalogueOption:
+    reason = technique.unavailable(option.choice, machine)
+    return CatalogueOption(option.choice, option.summary, option.effect.value, reason is None, reason or "")

@@ -1,0 +1,89 @@
+"""The use case behind ``autotune.estimate``: traces the step of a configuration that the user has already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from autotune.app.options import checked_options
+from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
+from autotune.app.user_plan import user_plan
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.estimate import MemoryEstimate
+from autotune.core.events import Listener
+from autotune.core.setting import Setting
+from autotune.core.workload import ModelProfile
+from autotune.errors import AutotuneError, InputError
+from autotune.inspection.machine import environment
+from autotune.inspection.model import model_source
+from autotune.planning.extrapolation.fit import Fit, points
+from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
+from autotune.planning.extrapolation.shape import Anchors, Basis
+from autotune.planning.planner import depths_of
+from autotune.planning.requests import trace_request
+from autotune.planning.tracing.cache import Cache, cache_directory
+from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.store import Traces
+from autotune.planning.varied import varied_bytes
+from autotune.probing.tracing import ServerTracer, Untraceable
+from autotune.trainers import find_trainer
+
+
+def estimate(
+    model: str, config: object, peft_config: object | None, shape: tuple[int, int], gpu: str, listener: Listener
+) -> MemoryEstimate:
+    """Return the memory and time of a configuration; see :func:`autotune.estimate`."""
+    rows, tokens = shape
+    if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
+        raise InputError(
+            f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
+            hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
+        )
+    user = user_plan(config, peft_config)
+    plan = user.plan
+    source, planned = model_source(model, "random"), planned_machine(gpu)
+    options = checked_options(
+        trainer=plan.trainer, device="auto", margin=0.0, global_batch_size=None, max_length=None, token_coverage=None,
+        allow=(), fix={}, exclude=("attention",), space=None, effort="normal", trials=None, timeout=None, seed=0,
+    )  # fmt: skip
+    cache = Cache(cache_directory())
+    tokens = _padded(tokens, plan.args)
+    layout = find_trainer(plan.trainer).layout(plan, rows)
+    traced = Shape(1, rows * tokens) if layout is Layout.FLAT else Shape(rows, tokens)
+    with ServerTracer(planned.cores, listener) as tracer:
+        workload = planned_workload(options, source, None, tracer, cache, listener)
+        setting = Setting(workload, planned.machine, rows, 1.0)
+        versions = {**environment(planned.machine), "autotune": source_digest()}
+        traces = Traces(tracer, cache, workload.model.fingerprint, versions)
+        anchors = Anchors(Basis.CONSTANT, (traced,))
+        wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
+        requests = [trace_request(plan, layout, traced, layers, setting, planned.gpu) for layers, _ in wanted]
+        replies = dict(zip(wanted, traces.get(requests), strict=True))
+        layers = len(workload.model.layer_kinds)
+        added_bytes = varied_bytes(traces, plan, layout, traced, layers, setting, planned.gpu)
+    found = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
+    failed = next((reply for reply in replies.values() if isinstance(reply, Untraceable)), None)
+    if failed is not None:
+        raise AutotuneError(f"{model} cannot be traced: {failed.reason}", hint="`autotune probe` can measure it.")
+    micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
+    forecast = Fit(anchors, found).forecast(layers, traced, micro_batches)
+    memory = memory_estimate(forecast, forecast, micro_batches, planned.gpu, TRACED_ERROR)
+    traced_assumptions = dict.fromkeys(name for reply in found.values() for name in reply.assumptions)
+    about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
+    return replace(memory, varied_bytes=added_bytes, assumptions=(*user.assumptions, *about_sizes, *traced_assumptions))
+
+
+def _padded(tokens: int, args: Mapping[str, object]) -> int:
+    """Return the tokens of a row with the padding that a collator adds; rows end to end are padded as a whole."""
+    multiple = args.get("pad_to_multiple_of")
+    return -(-tokens // multiple) * multiple if isinstance(multiple, int) else tokens
+
+
+def _size_assumptions(rows: int, tokens: int, args: Mapping[str, object], model: ModelProfile) -> Iterator[str]:
+    own_rows, length = args["per_device_train_batch_size"], args.get("max_length")
+    if own_rows != rows:
+        yield f"{rows} rows, as the shape says, and not the configuration's per_device_train_batch_size={own_rows}"
+    if isinstance(length, int) and length < tokens:
+        yield f"rows of {tokens} tokens, as the shape says, though the configuration's max_length={length} cuts them"
+    if model.max_positions is not None and tokens > model.max_positions:
+        yield f"rows of {tokens} tokens work, though the model was made for {model.max_positions} positions"

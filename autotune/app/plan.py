@@ -1,0 +1,176 @@
+"""The use case behind ``autotune plan``: traces techniques, estimates all candidates, ranks them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from autotune.app.options import Options
+from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.problem import global_batch_of, problem_of
+from autotune.core.candidate import Choice
+from autotune.core.estimate import SCHEMA, Plan, distinct
+from autotune.core.events import Listener
+from autotune.core.gpu import Gpu
+from autotune.errors import InputError
+from autotune.inspection.budget import memory_budget as checked_budget
+from autotune.inspection.dataset import dataset_source
+from autotune.inspection.machine import environment
+from autotune.inspection.model import model_source
+from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
+from autotune.planning.changes import smallest_changes
+from autotune.planning.planner import Planner, Target
+from autotune.planning.tracing.cache import Cache, cache_directory
+from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import ServerTracer
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_bytes
+
+# Ways to train that are traced at the most after the first ranking, so that what is shown first is not added up.
+_REFINED = 8
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``autotune.plan`` was asked for, beside the options of every search."""
+
+    model: str
+    dataset: str | None
+    gpu: str | None
+    seq_len: int | None
+    memory_budget: str | int | None
+    top: int
+
+
+def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: Listener) -> Plan:
+    """Return the estimates of all candidates; see :func:`autotune.plan`.
+
+    Args:
+        fixed: choices as the user wrote them.
+    """
+    started = time.monotonic()
+    seq_len = asked.seq_len
+    source = model_source(asked.model, "random")
+    rows = dataset_source(asked.dataset) if asked.dataset is not None else None
+    planned = planned_machine(asked.gpu)
+    hardware = planned.machine.hardware
+    budget_bytes = checked_budget(asked.memory_budget, hardware)
+    batch = global_batch_of(options, planned.machine)
+    cache = Cache(cache_directory())
+    with ServerTracer(planned.cores, listener) as tracer:
+        workload = planned_workload(options, source, rows, tracer, cache, listener)
+        if seq_len is not None:
+            workload = rows_of_length(workload, seq_len, batch)
+        problem = problem_of(options, workload, planned.machine, batch)
+        traces = Traces(
+            tracer, cache, workload.model.fingerprint, {**environment(planned.machine), "autotune": source_digest()}
+        )
+        candidates = estimated_candidates(problem)
+        planner = Planner(problem, Target(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates)
+        planner.explore()
+        planner.refine(asked.top, _REFINED)
+        best = planner.ranked()[:1]
+        if best and best[0].fits:
+            planner.vary(best[0].candidate)
+        estimates = tuple(planner.ranked())
+        baseline = planner.estimate(problem.baseline)
+    shown = (baseline, *distinct(estimates, asked.top))
+    return Plan(
+        schema=SCHEMA,
+        model=workload.model.name,
+        dataset=workload.dataset.name,
+        gpu=planned.described,
+        budget_bytes=budget_bytes,
+        global_batch_size=batch,
+        estimates=estimates,
+        baseline=baseline,
+        changes=smallest_changes(shown, estimates),
+        left_out=problem.space.left_out,
+        unlockable=problem.space.unlockable,
+        notes=tuple(_notes(problem, planner, planned, cache)),
+        trace_count=traces.count,
+        new_trace_count=traces.new_count,
+        wall_seconds=time.monotonic() - started,
+        settings={
+            "model": asked.model,
+            "dataset": asked.dataset,
+            "gpu": asked.gpu,
+            "seq_len": seq_len,
+            "fix": dict(fixed),
+        },
+    )
+
+
+def check_rows(asked: Asked, token_coverage: float | None) -> None:
+    """Check that the rows are known in one way, and that something is to be shown.
+
+    Raises:
+        InputError: they are not.
+    """
+    seq_len = asked.seq_len
+    if asked.top < 1:
+        raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
+    if (asked.dataset is None) == (seq_len is None):
+        what = "neither a dataset nor a length" if asked.dataset is None else "both a dataset and a length"
+        raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
+    if seq_len is None:
+        return
+    if not 1 <= seq_len <= MOST_TOKENS:
+        raise InputError(
+            f"A length of {seq_len} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."
+        )
+    if token_coverage is not None:
+        raise InputError(
+            "--token-coverage says nothing of rows that are all --seq-len long.", hint="Give --max-length to cut them."
+        )
+
+
+def whole_rows(seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
+    """Return the length that keeps rows of equal length whole, unless the user says something of it."""
+    return None if "max_length" in (*fixed, *excluded) else seq_len
+
+
+def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
+    model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
+    gpu = planned.gpu
+    if gpu is None:
+        yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
+    else:
+        yield "Nothing was measured, and no prediction has been held against this GPU yet."
+    if problem.size > MOST_COMBINATIONS:
+        yield (
+            f"The space has {problem.size:,} combinations, too many to look at them all: a sample of"
+            f" {len(planner.candidates):,} was planned. --fix or --exclude knobs for a smaller space."
+        )
+    if len(lengths.counts) == 1:
+        yield (
+            f"All rows have {lengths.longest:,} tokens here. Shorter rows beside them bring padding and an attention"
+            " mask, which needs more memory: give a DATASET for a plan of its lengths."
+        )
+    if planner.misaligned:
+        yield (
+            f"Ways to train whose traces differ in more than their sizes: {planner.misaligned}. Their peaks alone were"
+            " followed from small to large."
+        )
+    if planner.assumptions:
+        yield f"Traces have no data. Where a step looks at it, they took for granted: {'; '.join(planner.assumptions)}."
+    if model.max_positions is not None and lengths.longest > model.max_positions:
+        yield (
+            f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
+        )
+    yield from _notes_on(gpu)
+    if cache.problem:
+        yield f"Traces are not kept for the next time: {cache.problem}."
+
+
+def _notes_on(gpu: Gpu | None) -> Iterator[str]:
+    if gpu is None:
+        return
+    if gpu.speeds is None:
+        yield f"The speed of {gpu.name} is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."
+    if gpu.memory_kind in ("total", "nominal"):
+        yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
+    if not gpu.verified:
+        yield f"Whether autotune's rules hold for {gpu.name} has not been verified."

@@ -1,0 +1,95 @@
+"""The lengths of a dataset's documents, and what a maximum length keeps of them, whatever the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.core.lengths import LengthDistribution
+
+Document = tuple[int, ...]
+"""A document: the smallest maximum length at which it is kept, then the tokens of each sequence that it sends through
+the model, before any cutting.
+
+Examples: a conversation of 700 tokens is ``(1, 700)``: it can be cut anywhere. A preference pair with a prompt of 100
+tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` to DPO: it is dropped where nothing of the
+answers would be left.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """How many documents a dataset has of each kind. A document is one row of the dataset, as the user wrote it.
+
+    Two are equal only if they are the same object, so that what is computed from one can be remembered by it.
+
+    Attributes:
+        groups: ``(count, *document)`` of each distinct document; not empty. All have equally many sequences.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of_lengths(cls, lengths: LengthDistribution) -> Documents:
+        """Return documents of one sequence each, which can be cut anywhere."""
+        return cls(tuple((count, 1, tokens) for tokens, count in lengths.counts.items()))
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that each document sends through the model."""
+        return len(self.groups[0]) - 2
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of documents."""
+        return sum(group[0] for group in self.groups)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Number of tokens in the sequences of all documents."""
+        return sum(group[0] * sum(group[2:]) for group in self.groups)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequence: the maximum length at which nothing is cut."""
+        return max(max(group[1:]) for group in self.groups)
+
+    def kept(self, max_length: int | None) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the count of each distinct document that is kept, and the tokens of its sequences once cut.
+
+        Args:
+            max_length: to which sequences are cut, in tokens; None: not at all.
+        """
+        for count, needs, *sequences in self.groups:
+            if max_length is None:
+                yield count, tuple(sequences)
+            elif needs <= max_length:
+                yield count, tuple(min(tokens, max_length) for tokens in sequences)
+
+    def tokens_kept(self, max_length: int | None) -> int:
+        """Return the tokens that are left at a maximum length."""
+        return sum(count * sum(sequences) for count, sequences in self.kept(max_length))
+
+    def coverage(self, max_length: int | None) -> float:
+        """Return the share of tokens, 0 to 1, that is left at a maximum length."""
+        return self.tokens_kept(max_length) / self.tokens
+
+    def rows_dropped(self, max_length: int) -> int:
+        """Return how many documents are dropped whole at a maximum length."""
+        return sum(group[0] for group in self.groups if group[1] > max_length)
+
+    def rows_cut(self, max_length: int) -> int:
+        """Return how many documents are kept at a maximum length and lose their end."""
+        return sum(group[0] for group in self.groups if group[1] <= max_length < max(group[2:]))
+
+    def shortest_covering(self, coverage: float) -> int:
+        """Return the smallest maximum length, in tokens, that keeps at least ``coverage`` (0 to 1) of the tokens."""
+        low, high = 1, self.longest
+        while low < high:
+            middle = (low + high) // 2
+            if self.coverage(middle) >= coverage:
+                high = middle
+            else:
+                low = middle + 1
+        return low

@@ -1,0 +1,44 @@
+"""Chooses the shapes to trace, so that the figures of all micro-batches of a layout follow from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.planning.extrapolation.shape import Anchors, Basis
+
+LONGEST_FLAT = 8192
+"""The longest row that is traced where rows lie end to end: an attention mask over all of its tokens is computed for
+real while tracing, and memory and time go with its square."""
+_TOKENS_STEP = 128
+# TRL's fused head takes so many tokens at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py).
+_CHUNK_TOKENS = 4096
+
+
+def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
+    """Return the shapes to trace, so that those of the geometries follow from them."""
+    chosen = [geometry for geometry in geometries if geometry.layout is layout]
+    shapes = {shape for geometry in chosen for shape in (geometry.worst, geometry.typical)}
+    # The head sees the tokens of all sequences of a row.
+    chunk_tokens = _CHUNK_TOKENS // chosen[0].sequences
+    most_tokens = round(max(shape.rows * shape.tokens for shape in shapes))
+    if layout is Layout.FLAT:
+        step = max(_TOKENS_STEP, min(chunk_tokens, most_tokens) // 4 // _TOKENS_STEP * _TOKENS_STEP)
+        known = tuple(Shape(1, step * times) for times in (1, 2, 4))
+        beyond = Shape(1, min(most_tokens, LONGEST_FLAT)) if most_tokens > chunk_tokens else None
+        return Anchors(Basis.TOKENS, known, chunk_tokens, beyond)
+    few = 1 if layout is Layout.EQUAL or chosen[0].sequences > 1 else 2
+    tokens = sorted(shape.tokens for shape in shapes)
+    longest, shortest = round(tokens[-1]), max(1, round(tokens[0] / 8) * 8)
+    most = max(few + 1, *(shape.rows for shape in shapes))
+    whole = chunk_tokens // longest
+    fitting = min(most, whole) if whole > few else most
+    at_longest = (Shape(few, longest), Shape(fitting, longest))
+    # Where even the fewest rows are more than one chunk, all are computed in chunks.
+    chunked = fitting < most
+    limits = (float(fitting * longest), Shape(most, longest)) if chunked else (inf, None)
+    if longest == round(tokens[0]):
+        return Anchors(Basis.ROWS, at_longest, *limits)
+    shortest = shortest if shortest < longest else max(1, longest // 2)
+    return Anchors(Basis.TOKENS, (*at_longest, Shape(few, shortest)), *limits)

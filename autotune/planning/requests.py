@@ -1,0 +1,28 @@
+"""The trace that stands for a plan at one depth and one size of micro-batch."""
+
+from __future__ import annotations
+
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.gpu import Gpu
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import TraceRequest
+from autotune.core.setting import Setting
+from autotune.trainers import find_trainer
+
+
+def trace_request(
+    plan: TrainingPlan, layout: Layout, shape: Shape, layers: int, setting: Setting, gpu: Gpu | None
+) -> TraceRequest:
+    """Return the request that traces a plan at a shape and a depth, whatever sizes the plan has."""
+    trainer = find_trainer(plan.trainer)
+    dataset = setting.workload.dataset
+    trainable = round(dataset.trainable_tokens / dataset.documents.tokens, 3)
+    return TraceRequest(
+        plan=trainer.traced_plan(plan, layout, shape),
+        model=setting.workload.model_source,
+        target=setting.machine.hardware.kind,
+        worst=trainer.traced_rows(layout, shape, trainable),
+        trainable=trainable,
+        layers=layers,
+        gpu=gpu,
+    )

@@ -1,0 +1,74 @@
+"""Sizes of tokenised rows, read from Arrow's buffers without making Python objects of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from autotune.core.workload import IGNORED_LABEL
+
+_BATCH_ROWS = 1000
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Sizes of each row that a trainer iterates over.
+
+    Attributes:
+        lengths: tokens of each sequence that a row sends through the model, once cut; shape (rows, sequences).
+        trainable: tokens per row that the loss counts; shape (rows,).
+        documents: documents per row as the ``seq_lengths`` of packing count them, or None where there are none.
+    """
+
+    lengths: Counts
+    trainable: Counts
+    documents: Counts | None = None
+
+    @property
+    def tokens(self) -> Counts:
+        """Tokens per row, of all its sequences; shape (rows,)."""
+        return np.asarray(self.lengths.sum(axis=1))
+
+    @property
+    def widest(self) -> Counts:
+        """Tokens of each row's longest sequence; shape (rows,)."""
+        return np.asarray(self.lengths.max(axis=1))
+
+    @property
+    def shortest(self) -> Counts:
+        """Tokens of each row's shortest sequence; shape (rows,)."""
+        return np.asarray(self.lengths.min(axis=1))
+
+
+def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
+    """Return the lengths of the lists in columns of a ``datasets.Dataset``; shape (rows, columns)."""
+    found = (
+        np.stack([np.diff(_offsets(batch.column(name))[0]) for name in columns], axis=1)
+        for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+    )
+    return np.concatenate([np.zeros((0, len(columns)), dtype=np.int64), *found])
+
+
+def counted_values(rows: Any, column: str) -> Counts:
+    """Return how many values of each list in a column the loss counts; shape (rows,)."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        offsets, values = _offsets(batch.column(column))
+        counted = np.concatenate([[0], np.cumsum(values.to_numpy(zero_copy_only=False) != IGNORED_LABEL)])
+        found.append(counted[offsets[1:]] - counted[offsets[:-1]])
+    return np.concatenate(found)
+
+
+def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
+    """Return where each list of a column starts and ends, and the values that the offsets count into."""
+    lists = column.combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = pa.concat_arrays(lists.chunks)
+    return np.asarray(lists.offsets, dtype=np.int64), lists.values

@@ -1,0 +1,129 @@
+"""What the child processes need of a trainer: TRL's classes, and what TRL does differently from trainer to trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from datasets import Dataset
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.rows import Counts, RowSizes
+
+MakeModel = Callable[[], Any]
+"""Makes another model like the one that is trained: random weights where that has, on the same device."""
+InPhase = Callable[[str], AbstractContextManager[Any]]
+"""Given the name of a phase of the step program, a context in which the run is in that phase."""
+
+
+@dataclass(frozen=True)
+class Collation:
+    """How the rows of a micro-batch become one tensor.
+
+    Attributes:
+        flat: whether they lie end to end; else each sequence is padded to the longest.
+        multiple: to which the length of the tensor is rounded up.
+    """
+
+    flat: bool = False
+    multiple: int = 1
+
+    def tokens(self, lengths: Counts) -> Counts:
+        """Return the tokens of each micro-batch, padding included.
+
+        Args:
+            lengths: of the sequences; shape (micro-batches, rows, sequences).
+        """
+        flattened = lengths.reshape(len(lengths), -1)
+        length = flattened.sum(axis=1) if self.flat else flattened.max(axis=1)
+        rounded = -(-length // self.multiple) * self.multiple
+        return np.asarray(rounded if self.flat else rounded * flattened.shape[1], dtype=np.int64)
+
+
+class Adapter(ABC):
+    """The child's side of one trainer. A subclass is one file, and its only instance is ``ADAPTER``.
+
+    A job first tokenises (:meth:`tokenizing`, ``columns``, :meth:`lengths`, :meth:`trainable`), once per workload. A
+    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`beside_model`), looks at the
+    rows that it will iterate over (:meth:`sizes`, :meth:`collation`), and selects them in the order of its batches. A
+    trace does the same with rows of its own (:meth:`synthetic`).
+
+    Class attributes:
+        name: the trainer's name.
+        config, trainer: TRL's classes.
+        columns: of tokenised rows, each of lists of numbers.
+        methods: by the name of a phase of the step program, the method of the trainer that is that phase.
+    """
+
+    name: ClassVar[str]
+    config: ClassVar[type[Any]]
+    trainer: ClassVar[type[Any]]
+    columns: ClassVar[tuple[str, ...]]
+    methods: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def tokenizing(self) -> Mapping[str, object]:
+        """Arguments with which the trainer tokenises a dataset and neither cuts nor packs it."""
+        return {"max_length": None, "gradient_checkpointing": False, "bf16": False, "use_cpu": True}
+
+    @abstractmethod
+    def lengths(self, rows: Dataset) -> Counts:
+        """Return the tokens of the specification's parts of tokenised rows; shape (rows, parts)."""
+
+    @abstractmethod
+    def trainable(self, rows: Dataset) -> Counts:
+        """Return the tokens of tokenised rows that the loss counts; shape (rows,)."""
+
+    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+        """Return further arguments of the trainer, such as a reference model.
+
+        TRL makes those from the name of the trained model, which a model of random weights does not have.
+
+        Args:
+            plan: None where rows are only tokenised.
+        """
+        return {}
+
+    def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
+        """Return tokenised rows as the plan hands them to the trainer."""
+        return rows
+
+    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
+        """Return the class that is trained: TRL's own, or a subclass of it that takes tokenised rows."""
+        return self.trainer
+
+    @abstractmethod
+    def sizes(self, trainer: Any) -> RowSizes:
+        """Return the sizes of the rows that a trainer iterates over, after it has packed or dropped some."""
+
+    def collation(self, trainer: Any) -> Collation:
+        """Return how a trainer's collator joins rows."""
+        multiple = trainer.args.pad_to_multiple_of
+        return Collation(multiple=multiple if isinstance(multiple, int) else 1)
+
+    def packs(self, arguments: Any) -> bool:
+        """Return whether the trainer puts several documents into one row, given its configuration."""
+        return False
+
+    @abstractmethod
+    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the rows and the tokens, padding included, of the tensor of a micro-batch."""
+
+    @abstractmethod
+    def synthetic(
+        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
+    ) -> Dataset:
+        """Return tokenised rows of given sizes, for a trace.
+
+        Args:
+            rows: the tokens of the specification's parts of each.
+            arguments: the trainer's configuration as planned.
+            trainable: share of the tokens that the loss counts, where the parts do not say it.
+        """
+
+    def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have nothing more to tell
+        """Have a trainer that was built tell of phases inside its micro-batches that are no methods of their own."""

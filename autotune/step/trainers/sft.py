@@ -1,0 +1,94 @@
+"""``SFTTrainer``: tokens and labels; it packs, drops and pads by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import IGNORED_LABEL
+from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values
+from autotune.step.trainers.base import Adapter, Collation
+
+_TOKEN = 5
+
+
+class SupervisedFineTuning(Adapter):
+    """Rows of ``input_ids`` and ``labels``, which SFTTrainer takes as they are."""
+
+    name = "sft"
+    config = SFTConfig
+    trainer = SFTTrainer
+    columns = ("input_ids", "labels")
+
+    @property
+    def tokenizing(self) -> Mapping[str, object]:
+        """Arguments without packing."""
+        return {**super().tokenizing, "packing": False}
+
+    def lengths(self, rows: Dataset) -> Counts:
+        """Return the tokens of each row."""
+        return column_lengths(rows, ("input_ids",))
+
+    def trainable(self, rows: Dataset) -> Counts:
+        """Return the tokens that are labelled."""
+        return counted_values(rows, "labels")
+
+    def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
+        """Return rows cut where the plan cuts them before the trainer sees them.
+
+        Rows that lose all their labels are dropped, as SFTTrainer drops them where it truncates by itself.
+        """
+        length = plan.truncate_to
+        if length is None:
+            return rows
+        return rows.map(_cut, batched=True, fn_kwargs={"length": length}).filter(
+            _is_trained_on, input_columns=["labels"]
+        )
+
+    def sizes(self, trainer: Any) -> RowSizes:
+        """Return the sizes of rows that may be packed."""
+        rows = trainer.train_dataset
+        packed = "seq_lengths" in rows.column_names
+        documents = column_lengths(rows, ("seq_lengths",))[:, 0] if packed else None
+        return RowSizes(self.lengths(rows), self.trainable(rows), documents)
+
+    def collation(self, trainer: Any) -> Collation:
+        """Return whether rows lie end to end, and to which multiple they are padded."""
+        return Collation(flat=trainer.padding_free, multiple=trainer.args.pad_to_multiple_of or 1)
+
+    def packs(self, arguments: Any) -> bool:
+        """Return whether packing is on."""
+        return bool(arguments.packing)
+
+    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Return rows and tokens of the ids."""
+        ids = inputs["input_ids"]
+        return ids.shape[0], ids.numel()
+
+    def synthetic(
+        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
+    ) -> Dataset:
+        """Return rows of one repeated token; what is cut off leaves the labels that count."""
+        length = plan.truncate_to or (None if arguments.packing else arguments.max_length)
+        tokens, labels = [], []
+        for (full,) in rows:
+            kept = min(full, length) if length else full
+            ignored = kept - max(1, round(kept * trainable))
+            tokens.append([_TOKEN] * kept)
+            labels.append([IGNORED_LABEL] * ignored + [_TOKEN] * (kept - ignored))
+        return Dataset.from_dict({"input_ids": tokens, "labels": labels})
+
+
+ADAPTER = SupervisedFineTuning()
+
+
+def _cut(batch: dict[str, list[list[int]]], length: int) -> dict[str, list[list[int]]]:
+    return {name: [values[:length] for values in column] for name, column in batch.items()}
+
+
+def _is_trained_on(labels: list[int]) -> bool:
+    return any(label != IGNORED_LABEL for label in labels)

@@ -1,0 +1,131 @@
+"""From the lengths of documents to micro-batches: padded, packed, or laid end to end. Trainers choose which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, has_padding, rounded_up, worst_micro_batches
+from autotune.core.best_fit import packed_rows
+from autotune.core.documents import Documents
+from autotune.core.plan import TrainingPlan
+
+_REMEMBERED = 4096
+
+
+def rows_of(plan: TrainingPlan) -> int:
+    """Return the rows of a micro-batch, which every plan says."""
+    return int(str(plan.args["per_device_train_batch_size"]))
+
+
+def micro_batches_of(plan: TrainingPlan) -> int:
+    """Return the micro-batches of an optimizer step in one process, which every plan says."""
+    return int(str(plan.args["gradient_accumulation_steps"]))
+
+
+def number(plan: TrainingPlan, field: str) -> int | None:
+    """Return an argument of a plan that is a number, or None where it is none."""
+    value = plan.args.get(field)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+@lru_cache(_REMEMBERED)
+def padded(
+    documents: Documents, rows: int, micro_batches: int, processes: int, length: int | None, multiple: int
+) -> BatchGeometry:
+    """Return the geometry of documents that are padded to the widest sequence of their micro-batch.
+
+    Args:
+        rows: documents of a micro-batch.
+        length: to which sequences are cut, or None.
+        multiple: to which the widest is rounded up.
+    """
+    by_width: dict[int, int] = {}
+    shortest: dict[int, int] = {}
+    total = tokens = 0
+    for count, sequences in documents.kept(length):
+        width = max(sequences)
+        by_width[width] = by_width.get(width, 0) + count
+        shortest[width] = min(shortest.get(width, width), *sequences)
+        total += count
+        tokens += count * sum(sequences)
+    longest_first = _longest_first(by_width, rows)
+    beside = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
+    worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=beside)[0]
+    lengths = [known[position] for known in (longest_first, beside or ()) if known for position in worst]
+    typical = sum(share * rounded_up(width, multiple) for width, share in _widest_of(by_width, rows))
+    return BatchGeometry(
+        layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
+        worst=Shape(rows, rounded_up(longest_first[0], multiple)),
+        typical=Shape(rows, typical),
+        tokens=rows * (tokens / total),
+        micro_batches=micro_batches,
+        documents=float(rows * micro_batches * processes),
+        rows=total,
+        sequences=documents.sequences,
+    )
+
+
+@lru_cache(_REMEMBERED)
+def end_to_end(
+    documents: Documents, rows: int, micro_batches: int, processes: int, length: int | None
+) -> BatchGeometry:
+    """Return the geometry of documents of one sequence that are laid end to end, without padding."""
+    counts = _cut(documents, length)
+    total = sum(counts.values())
+    mean = sum(tokens * count for tokens, count in counts.items()) / total
+    longest_first = _longest_first(counts, rows)
+    together = sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
+    typical, held = Shape(1, rows * mean), float(rows * micro_batches * processes)
+    return BatchGeometry(Layout.FLAT, Shape(1, together), typical, rows * mean, micro_batches, held, total)
+
+
+@lru_cache(_REMEMBERED)
+def packed(
+    documents: Documents, rows: int, micro_batches: int, processes: int, length: int, *, apart: bool
+) -> BatchGeometry:
+    """Return the geometry of documents of one sequence that are packed into rows of a length.
+
+    Args:
+        apart: whether they are kept whole and apart, in rows laid end to end; else rows are full, and documents cut
+            wherever a row ends.
+    """
+    counts = _cut(documents, length)
+    tokens = sum(tokens * count for tokens, count in counts.items())
+    in_epoch = packed_rows(counts, length) if apart else max(1, documents.tokens // length)
+    held = rows * micro_batches * processes * documents.rows / in_epoch
+    if not apart:
+        full = Shape(rows, length)
+        return BatchGeometry(Layout.EQUAL, full, full, float(rows * length), micro_batches, held, in_epoch)
+    filled = length * (tokens / (in_epoch * length))
+    typical = Shape(1, rows * filled)
+    return BatchGeometry(Layout.FLAT, Shape(1, rows * length), typical, rows * filled, micro_batches, held, in_epoch)
+
+
+def _cut(documents: Documents, length: int | None) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for count, (tokens,) in documents.kept(length):
+        counts[tokens] = counts.get(tokens, 0) + count
+    return counts
+
+
+def _widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
+    """Return the probability of each width to be the largest of so many random rows."""
+    total, seen, below, found = sum(counts.values()), 0, 0.0, []
+    for tokens in sorted(counts):
+        seen += counts[tokens]
+        share = (seen / total) ** rows
+        found.append((tokens, share - below))
+        below = share
+    return found
+
+
+def _longest_first(counts: Mapping[int, int], rows: int) -> Sequence[int]:
+    """Return the widths of the so many widest rows in descending order, and that of the widest row that is narrower
+    than all of them where there is one."""
+    found: list[int] = []
+    for tokens in sorted(counts, reverse=True):
+        if len(found) >= rows:
+            return [*found, tokens]
+        found += [tokens] * min(counts[tokens], rows - len(found))
+    return found

@@ -1,0 +1,65 @@
+"""The micro-batches that a plan makes of a dataset's lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.candidate import Candidate
+from autotune.trainers import find_trainer
+from tests.settings import setting, workload
+
+
+def geometry(lengths: Mapping[int, int], **choices: str | int) -> tuple[Layout, Shape, Shape, float, int]:
+    """Return what a candidate of SFT makes of rows of these lengths."""
+    trainer, here = find_trainer("sft"), setting(of=workload(lengths=lengths))
+    start = {item.name: item.default(here) for item in trainer.techniques}
+    candidate = Candidate({**start, "per_device_train_batch_size": 2, "max_length": 1000, **choices})
+    found = trainer.geometry(trainer.plan(candidate, here), here.workload.dataset.documents)
+    return found.layout, found.worst, found.typical, found.tokens, found.micro_batches
+
+
+def test_a_padded_micro_batch_is_as_long_as_its_longest_row() -> None:
+    # Of two rows out of as many of 100 as of 200 tokens, three times in four one has 200.
+    found = geometry({100: 1, 200: 1})
+    assert found == (Layout.PADDED, Shape(2, 200), Shape(2, 175), 300, 4)
+
+
+def test_rows_are_cut_and_then_rounded_up() -> None:
+    assert geometry({100: 1, 2000: 1}, pad_to_multiple_of=64)[1] == Shape(2, 1024)
+
+
+@pytest.mark.parametrize(("lengths", "rows"), [({100: 1, 200: 1}, 1), ({100: 9}, 2)])
+def test_rows_of_one_length_need_no_mask(lengths: Mapping[int, int], rows: int) -> None:
+    assert geometry(lengths, per_device_train_batch_size=rows)[0] is Layout.EQUAL
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows", "multiple"),
+    [
+        # Cut at 1000, a row that is shorter, and one that rounding up makes as long as the longest.
+        ({1200: 9, 900: 1}, 2, "none"),
+        ({100: 9}, 2, 64),
+        ({128: 9, 127: 1}, 1, 64),
+    ],
+)
+def test_padding_anywhere_brings_the_mask(lengths: Mapping[int, int], rows: int, multiple: str | int) -> None:
+    assert geometry(lengths, per_device_train_batch_size=rows, pad_to_multiple_of=multiple)[0] is Layout.PADDED
+
+
+def test_padding_free_rows_lie_end_to_end_and_the_longest_are_the_worst() -> None:
+    found = geometry({100: 2, 400: 1}, padding_free="on")
+    assert found == (Layout.FLAT, Shape(1, 500), Shape(1, 400), 400, 4)
+
+
+def test_packed_rows_are_as_full_as_documents_fill_them() -> None:
+    # 600 and 400 fill a row of 1000; of the three rows, the last holds 600 alone.
+    kind, worst, _, tokens, _ = geometry({600: 3, 400: 2}, packing="bfd")
+    assert (kind, worst) == (Layout.FLAT, Shape(1, 2000))
+    assert tokens == pytest.approx(2 * 2600 / 3)
+
+
+def test_a_dataset_smaller_than_a_micro_batch_repeats_its_rows() -> None:
+    assert geometry({100: 1, 50: 1}, padding_free="on", per_device_train_batch_size=4)[1] == Shape(1, 300)
