@@ -16,6 +16,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
 from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest, TraceRequest
+from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Workload
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
@@ -138,7 +139,7 @@ def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepar
     trainer = find_trainer(_TRAINER)
     options = checked_options(
         trainer=trainer.name, device="auto", margin=0.0, global_batch_size=scenario.rows,
-        max_length=scenario.max_length, token_coverage=None, allow=[one.name for one in trainer.techniques],
+        max_length=scenario.max_length, token_coverage=None, allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
         fix=scenario.fix, exclude=(), space=None, effort="quick", trials=None, timeout=None, seed=0,
     )  # fmt: skip
     problem = problem_of(options, workload, planned.machine, scenario.rows)

@@ -41,7 +41,8 @@ def plan(
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
-        global_batch_size: rows per optimizer step; None: 8, as TRL's defaults give.
+        global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8,
+            as TRL's defaults give.
         max_length: tokens to which rows are cut; None: every choice of the space, within the token coverage.
         token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
         allow: knobs whose training-changing choices are looked at, such as ``lora``.

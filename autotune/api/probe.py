@@ -52,7 +52,8 @@ def probe(
         device: ``auto`` takes a GPU where there is one.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
-        global_batch_size: rows per optimizer step; None: 8 per process, as TRL's defaults give.
+        global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8
+            per process, as TRL's defaults give.
         max_length: tokens to which rows are cut; None: searched, within the token coverage.
         token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
         allow: knobs whose training-changing choices may be searched, such as ``lora``.

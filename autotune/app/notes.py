@@ -10,24 +10,25 @@ from autotune.trainers.problem import TrainerProblem
 def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
     """Return the notes on a run, the most important first."""
     setting = problem.setting
-    model, lengths = setting.workload.model, setting.workload.dataset.lengths
+    model, documents = setting.workload.model, setting.workload.dataset.documents
     notes = []
     not_separated = never_separated(setting)
-    if not_separated:
+    if not_separated and "packing" in problem.choices:
         notes.append(f"Packing and padding-free were not tried: {not_separated}.")
     if model.has_weights is False:
         notes.append(
             f"{model.name} holds no weights. They were not needed here; training needs them: put them beside "
             "config.json, or name a model that has them in config.yaml."
         )
-    if model.max_positions is not None and lengths.longest > model.max_positions:
+    if model.max_positions is not None and documents.longest > model.max_positions:
         notes.append(
-            f"The longest row has {lengths.longest} tokens, and the model was made for {model.max_positions} positions."
+            f"The longest row has {documents.longest} tokens, and the model was made for {model.max_positions} "
+            "positions."
         )
-    if lengths.rows < setting.global_batch_size:
+    if documents.rows < setting.global_batch_size:
         notes.append(
-            f"The dataset has {lengths.rows} rows, fewer than a global batch of {setting.global_batch_size}: rows were "
-            "repeated to measure whole steps."
+            f"The dataset has {documents.rows} documents, fewer than a global batch of {setting.global_batch_size}: "
+            "they were repeated to measure whole steps."
         )
     if options.device == "auto" and setting.machine.device_reason:
         notes.append(f"Measured on the CPU: {setting.machine.device_reason}.")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS, Effort
+from autotune.core.setting import GLOBAL_BATCH
 from autotune.errors import InputError
 from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find
@@ -94,7 +95,7 @@ def checked_options(
         global_batch_size=global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if token_coverage is None else token_coverage,
         # To fix a choice by name is to allow it.
-        allowed=frozenset(find(knob, known.techniques).name for knob in allow) | fixed.keys(),
+        allowed=frozenset(_allowed(knob, known) for knob in allow) | fixed.keys(),
         wishes=Wishes(fixed, excluded),
         file=load(Path(space) if space is not None else default_file(trainer), trainer, known.techniques),
         effort=EFFORTS[effort],
@@ -107,3 +108,7 @@ def checked_options(
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between {low:g} and {high:g}.")
+
+
+def _allowed(name: str, trainer: Trainer) -> str:
+    return name if name == GLOBAL_BATCH else find(name, trainer.techniques).name

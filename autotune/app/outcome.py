@@ -13,6 +13,7 @@ from autotune.core.status import ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.problem import Record, SearchOutcome
 from autotune.techniques.max_length import token_coverage
+from autotune.trainers.geometry import micro_batches_of, rows_of
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
@@ -131,9 +132,9 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)
     coverage = token_coverage(candidate, setting)
-    tokens = setting.workload.dataset.lengths.tokens * coverage
+    tokens = setting.workload.dataset.documents.tokens * coverage
     rate = mean_rate(rates) if rates else None
-    batch = int(candidate["per_device_train_batch_size"])
+    rows_per_step = rows_of(plan) * micro_batches_of(plan) * plan.launch.processes
     return Choosable(
         number=record.number,
         candidate=candidate,
@@ -148,13 +149,14 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         seconds_per_epoch=tokens / rate if rate else None,
         token_coverage=coverage,
         max_length=_max_length(plan.args.get("max_length"), plan.truncate_to),
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=setting.rows_per_process // batch,
+        per_device_train_batch_size=rows_of(plan),
+        gradient_accumulation_steps=micro_batches_of(plan),
         documents_per_step=shown.documents_per_step,
-        steps_per_epoch=-(-shown.rows // setting.global_batch_size) if shown.rows else None,
+        steps_per_epoch=-(-shown.rows // rows_per_step) if shown.rows else None,
         tokens_per_second_low=expected.low if expected else None,
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),
+        tokens_per_step=shown.tokens_per_step,
     )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from autotune.app.offers import packing_offer
 from autotune.app.options import Options
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
@@ -76,6 +77,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             planner.vary(best[0].candidate)
         estimates = tuple(planner.ranked())
         baseline = planner.estimate(problem.baseline)
+        offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
     shown = (baseline, *distinct(estimates, asked.top))
     return Plan(
         schema=SCHEMA,
@@ -89,7 +91,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         changes=smallest_changes(shown, estimates),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=tuple(_notes(problem, planner, planned, cache)),
+        notes=(*_notes(problem, planner, planned, cache), *offers),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.app.ahead import Ahead, predicting
 from autotune.app.notes import notes_on
+from autotune.app.offers import packing_offer
 from autotune.app.options import Options
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output
@@ -25,6 +26,8 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
+from autotune.study import SearchOutcome
+from autotune.trainers.problem import TrainerProblem
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
-        notes=(*notes_on(problem, options), *ahead.notes()),
+        notes=(*notes_on(problem, options), *ahead.notes(), *_offers(problem, ahead, outcome)),
         wall_seconds=time.monotonic() - started,
         settings={
             "model": asked.model,
@@ -96,3 +99,9 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:
     remembered = out.remembered_budget() if resume and asked is None else None
     return checked_budget(asked if remembered is None else remembered, machine.hardware)
+
+
+def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:
+    if ahead.planner is None or outcome.winner is None:
+        return ()
+    return packing_offer(problem, ahead.planner.estimate, outcome.winner.candidate)

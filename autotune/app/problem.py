@@ -15,7 +15,7 @@ from autotune.trainers.problem import TrainerProblem, require_legal
 
 
 def global_batch_of(options: Options, machine: Machine) -> int:
-    """Return the rows of an optimizer step: those asked for, or TRL's default.
+    """Return the documents of an optimizer step: those asked for, or TRL's default.
 
     Raises:
         InputError: the processes cannot share them.
@@ -27,7 +27,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
         return int(find("per_device_train_batch_size", options.trainer.techniques).trl_default) * processes
     if asked % processes:
         raise InputError(
-            f"A global batch of {asked} rows cannot be reached with {processes} processes.",
+            f"A global batch of {asked} documents cannot be reached with {processes} processes.",
             hint=f"Take a multiple of {processes}.",
         )
     return asked

@@ -62,6 +62,7 @@ class Choosable:
         tokens_per_second_low, tokens_per_second_high: where one further run is expected: the 95 % prediction interval
             from the spread between runs; None for fewer than two runs.
         runs: whose rates the mean is of: the longer run and the short ones, or the probe where there are none.
+        tokens_per_step: mean dataset tokens of an optimizer step.
     """
 
     number: int
@@ -84,6 +85,7 @@ class Choosable:
     tokens_per_second_low: float | None = None
     tokens_per_second_high: float | None = None
     runs: int = 1
+    tokens_per_step: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from autotune.core.machine import Machine
 from autotune.core.workload import Workload
 
+GLOBAL_BATCH = "global_batch"
+"""What ``--allow`` calls optimizer steps that hold more or fewer documents than were asked for."""
+
 
 @dataclass(frozen=True)
 class Setting:
     """What stays the same for every candidate of a search.
 
     Attributes:
-        global_batch_size: rows per optimizer step, over all processes.
+        global_batch_size: documents per optimizer step, over all processes: rows of the dataset as the user wrote it,
+            however many rows of the trainer they make.
         token_coverage: the share of dataset tokens, 0 to 1, that a candidate has to keep.
-        allowed: knobs whose training-changing choices the user allowed by name.
+        allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
+            other global batches.
     """
 
     workload: Workload
@@ -25,6 +30,6 @@ class Setting:
     allowed: frozenset[str] = frozenset()
 
     @property
-    def rows_per_process(self) -> int:
-        """Rows of one optimizer step that one process handles."""
+    def documents_per_process(self) -> int:
+        """Documents of one optimizer step that one process handles."""
         return self.global_batch_size // self.machine.hardware.processes

@@ -11,6 +11,8 @@ from autotune.report.words import BASELINE_NAME, MISSING, said_bytes, said_rate,
 from autotune.units import format_bytes, format_duration
 
 _EQUALLY_FAST = "equally fast"
+_SAME_STEP = 0.1
+"""Share by which packed rows may miss the documents that an optimizer step was asked to hold."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
         row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
         row("batch x accumulation", _batch),
         row("documents per step", lambda one: _number(one.documents_per_step)),
+        row("tokens per step", lambda one: _rounded(one.tokens_per_step)),
         row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
     ]
     return tuple(row for row in rows if not (row.label == "status" and _both_ran(result)) and not _empty(row))
@@ -107,7 +110,7 @@ def said_steps(result: Result) -> str:
     if recommended is None or baseline is None:
         return ""
     ours, theirs = recommended.documents_per_step, baseline.documents_per_step
-    if ours is None or theirs is None or f"{ours:.1f}" == f"{theirs:.1f}":
+    if ours is None or theirs is None or abs(ours / theirs - 1) <= _SAME_STEP:
         return ""
     return (
         f"An optimizer step now sees {_number(ours)} documents rather than {_number(theirs)}, so an epoch has "
@@ -152,6 +155,10 @@ def _number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def _rounded(value: float | None) -> str:
+    return MISSING if value is None else f"{value:,.0f}"
 
 
 def _over(value: float | None, whole: float | None) -> float | None:

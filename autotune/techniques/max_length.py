@@ -6,17 +6,23 @@ import re
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import ON, Option, Technique
+from autotune.techniques.packing import CUTTING, SPLIT, WRAPPED, documents_per_row
 from autotune.units import format_share
 
 # Strategies that move what overflows a row into the next one, so that no token is dropped.
-_KEEP_OVERFLOW = frozenset({"bfd_split", "wrapped"})
+_KEEP_OVERFLOW = frozenset({SPLIT, WRAPPED})
 # Tensor cores work on tiles of 8 and more elements (NVIDIA, "Matrix Multiplication Background"), so a length that is
 # not a multiple of 8 costs as much as the next one that is.
 _ROUND_TO = 8
 _COVERAGE = re.compile(r"coverage(?:\*(\d+))?")
+_BATCH = re.compile(r"batch/([1-9]\d*)")
+# Times that a length is corrected by what rows of the length before hold; they settle after one or two.
+_CORRECTIONS = 4
+_SETTLED = 0.01
 
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
@@ -34,6 +40,7 @@ class MaxLength(Technique):
     options = (
         Option("coverage", "the shortest length that keeps the token coverage asked for"),
         Option("coverage*2", "twice that (also *4, *8): longer packed rows"),
+        Option("batch/2", "the length of packed rows of which 2 (any number) hold the global batch"),
         Option("longest", "the longest row of the dataset: nothing is cut"),
         Option(1024, "any number of tokens"),
     )
@@ -46,18 +53,20 @@ class MaxLength(Technique):
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the number of tokens; a symbolic word stays as it is until there is a setting."""
         word = str(text)
-        covering = _COVERAGE.fullmatch(word)
-        if covering or word == "longest":
+        covering, filling = _COVERAGE.fullmatch(word), _BATCH.fullmatch(word)
+        if covering or filling or word == "longest":
             if setting is None:
                 return word
             documents = setting.workload.dataset.documents
+            if filling:
+                return _holding(documents, setting.documents_per_process / int(filling.group(1)))
             if covering is None:
                 return documents.longest
             shortest = documents.shortest_covering(setting.token_coverage) * int(covering.group(1) or 1)
             return -(-shortest // _ROUND_TO) * _ROUND_TO
         if word.isdigit() and int(word) > 0:
             return int(word)
-        hint = "It takes a number of tokens, coverage, coverage*N or longest."
+        hint = "It takes a number of tokens, coverage, coverage*N, batch/N or longest."
         raise InputError(f"{word!r} is no choice of {self.name}.", hint=hint)
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
@@ -85,3 +94,15 @@ class MaxLength(Technique):
 
 
 TECHNIQUE = MaxLength()
+
+
+def _holding(documents: Documents, wanted: float) -> int:
+    """Return the length, in tokens, of packed rows that hold so many documents on average."""
+    tokens = documents.tokens / documents.rows * wanted
+    for _ in range(_CORRECTIONS):
+        length = max(_ROUND_TO, round(tokens / _ROUND_TO) * _ROUND_TO)
+        held = documents_per_row(documents, CUTTING, length)
+        if abs(held / wanted - 1) <= _SETTLED:
+            break
+        tokens *= wanted / held
+    return length

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 
+from autotune.core.best_fit import packed_rows as best_fit
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
 
 NONE = "none"
-SEPARATING = frozenset({"bfd", "bfd_split"})
+CUTTING = "bfd"
+"""The strategy that drops what overflows a row."""
+SPLIT = "bfd_split"
+WRAPPED = "wrapped"
+SEPARATING = frozenset({CUTTING, SPLIT})
 """Strategies whose documents must not see one another; TRL makes them padding-free."""
+# Rows that datasets.Dataset.map hands over at a time, which pack_dataset leaves at its default.
+_PACKED_AT_ONCE = 1000
 
 
 def not_separated(candidate: Candidate, setting: Setting) -> str | None:
@@ -35,6 +45,47 @@ def never_separated(setting: Setting) -> str | None:
     return f"documents that share a row do not stay apart on {model} ({tried})"
 
 
+@lru_cache(4096)
+def packed_rows(documents: Documents, strategy: str, length: int) -> int:
+    """Return how many rows of ``length`` tokens TRL packs documents into.
+
+    ``trl.pack_dataset`` packs so many documents at a time as ``datasets.Dataset.map`` hands it, in the order of the
+    dataset. Each time is taken to get documents of all lengths, as a shuffled dataset has them.
+    """
+    whole, rest = divmod(documents.rows, _PACKED_AT_ONCE)
+    rows = whole * _packed_at_once(documents, strategy, length, _PACKED_AT_ONCE) if whole else 0
+    return max(1, rows + (_packed_at_once(documents, strategy, length, rest) if rest else 0))
+
+
+def documents_per_row(documents: Documents, strategy: str, length: int) -> float:
+    """Return how many documents a packed row of ``length`` tokens holds on average."""
+    return documents.rows / packed_rows(documents, strategy, length)
+
+
+def _packed_at_once(documents: Documents, strategy: str, length: int, count: int) -> int:
+    """Return the rows that so many documents are packed into, which are spread evenly over all lengths."""
+    chosen: Counter[int] = Counter()
+    seen = taken = 0
+    for group in sorted(documents.groups, key=lambda group: group[2:]):
+        seen += group[0]
+        upto = round(seen * count / documents.rows)
+        chosen[sum(group[2:])] += upto - taken
+        taken = upto
+    if strategy == WRAPPED:
+        return -(-sum(tokens * many for tokens, many in chosen.items()) // length)
+    pieces: Counter[int] = Counter()
+    for tokens, many in chosen.items():
+        whole, rest = divmod(tokens, length)
+        if tokens <= length:
+            pieces[tokens] += many
+        elif strategy == SPLIT:
+            pieces[length] += many * whole
+            pieces[rest] += many
+        else:
+            pieces[length] += many
+    return best_fit({tokens: many for tokens, many in pieces.items() if tokens and many}, length)
+
+
 class Packing(Technique):
     """TRL's packing strategies."""
 
@@ -42,9 +93,9 @@ class Packing(Technique):
     summary = "Fills rows with several documents, so that no time and memory go into padding."
     options = (
         Option(NONE, "one document per row, padded to the longest of its micro-batch"),
-        Option("bfd", "whole documents fitted into rows; what is longer than a row is cut"),
-        Option("bfd_split", "as bfd, and what overflows goes on in another row", Effect.CHANGES_TRAINING),
-        Option("wrapped", "documents end to end, cut anywhere, and seeing one another", Effect.CHANGES_TRAINING),
+        Option(CUTTING, "whole documents fitted into rows; what is longer than a row is cut"),
+        Option(SPLIT, "as bfd, and what overflows goes on in another row", Effect.CHANGES_TRAINING),
+        Option(WRAPPED, "documents end to end, cut anywhere, and seeing one another", Effect.CHANGES_TRAINING),
     )
     trl_default = NONE
     needs = "an architecture and attention that keep packed documents apart (checked)"
@@ -59,7 +110,7 @@ class Packing(Technique):
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Where no document overflows a row there is nothing to split."""
         overflows = setting.workload.dataset.documents.longest > int(candidate["max_length"])
-        return "bfd" if choice == "bfd_split" and not overflows else choice
+        return CUTTING if choice == SPLIT and not overflows else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """See law 4: offered only after the self-test."""

@@ -5,17 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
+from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.errors import InputError
 from autotune.techniques.base import Option, Technique
+from autotune.techniques.packing import NONE, documents_per_row
+from autotune.units import format_share
+
+_NEAR = 0.10
+"""Share by which the documents of a packed optimizer step may miss those asked for: packed rows hold what they hold."""
+
+
+def rows_per_step(candidate: Candidate, setting: Setting) -> int:
+    """Return the rows of an optimizer step in one process: those that hold the documents asked for.
+
+    Rows of one document are as many as those. Packed rows are the multiple of the micro-batch that comes nearest.
+    """
+    rows, documents = int(candidate["per_device_train_batch_size"]), setting.documents_per_process
+    return rows * max(1, round(documents / (rows * _held(candidate, setting))))
+
+
+def documents_per_step(candidate: Candidate, setting: Setting) -> float:
+    """Return how many documents an optimizer step holds on average, over all processes."""
+    processes = setting.machine.hardware.processes
+    return rows_per_step(candidate, setting) * processes * _held(candidate, setting)
 
 
 class PerDeviceTrainBatchSize(Technique):
-    """Rows per micro-batch; accumulation makes up the rest of the global batch."""
+    """Rows per micro-batch; accumulation makes up the rest of the global batch, which is counted in documents."""
 
     name = "per_device_train_batch_size"
     summary = "Rows per micro-batch; gradient accumulation follows, so that the global batch stays."
-    options = (Option(8, "any number of rows that divides the global batch"),)
+    options = (Option(8, "any number of rows up to the global batch"),)
     trl_default = 8
     writes = frozenset(
         {"args.per_device_train_batch_size", "args.per_device_eval_batch_size", "args.gradient_accumulation_steps"}
@@ -26,8 +46,8 @@ class PerDeviceTrainBatchSize(Technique):
 
     def default(self, setting: Setting) -> Choice:
         """TRL's own, or the largest below it that divides the global batch."""
-        largest = min(int(self.trl_default), setting.rows_per_process)
-        return next(rows for rows in range(largest, 0, -1) if setting.rows_per_process % rows == 0)
+        largest = min(int(self.trl_default), setting.documents_per_process)
+        return next(rows for rows in range(largest, 0, -1) if setting.documents_per_process % rows == 0)
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return a number of rows, at least one."""
@@ -36,18 +56,44 @@ class PerDeviceTrainBatchSize(Technique):
         raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number of rows.")
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """The global batch is the user's."""
-        if setting.rows_per_process % int(choice):
-            return f"it does not divide the {setting.rows_per_process} rows that each process has in a global batch"
+        """A row holds a document or more, and the global batch is the user's."""
+        if int(choice) > setting.documents_per_process and GLOBAL_BATCH not in setting.allowed:
+            return f"each process has {setting.documents_per_process} documents in a global batch"
         return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """An optimizer step holds the documents asked for: exactly, or nearly where rows are packed."""
+        if GLOBAL_BATCH in setting.allowed:
+            return None
+        if candidate.get("packing", NONE) == NONE:
+            if setting.documents_per_process % int(choice) == 0:
+                return None
+            return f"{choice} rows do not divide the {setting.documents_per_process} documents of a global batch"
+        held, asked = documents_per_step(candidate, setting), setting.global_batch_size
+        if abs(held / asked - 1) <= _NEAR:
+            return None
+        rows = rows_per_step(candidate, setting) * setting.machine.hardware.processes
+        what = "packed row" if rows == 1 else "packed rows"
+        return (
+            f"{rows} {what} of {int(candidate['max_length']):,} tokens {'holds' if rows == 1 else 'hold'} {held:,.1f}"
+            f" documents, and an optimizer step has {asked:,} within {format_share(_NEAR)} (--allow {GLOBAL_BATCH})"
+        )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Evaluation would run at TRL's default of 8 rows, whatever training was found to fit."""
         return {
             "args.per_device_train_batch_size": int(choice),
             "args.per_device_eval_batch_size": int(choice),
-            "args.gradient_accumulation_steps": setting.rows_per_process // int(choice),
+            "args.gradient_accumulation_steps": rows_per_step(candidate, setting) // int(choice),
         }
 
 
 TECHNIQUE = PerDeviceTrainBatchSize()
+
+
+def _held(candidate: Candidate, setting: Setting) -> float:
+    """Return how many documents a row of the trainer holds."""
+    packing = str(candidate.get("packing", NONE))
+    if packing == NONE:
+        return 1.0
+    return documents_per_row(setting.workload.dataset.documents, packing, int(candidate["max_length"]))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, has_padding, rounded_up, worst_micro_batches
-from autotune.core.best_fit import packed_rows
 from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
+from autotune.techniques.packing import CUTTING, SEPARATING, packed_rows
 
 _REMEMBERED = 4096
 
@@ -82,24 +82,23 @@ def end_to_end(
 
 @lru_cache(_REMEMBERED)
 def packed(
-    documents: Documents, rows: int, micro_batches: int, processes: int, length: int, *, apart: bool
+    documents: Documents, rows: int, micro_batches: int, processes: int, length: int, strategy: str
 ) -> BatchGeometry:
     """Return the geometry of documents of one sequence that are packed into rows of a length.
 
     Args:
-        apart: whether they are kept whole and apart, in rows laid end to end; else rows are full, and documents cut
-            wherever a row ends.
+        strategy: in the words of TRL's ``packing_strategy``.
     """
-    counts = _cut(documents, length)
-    tokens = sum(tokens * count for tokens, count in counts.items())
-    in_epoch = packed_rows(counts, length) if apart else max(1, documents.tokens // length)
+    in_epoch = packed_rows(documents, strategy, length)
     held = rows * micro_batches * processes * documents.rows / in_epoch
-    if not apart:
-        full = Shape(rows, length)
-        return BatchGeometry(Layout.EQUAL, full, full, float(rows * length), micro_batches, held, in_epoch)
-    filled = length * (tokens / (in_epoch * length))
-    typical = Shape(1, rows * filled)
-    return BatchGeometry(Layout.FLAT, Shape(1, rows * length), typical, rows * filled, micro_batches, held, in_epoch)
+    kept = documents.tokens_kept(length) if strategy == CUTTING else documents.tokens
+    filled = kept / in_epoch
+    if strategy in SEPARATING:
+        worst, typical = Shape(1, rows * length), Shape(1, rows * filled)
+        return BatchGeometry(Layout.FLAT, worst, typical, rows * filled, micro_batches, held, in_epoch)
+    # Only the last row that is packed at a time has room left.
+    full = Shape(rows, length)
+    return BatchGeometry(Layout.EQUAL, full, full, rows * filled, micro_batches, held, in_epoch)
 
 
 def _cut(documents: Documents, length: int | None) -> dict[int, int]:

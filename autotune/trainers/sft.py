@@ -65,7 +65,7 @@ class SupervisedFineTuning(Trainer):
         length = plan.truncate_to or number(plan, "max_length")
         if plan.args.get("packing"):
             # TRL packs into rows of 1,024 tokens where it is told no length (SFTConfig.max_length).
-            return packed(*step, length or 1024, apart=plan.args.get("packing_strategy") in SEPARATING)
+            return packed(*step, length or 1024, str(plan.args.get("packing_strategy", "bfd")))
         if plan.args.get("padding_free"):
             return end_to_end(*step, length)
         return padded(*step, length, number(plan, "pad_to_multiple_of") or 1)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
+from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.trainers import trainers
 from tests.settings import CPU, GPU, contaminates, separates, setting, workload
 
@@ -40,7 +40,7 @@ def test_a_length_that_drops_too_much_is_illegal() -> None:
 
 
 def test_wrapped_rows_drop_nothing_at_any_length() -> None:
-    here = setting(allowed=frozenset({"packing"}))
+    here = setting(allowed=frozenset({"packing", GLOBAL_BATCH}))
     assert SFT.illegal(candidate(here, packing="wrapped", max_length=512), here) is None
 
 
@@ -48,7 +48,7 @@ def test_wrapped_rows_drop_nothing_at_any_length() -> None:
 def test_packing_that_changes_training_has_to_be_allowed(choice: str) -> None:
     here = setting()
     assert "--allow packing" in str(SFT.illegal(candidate(here, packing=choice), here))
-    allowed = setting(allowed=frozenset({"packing"}))
+    allowed = setting(allowed=frozenset({"packing", GLOBAL_BATCH}))
     assert SFT.illegal(candidate(allowed, packing=choice), allowed) is None
 
 
@@ -91,7 +91,9 @@ def test_padding_free_needs_two_rows() -> None:
 
 @pytest.mark.parametrize("choices", [{"packing": "bfd"}, {"packing": "bfd_split"}, {"padding_free": "on"}])
 def test_documents_share_rows_only_where_the_self_test_was_passed(choices: dict[str, str]) -> None:
-    here = setting(of=workload(checks=(separates("eager"), contaminates("sdpa"))), allowed=frozenset({"packing"}))
+    here = setting(
+        of=workload(checks=(separates("eager"), contaminates("sdpa"))), allowed=frozenset({"packing", GLOBAL_BATCH})
+    )
     assert "do not stay apart" in str(SFT.illegal(candidate(here, attention="sdpa", **choices), here))
     assert SFT.illegal(candidate(here, attention="eager", **choices), here) is None
     assert "not checked" in str(SFT.illegal(candidate(setting(machine=GPU, of=here.workload, allowed=here.allowed),
@@ -101,7 +103,7 @@ def test_documents_share_rows_only_where_the_self_test_was_passed(choices: dict[
 
 def test_micro_batches_have_to_add_up_to_the_global_batch() -> None:
     here = setting(global_batch_size=12)
-    assert "does not divide the 12 rows" in str(SFT.illegal(candidate(here, per_device_train_batch_size=8), here))
+    assert "do not divide the 12 documents" in str(SFT.illegal(candidate(here, per_device_train_batch_size=8), here))
     plan = SFT.plan(candidate(here, per_device_train_batch_size=4), here)
     assert plan.args["gradient_accumulation_steps"] == 3
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seq-len", type=int, metavar="TOKENS", help="tokens of every row, instead of a dataset")
     parser.add_argument("--memory-budget", metavar="SIZE", help="memory for training, as 24GiB (default: all of it)")
-    parser.add_argument("--global-batch-size", type=int, metavar="ROWS", help="rows per optimizer step (default: 8)")
+    parser.add_argument("--global-batch-size", type=int, metavar="N", help="documents per optimizer step (default: 8)")
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--max-length", type=int, metavar="TOKENS", help="tokens to which rows are cut (default: all)")
     kept.add_argument("--token-coverage", type=float, metavar="SHARE", help="share of tokens to train on, 0 to 1")

@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     same = parser.add_argument_group("what stays the same for every configuration")
     same.add_argument(
-        "--global-batch-size", type=int, metavar="ROWS", help="rows per optimizer step (default: 8 per process, as TRL)"
+        "--global-batch-size",
+        type=int,
+        metavar="N",
+        help="documents per optimizer step (default: 8 per process)",
     )
     kept = same.add_mutually_exclusive_group()
     kept.add_argument(
