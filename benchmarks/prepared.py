@@ -139,7 +139,8 @@ def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepar
     trainer = find_trainer(_TRAINER)
     options = checked_options(
         trainer=trainer.name, device="auto", margin=0.0, global_batch_size=scenario.rows,
-        max_length=scenario.max_length, token_coverage=None, allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
+        max_length=scenario.max_length, token_coverage=None,
+        allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
         fix=scenario.fix, exclude=(), space=None, effort="quick", trials=None, timeout=None, seed=0,
     )  # fmt: skip
     problem = problem_of(options, workload, planned.machine, scenario.rows)
