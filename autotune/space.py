@@ -157,7 +157,7 @@ def resolve(
         kept, locked = [baseline[knob]], []
         for spelling in file.choices[knob]:
             choice = technique.parse(spelling, setting)
-            impossible = technique.unavailable(choice, setting.machine) or technique.unsuitable(choice, setting)
+            impossible = technique.impossible(choice, setting)
             if impossible:
                 left_out.append(LeftOut(knob, choice, impossible))
             elif knob in setting.allowed or _may_be_exact(technique, choice, baseline, reachable, setting):
@@ -184,7 +184,7 @@ def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wi
             start[technique.name] = technique.default(setting)
             continue
         choice = technique.parse(wishes.fixed[technique.name], setting)
-        impossible = technique.unavailable(choice, setting.machine) or technique.unsuitable(choice, setting)
+        impossible = technique.impossible(choice, setting)
         if impossible:
             raise InputError(f"--fix {technique.name}={choice} is not possible here: {impossible}.")
         start[technique.name] = choice

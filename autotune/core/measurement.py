@@ -84,6 +84,8 @@ class Measurement:
         training_seconds: inside training steps, warm-up and worst batch included.
         wall_seconds: from the request to the reply.
         out_of_memory: where memory ran out, for the two out-of-memory statuses.
+        pass_seconds: what phases that come once in a run take for the whole dataset, such as asking a reference model
+            about all rows; 0 where there are none. ``tokens_per_second`` counts them as if a run were one epoch.
     """
 
     status: ProbeStatus
@@ -108,6 +110,7 @@ class Measurement:
     training_seconds: float | None = None
     wall_seconds: float = 0.0
     out_of_memory: OutOfMemory | None = None
+    pass_seconds: float = 0.0
 
     @property
     def ok(self) -> bool:

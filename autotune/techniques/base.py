@@ -53,6 +53,7 @@ class Technique(ABC):
             names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they do nothing there. Which
             other trainers have the technique follows from the fields of their configurations.
+        refused: by the name of a trainer and a choice, why TRL refuses that choice there.
         needs: what it needs, in words, for the catalogue; empty when nothing.
         changes: how its training-changing choices change training, in words; empty when it has none.
         ordered: whether, all else equal, a larger choice never needs less memory. Lets one out-of-memory probe veto
@@ -69,6 +70,7 @@ class Technique(ABC):
     trl_default: ClassVar[Choice]
     writes: ClassVar[frozenset[str]]
     without_effect: ClassVar[Mapping[str, str]] = {}
+    refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
     ordered: ClassVar[bool] = False
@@ -112,6 +114,14 @@ class Technique(ABC):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload whatever else is chosen, or None when it is not."""
         return None
+
+    def impossible(self, choice: Choice, setting: Setting) -> str | None:
+        """Return why a choice is impossible here whatever else is chosen, or None when it is not."""
+        return (
+            self.unavailable(choice, setting.machine)
+            or self.refused.get((setting.workload.trainer, choice))
+            or self.unsuitable(choice, setting)
+        )
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently different in this candidate, or None when it is legal."""

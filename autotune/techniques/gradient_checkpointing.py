@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
@@ -35,6 +36,9 @@ class GradientCheckpointing(Technique):
     trl_default = ON
     needs = "offload: an accelerator; every_N and offload: transformers 5.23 or later"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
+    refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
+        ("dpo", SELECTIVE): "DPOTrainer leaves its key to PyTorch, which refuses it",
+    }
     patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:

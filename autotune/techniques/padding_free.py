@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
@@ -22,6 +23,7 @@ class PaddingFree(Technique):
     trl_default = OFF
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
+    without_effect: ClassVar[Mapping[str, str]] = {"dpo": "DPOTrainer warns that it does nothing, and turns it off"}
     only_sizes = True
     patches_libraries = False
 

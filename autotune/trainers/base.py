@@ -183,7 +183,7 @@ class Trainer(ABC):
         """Return why a candidate may not be tried or recommended, in words, or None when it may."""
         for technique in self.techniques:
             choice = candidate[technique.name]
-            impossible = technique.unavailable(choice, setting.machine) or technique.unsuitable(choice, setting)
+            impossible = technique.impossible(choice, setting)
             if impossible:
                 return f"{technique.name}={choice}: {impossible}"
             conflict = technique.conflict(choice, candidate, setting)

@@ -28,7 +28,9 @@ class RealPhase:
     events: tuple[tuple[int, int, str], ...]
 
 
-def run_on_cpu(fn: Callable[[torch.device], object], *, phases: str = "optimizer step") -> dict[str, RealPhase]:
+def run_on_cpu(
+    fn: Callable[[torch.device], object], *, phases: str | tuple[str, ...] = "optimizer step"
+) -> dict[str, RealPhase]:
     """Run ``fn`` on the real CPU and return, by name, what each :func:`~autotune.virtual.tracing.phase` did.
 
     Args:

@@ -53,13 +53,9 @@ class Forecast:
         """Return how long an optimizer step of so many micro-batches takes, or None where it is not known."""
         if not self.times:
             return None
-        times = {Occurrence.BEFORE: 0, Occurrence.FURTHER: micro_batches - 1}
+        # A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
+        times = {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1}
         return sum(time.seconds * times.get(part.occurrence, 1) for part, time in self.times.items())
-
-    @property
-    def run_seconds(self) -> float:
-        """How long the phases before the first step take for one micro-batch; 0 where that is not known."""
-        return sum(time.seconds for part, time in self.times.items() if part.occurrence is Occurrence.BEFORE)
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:

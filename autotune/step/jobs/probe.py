@@ -16,6 +16,7 @@ from autotune.step.run.meters import METERS, Meter
 from autotune.step.run.progress import Progress
 from autotune.step.run.timing import timing
 from autotune.step.run.training import OUTPUT_DIRECTORY, train
+from autotune.step.trainers import adapter
 
 
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
@@ -27,19 +28,20 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     try:
         if request.limit_bytes is not None:
             meter.limit(request.limit_bytes)
-        train(request, context.folder, progress)
+        trainer = train(request, context.folder, progress)
     except Exception as error:  # noqa: BLE001 whatever a candidate raises is what it showed
         # First of all: nothing more can be told where nothing more can be allocated.
         meter.lift_limit()
         traceback.print_exc()
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:
-        measurement = _finished(progress, meter, context.sent_seconds)
+        passes = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
+        measurement = _finished(progress, meter, context.sent_seconds, sum(passes.values()))
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
     return ProbeReply(measurement)
 
 
-def _finished(progress: Progress, meter: Meter, sent_seconds: float) -> Measurement:
+def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_seconds_per_row: float) -> Measurement:
     batches, step = progress.batches, progress.whole_step
     first, last = progress.first_step_seconds, progress.last_step_seconds
     assert batches is not None
@@ -48,6 +50,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float) -> Measurem
     assert last is not None
     known = timing(progress.timed, progress.updates, step)
     tokens = batches.mean_tokens * step.micro_batches
+    rows = batches.order.shape[1] * step.micro_batches
     peaks = meter.peaks()
     return Measurement(
         status=ProbeStatus.OK,
@@ -56,7 +59,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float) -> Measurem
         device_bytes=peaks.device_bytes,
         host_peak_bytes=peaks.host_peak_bytes,
         allocation_retries=peaks.allocation_retries,
-        tokens_per_second=tokens / known.step_seconds,
+        tokens_per_second=tokens / (known.step_seconds + rows * pass_seconds_per_row),
         tokens_per_second_error=known.error,
         step_seconds=known.step_seconds,
         micro_batch_seconds=known.micro_batch_seconds,
@@ -69,6 +72,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float) -> Measurem
         worst_tokens=progress.worst_tokens,
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
+        pass_seconds=batches.population * pass_seconds_per_row,
     )
 
 

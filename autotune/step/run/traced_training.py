@@ -164,6 +164,12 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 self.noted.worst_rows, self.noted.worst_tokens = known.collated(batches[0])
                 return _Batches(batches)
 
+        def read_batch(self, rows: Any) -> Any:
+            """Read rows as the data loader does: for real, and kept where no allocator of PyTorch counts them."""
+            with for_real():
+                batch = _Batches([self.data_collator(list(rows))])
+            return next(iter(batch))
+
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             with phase(MICRO_BATCH):
                 return super().training_step(*args, **kwargs)

@@ -125,5 +125,9 @@ class Adapter(ABC):
             trainable: share of the tokens that the loss counts, where the parts do not say it.
         """
 
+    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
+        """Return what phases that go over the whole dataset once took for each row, by their name."""
+        return {}
+
     def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have nothing more to tell
         """Have a trainer that was built tell of phases inside its micro-batches that are no methods of their own."""

@@ -1,0 +1,151 @@
+"""``DPOTrainer``: prompts with two answers each, and a reference that is a copy, the model itself, or precomputed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+from trl.trainer import dpo_trainer
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.rows import Counts, RowSizes, column_lengths
+from autotune.step.trainers.base import Adapter, InPhase, MakeModel
+from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+
+_TOKEN = 5
+# Micro-batches of the pass over the dataset that are timed, after the widest one.
+_TIMED = 4
+
+
+class _OnTokenizedRows(DPOTrainer):
+    """TRL's trainer on rows that are tokenised, with a pass of the reference over some of them instead of all."""
+
+    seconds_per_row: Mapping[str, float] = MappingProxyType({})
+
+    def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
+        # TRL drops those rows where it has tokenised them.
+        length = args.max_length
+        if length is None or args.truncation_mode != "keep_start":
+            return dataset
+        kept = np.flatnonzero(column_lengths(dataset, ("prompt_ids",))[:, 0] < length)
+        return dataset if len(kept) == len(dataset) else dataset.select(kept)
+
+    def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        """Ask the reference about the widest rows, then about some others, whose time stands for all."""
+        widest_first = np.argsort(-_sequences(dataset, self.args.max_length).max(axis=1), kind="stable")
+        widest = np.resize(widest_first, batch_size)
+        others = np.random.default_rng(0).permutation(len(dataset))
+        typical = [others[first : first + batch_size] for first in range(0, len(others), batch_size)][:_TIMED]
+        self._ask(dataset, widest)
+        seconds = self._timed([batch for batch in typical if len(batch) == batch_size], dataset)
+        self.seconds_per_row = {PRECOMPUTE: seconds}
+        zeros = [0.0] * len(dataset)
+        return dataset.add_column("ref_chosen_logps", zeros).add_column("ref_rejected_logps", zeros)
+
+    def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        """Return rows as the data loader would collate them."""
+        return self.data_collator(list(rows))
+
+    def _timed(self, batches: Sequence[Counts], dataset: Dataset) -> float:
+        started, rows = time.perf_counter(), 0
+        for batch in batches:
+            self._ask(dataset, batch)
+            rows += len(batch)
+        return (time.perf_counter() - started) / rows if rows else 0.0
+
+    def _ask(self, dataset: Dataset, batch: Counts) -> None:
+        inputs = self._prepare_inputs(self.read_batch([dataset[int(index)] for index in batch]))
+        chosen, _ = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+        # As TRL does with each batch, which waits for the device.
+        chosen.cpu()
+
+
+class PreferenceOptimization(Adapter):
+    """Rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
+
+    name = "dpo"
+    config = DPOConfig
+    trainer = DPOTrainer
+    columns = ("prompt_ids", "chosen_ids", "rejected_ids")
+    methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "_precompute_ref_logps"}
+
+    def lengths(self, rows: Dataset) -> Counts:
+        """Return the tokens of prompt and answers."""
+        return column_lengths(rows, self.columns)
+
+    def trainable(self, rows: Dataset) -> Counts:
+        """Return the tokens of both answers."""
+        return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
+
+    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+        """Return a reference model where TRL would load one: neither adapters nor precomputing do without it."""
+        if plan is not None and (plan.model.get("use_peft") or plan.args.get("precompute_ref_log_probs")):
+            return {}
+        return {"ref_model": make_model()}
+
+    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
+        """Return a subclass that takes tokenised rows."""
+        # It names the file that TRL keeps precomputed values in, and none are kept here.
+        dpo_trainer.hash_module = _no_hash
+        return _OnTokenizedRows
+
+    def sizes(self, trainer: Any) -> RowSizes:
+        """Return the sizes of both sequences, cut as the collator cuts them."""
+        rows = trainer.train_dataset
+        return RowSizes(_sequences(rows, trainer.args.max_length), self.trainable(rows))
+
+    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Return rows and tokens of the ids: chosen sequences, then rejected ones."""
+        ids = inputs["input_ids"]
+        return ids.shape[0], ids.numel()
+
+    def synthetic(
+        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
+    ) -> Dataset:
+        """Return rows of one repeated token."""
+        parts = zip(*rows, strict=True)
+        return Dataset.from_dict(
+            {name: [[_TOKEN] * tokens for tokens in part] for name, part in zip(self.columns, parts, strict=True)}
+        )
+
+    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
+        """Return what asking the reference beforehand took."""
+        return dict(trainer.seconds_per_row)
+
+    def watch(self, trainer: Any, in_phase: InPhase) -> None:
+        """Tell of forward passes without gradients: those of the reference, whatever stands for it."""
+        inside: list[AbstractContextManager[Any]] = []
+
+        def enter(*_: Any) -> None:
+            if not torch.is_grad_enabled():
+                inside.append(in_phase(REFERENCE_PASS))
+                inside[-1].__enter__()
+
+        def leave(*_: Any) -> None:
+            if inside:
+                inside.pop().__exit__(None, None, None)
+
+        model = trainer.ref_model or trainer.model
+        model.register_forward_pre_hook(enter)
+        model.register_forward_hook(leave)
+
+
+ADAPTER = PreferenceOptimization()
+
+
+def _no_hash(*_: Any) -> str:
+    return ""
+
+
+def _sequences(rows: Dataset, length: int | None) -> Counts:
+    """Return the tokens of prompt with chosen and with rejected answer, cut to a length; shape (rows, 2)."""
+    parts = column_lengths(rows, PreferenceOptimization.columns)
+    sequences = parts[:, :1] + parts[:, 1:]
+    return sequences if length is None else np.minimum(sequences, length)

@@ -1,0 +1,32 @@
+"""``reference``: when the log-probabilities of a frozen reference model are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.techniques.base import Option, Technique
+
+PRECOMPUTED = "precomputed"
+
+
+class Reference(Technique):
+    """``precompute_ref_log_probs``. With adapters, the model itself without them is the reference, at no memory."""
+
+    name = "reference"
+    summary = "Asks the reference model beside each micro-batch, or once about all rows before training."
+    options = (
+        Option("beside", "a frozen copy of the model, or the model without its adapters, at each micro-batch"),
+        Option(PRECOMPUTED, "one pass over the dataset, and no copy then; its time is spread over an epoch"),
+    )
+    trl_default = "beside"
+    writes = frozenset({"args.precompute_ref_log_probs"})
+    patches_libraries = False
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.precompute_ref_log_probs": choice == PRECOMPUTED}
+
+
+TECHNIQUE = Reference()

@@ -1,0 +1,88 @@
+"""``DPOTrainer``: preference optimisation. A document is a prompt with two answers: two sequences for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.documents import Document, Documents
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import StepProgram, program
+from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
+
+PRECOMPUTE = "precompute"
+"""The pass over the dataset that computes the reference's log-probabilities before training."""
+REFERENCE_PASS = "reference pass"
+"""The forward pass of the reference beside each micro-batch."""
+
+
+class PreferenceOptimization(Trainer):
+    """Pairs of a chosen and a rejected answer, padded together; a frozen reference is asked about both."""
+
+    name = "dpo"
+    label = "DPO"
+    title = "Direct preference optimisation"
+    config_class = "DPOConfig"
+    trainer_class = "DPOTrainer"
+    formats = (
+        DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected")),
+        # TRL takes what both answers begin with for the prompt (trl.data_utils.extract_prompt).
+        DatasetFormat("chosen+rejected", ("chosen", "rejected")),
+    )
+    parts = ("prompt", "chosen", "rejected")
+    fields = frozenset({
+        "activation_offloading", "beta", "dataset_num_proc", "disable_dropout", "discopop_tau",
+        "f_alpha_divergence_coef", "f_divergence_type", "label_smoothing", "ld_alpha", "loss_type", "loss_weights",
+        "max_length", "model_init_kwargs", "pad_to_multiple_of", "pad_token", "padding_free",
+        "precompute_ref_batch_size", "precompute_ref_log_probs", "ref_model_mixup_alpha", "ref_model_sync_steps",
+        "router_aux_loss_coef", "sync_ref_model", "truncation_mode", "trust_remote_code", "use_weighting",
+    })  # fmt: skip
+    config_fields = ConfigFields(
+        traced=frozenset({
+            "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type",
+            "label_smoothing", "ld_alpha", "loss_type", "loss_weights", "precompute_ref_batch_size",
+            "router_aux_loss_coef", "use_weighting",
+        }),
+        without_effect=frozenset({
+            "dataset_num_proc", "model_init_kwargs", "pad_token", "padding_free", "ref_model_mixup_alpha",
+            "ref_model_sync_steps", "trust_remote_code",
+        }),
+        assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
+    )  # fmt: skip
+
+    def document(self, lengths: tuple[int, ...]) -> Document:
+        """Return both sequences; TRL drops a pair whose prompt alone fills the maximum length."""
+        prompt, chosen, rejected = lengths
+        return (prompt + 1, prompt + chosen, prompt + rejected)
+
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the geometry of pairs that are padded to the longest sequence of their micro-batch."""
+        step = documents, rows_of(plan), micro_batches_of(plan), plan.launch.processes
+        return padded(*step, number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1)
+
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Chosen and rejected answers differ in length, so that one of them is padded."""
+        return Layout.PADDED
+
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return arguments that cut nothing."""
+        return {"max_length": int(shape.tokens), "pad_to_multiple_of": None}
+
+    def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
+        """Return pairs whose sequences are as long as the micro-batch; one is a token shorter where rows are padded."""
+        tokens = int(shape.tokens)
+        answer = min(tokens - 1, max(1, round(tokens * trainable))) if tokens > 1 else 1
+        pair = (tokens - answer, answer, answer)
+        if layout is Layout.EQUAL or answer < 2:
+            return (pair,) * shape.rows
+        return (*(pair,) * (shape.rows - 1), (tokens - answer, answer, answer - 1))
+
+    def program(self, plan: TrainingPlan) -> StepProgram:
+        """Return a program with the reference's passes: over the dataset beforehand, or beside each micro-batch."""
+        if plan.args.get("precompute_ref_log_probs"):
+            return program(before=(PRECOMPUTE,))
+        return program(in_micro_batch=(REFERENCE_PASS,))
+
+
+TRAINER = PreferenceOptimization()
