@@ -146,3 +146,12 @@ def messages_rows(texts: Sequence[str]) -> list[dict[str, Any]]:
 def prompt_completion_rows(texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return the texts in TRL's standard ``prompt+completion`` format: a short prompt, the text as completion."""
     return [{"prompt": f"row {i} :", "completion": f" {text}"} for i, text in enumerate(texts)]
+
+
+def preference_rows(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the texts in TRL's standard preference format: a short prompt, a text chosen, the next one rejected."""
+    pairs = zip(texts, [*texts[1:], *texts[:1]], strict=True)
+    return [
+        {"prompt": f"row {i} :", "chosen": f" {chosen}", "rejected": f" {rejected}"}
+        for i, (chosen, rejected) in enumerate(pairs)
+    ]

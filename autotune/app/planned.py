@@ -12,6 +12,7 @@ from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.workload import WorkloadReader
 from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.gpu import Gpu
 from autotune.core.lengths import LengthDistribution
@@ -23,6 +24,7 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.sources import source_digest
 from autotune.probing.tracing import ServerTracer
+from autotune.trainers import Trainer, find_trainer
 
 CPU = "cpu"
 MOST_TOKENS = 1 << 24
@@ -99,12 +101,12 @@ def planned_workload(
     here = inspect_machine("cpu")
     wanted = attentions(options, here)
     states = [_state(model.name), _state(dataset.data_files or dataset.path) if dataset is not None else []]
-    key = fingerprint("workload", model, dataset, states, wanted, here.packages, source_digest())
+    key = fingerprint("workload", options.trainer.name, model, dataset, states, wanted, here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
-    workload = reader.read(options.trainer.name, model, dataset or _stand_in(tracer.folder))
+    workload = reader.read(options.trainer.name, model, dataset or _stand_in(options.trainer, tracer.folder))
     workload = reader.check_attention(workload, here, wanted)
     if all(state is not None for state in states):
         cache.put(key, encode(workload))
@@ -113,9 +115,15 @@ def planned_workload(
 
 def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
     """Return the workload with so many rows of one length for its dataset."""
-    lengths = LengthDistribution({tokens: rows})
-    name = f"rows of {tokens} tokens"
-    dataset = replace(workload.dataset, name=name, lengths=lengths, trainable_tokens=lengths.tokens)
+    trainer = find_trainer(workload.trainer)
+    parts, trainable = trainer.row_of(tokens)
+    dataset = replace(
+        workload.dataset,
+        name=f"rows of {tokens} tokens",
+        lengths=LengthDistribution({tokens: rows}),
+        trainable_tokens=rows * trainable,
+        several=None if workload.dataset.several is None else Documents(((rows, *trainer.document(parts)),)),
+    )
     return replace(workload, dataset=dataset)
 
 
@@ -130,9 +138,9 @@ def _kept(cache: Cache, key: str) -> Workload | None:
         return None
 
 
-def _stand_in(folder: Path) -> DatasetSource:
+def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:
     file = folder / "rows.jsonl"
-    file.write_text((json.dumps({"text": "a b"}) + "\n") * 2, encoding="utf-8")
+    file.write_text((json.dumps(dict(trainer.stand_in)) + "\n") * 2, encoding="utf-8")
     return DatasetSource("a stand-in for data", "json", str(file))
 
 

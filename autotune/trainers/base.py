@@ -82,6 +82,7 @@ class Trainer(ABC):
         fields: of the trainer's configuration beside those of ``transformers.TrainingArguments``. Which techniques it
             has follows from them; a contract test holds them against the installed TRL.
         config_fields: what these mean to a trace.
+        stand_in: columns of a row that takes the place of data where lengths are given instead.
         has_command: whether there is a command ``trl NAME``.
         cpu_args, cuda_args: arguments that training on such a device needs.
     """
@@ -95,6 +96,7 @@ class Trainer(ABC):
     parts: ClassVar[tuple[str, ...]]
     fields: ClassVar[frozenset[str]]
     config_fields: ClassVar[ConfigFields]
+    stand_in: ClassVar[Mapping[str, str]]
     has_command: ClassVar[bool] = True
     # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
@@ -120,6 +122,10 @@ class Trainer(ABC):
         Args:
             lengths: tokens of each of :attr:`parts`, before any cutting.
         """
+
+    @abstractmethod
+    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return a row whose longest sequence has so many tokens: the lengths of its parts, and the tokens counted."""
 
     @abstractmethod
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
@@ -51,10 +52,17 @@ class PreferenceOptimization(Trainer):
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     )  # fmt: skip
 
+    stand_in: ClassVar[Mapping[str, str]] = {"prompt": "a b", "chosen": " a b", "rejected": " b a b"}
+
     def document(self, lengths: tuple[int, ...]) -> Document:
         """Return both sequences; TRL drops a pair whose prompt alone fills the maximum length."""
         prompt, chosen, rejected = lengths
         return (prompt + 1, prompt + chosen, prompt + rejected)
+
+    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return a prompt and two equally long answers, of half the tokens each."""
+        answer = max(1, tokens // 2)
+        return (tokens - answer, answer, answer), 2 * answer
 
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the geometry of pairs that are padded to the longest sequence of their micro-batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
@@ -55,9 +55,15 @@ class SupervisedFineTuning(Trainer):
         },
     )  # fmt: skip
 
+    stand_in: ClassVar[Mapping[str, str]] = {"text": "a b"}
+
     def document(self, lengths: tuple[int, ...]) -> Document:
         """Return one sequence, which is kept whatever is cut off."""
         return (1, *lengths)
+
+    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return a row all of whose tokens count."""
+        return (tokens,), tokens
 
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the geometry of packed, padding-free or padded rows."""

@@ -18,7 +18,7 @@ def source_digest() -> str:
 def digest_of(package: Path) -> str:
     """Return a hash of those packages in a directory, sub-packages included."""
     digest = hashlib.sha256()
-    for name in ("core", "step", "virtual"):
+    for name in ("core", "step", "trainers", "virtual"):
         for file in sorted((package / name).rglob("*.py")):
             digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:_DIGITS]
