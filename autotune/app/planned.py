@@ -97,15 +97,13 @@ def planned_workload(
         InputError: the model or the dataset cannot be used.
     """
     here = inspect_machine("cpu")
-    wanted = attentions(options, here)
     states = [_state(model.name), _state(dataset.data_files or dataset.path) if dataset is not None else []]
-    key = fingerprint("workload", model, dataset, states, wanted, here.packages, source_digest())
+    key = fingerprint("workload", model, dataset, states, attentions(options, here), here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
-    workload = reader.read(options.trainer.name, model, dataset or _stand_in(tracer.folder))
-    workload = reader.check_attention(workload, here, wanted)
+    workload = reader.read_checked(options, model, dataset or _stand_in(tracer.folder), here)
     if all(state is not None for state in states):
         cache.put(key, encode(workload))
     return workload

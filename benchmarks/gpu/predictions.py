@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.protocol import TraceReply
-from autotune.inspection.machine import environment
 from autotune.planning.extrapolation.memory import TRACED_ERROR
 from autotune.planning.planner import Planner, Target
 from autotune.planning.tracing.cache import Cache
-from autotune.planning.tracing.sources import source_digest
-from autotune.planning.tracing.store import Traces
 from benchmarks.gpu.accuracy import Prediction
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.prepared import Prepared
@@ -71,8 +69,7 @@ def _traced(where: Prepared, reply: TraceReply) -> Prediction:
 def _plan(pool: TracePool, where: Prepared, cases: Sequence[Case], folder: Path, tell: Told) -> None:
     problem = where.problem
     model = problem.setting.workload.model
-    versions = {**environment(problem.setting.machine), "autotune": source_digest()}
-    traces = Traces(pool.trace_all, Cache(folder), model.fingerprint, versions)
+    traces = traces_of(problem.setting.workload, problem.setting.machine, pool.trace_all, Cache(folder))
     target = Target(where.planned.gpu, where.budget_bytes)
     candidates: dict[Case, Candidate] = {case: where.candidate(case) for case in cases}
     # All ways to train, or only those that differ from the baseline in a single technique; the same traces serve both.

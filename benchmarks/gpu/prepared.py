@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.app.options import checked_options
 from autotune.app.planned import Planned
 from autotune.app.problem import problem_of
+from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.candidate import Candidate
@@ -31,6 +32,7 @@ from benchmarks.shapes import write_rows
 
 _TRAINER = "sft"
 _ATTENTIONS = ("sdpa", "eager")
+_SEED = 42
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,7 @@ class Prepared:
 
     def probe_request(self, case: Case, schedule: Schedule) -> ProbeRequest:
         """Return the request that measures a case."""
-        setting = self.problem.setting
-        return ProbeRequest(
-            plan=self.problem.trainer.plan(self.candidate(case), setting),
-            model=setting.workload.model_source,
-            device=setting.machine.hardware.kind,
-            tokenized_directory=setting.workload.dataset.tokenized_directory,
-            schedule=schedule,
-            limit_bytes=self.limit_bytes(case),
-        )
+        return probe_request(self.problem, self.candidate(case), schedule, self.limit_bytes(case), _SEED)
 
     def trace_request(self, case: Case) -> TraceRequest:
         """Return the request that traces a case, with all layers, on the rows of the probe's largest micro-batch."""
@@ -138,11 +132,12 @@ def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepar
     """
     trainer = find_trainer(_TRAINER)
     options = checked_options(
-        trainer=trainer.name, device="auto", margin=0.0, global_batch_size=scenario.rows,
-        max_length=scenario.max_length, token_coverage=None,
+        trainer=trainer.name,
+        global_batch_size=scenario.rows,
+        max_length=scenario.max_length,
         allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
-        fix=scenario.fix, exclude=(), space=None, effort="quick", trials=None, timeout=None, seed=0,
-    )  # fmt: skip
+        fix=scenario.fix,
+    )
     problem = problem_of(options, workload, planned.machine, scenario.rows)
     return Prepared(scenario, planned, problem, planned.machine.hardware.available_bytes)
 

@@ -18,6 +18,7 @@ from statistics import median
 from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.events import ignore
@@ -27,7 +28,6 @@ from autotune.inspection.model import model_source
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.planner import Planner, Target
 from autotune.planning.tracing.cache import Cache
-from autotune.planning.tracing.store import Traces
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.traits import size_knobs
@@ -89,15 +89,13 @@ def main() -> None:
 def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerProblem, Compared]]:
     source = model_source(str(write_model(folder / "model", LLAMA_8B)), "random")
     planned = planned_machine(gpu)
-    options = checked_options(
-        trainer="sft", device="auto", margin=0.0, global_batch_size=None, max_length=_TOKENS, token_coverage=None,
-        allow=(), fix={}, exclude=(), space=None, effort="normal", trials=None, timeout=None, seed=0,
-    )  # fmt: skip
+    options = checked_options(trainer="sft", max_length=_TOKENS)
     batch = global_batch_of(options, planned.machine)
     with ServerTracer(planned.cores, ignore) as tracer:
-        workload = planned_workload(options, source, None, tracer, Cache(folder / "cache"), ignore)
+        cache = Cache(folder / "cache")
+        workload = planned_workload(options, source, None, tracer, cache, ignore)
         problem = problem_of(options, rows_of_length(workload, _TOKENS, batch), planned.machine, batch)
-        traces = Traces(tracer, Cache(folder / "cache"), workload.model.fingerprint, {})
+        traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = legal_candidates(problem)
         target = Target(planned.gpu, planned.machine.hardware.memory_bytes)
         planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)

@@ -21,23 +21,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.effort import EFFORTS
+from autotune.app.options import checked_options
+from autotune.app.problem import problem_of
+from autotune.app.requests import probe_request
+from autotune.app.workload import WorkloadReader
+from autotune.core.candidate import Choice
+from autotune.core.events import ignore
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import PrepareRequest, ProbeRequest
-from autotune.core.setting import Setting
+from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
-from autotune.probing import JobServer, prepare, probe
-from autotune.trainers import trainers
+from autotune.probing import JobServer, probe
+from autotune.trainers import DEFAULT
 from benchmarks.probe.whole_steps import composed_over_whole, tokens_per_second
 from benchmarks.shapes import small_workload
 
 GLOBAL_BATCHES = (8, 64, 512)
 _COMPOSED_BATCH = 32
+_SEED = 42
 _COMPOSED: Mapping[str, Mapping[str, Choice]] = {
     "TRL's default": {},
     "two rows, no checkpointing": {"per_device_train_batch_size": 2, "gradient_checkpointing": "off"},
@@ -59,16 +63,10 @@ class Prober:
 
     def request(self, global_batch: int = 8, choices: Mapping[str, Choice] | None = None) -> ProbeRequest:
         """Return the request for a probe of TRL's default with some other choices."""
-        trainer = trainers()["sft"]
-        setting = Setting(self.workload, self.machine, global_batch, token_coverage=0.0)
-        baseline = Candidate({item.name: item.default(setting) for item in trainer.techniques})
-        return ProbeRequest(
-            plan=trainer.plan(trainer.normal(baseline.but(**(choices or {})), setting), setting),
-            model=self.workload.model_source,
-            device=self.machine.hardware.kind,
-            tokenized_directory=self.workload.dataset.tokenized_directory,
-            schedule=EFFORTS["normal"].probe,
-        )
+        options = checked_options(trainer=DEFAULT, token_coverage=0.0)
+        problem = problem_of(options, self.workload, self.machine, global_batch)
+        candidate = problem.normal(problem.baseline.but(**(choices or {})))
+        return probe_request(problem, candidate, options.effort.probe, None, _SEED)
 
     def run(self, request: ProbeRequest, server: JobServer | None = None) -> Measurement:
         """Return what a probe showed.
@@ -158,9 +156,8 @@ def _listed(figures: Sequence[float], digits: int = 0) -> str:
 
 def prepared(model: str, dataset: str, machine: Machine, server: JobServer, folder: Path) -> Prober:
     """Return a prober for a workload that has been read and tokenised."""
-    source, rows = model_source(model, "random"), dataset_source(dataset)
-    reply = prepare(server, PrepareRequest(source, rows, "sft", str(folder / "tokenized")), folder / "prepare")
-    workload = Workload("sft", source, rows, reply.model, reply.dataset)
+    reader = WorkloadReader(server, folder, ignore)
+    workload = reader.read(DEFAULT, model_source(model, "random"), dataset_source(dataset))
     probes = folder / "probes"
     probes.mkdir()
     return Prober(workload, machine, server, probes)

@@ -17,13 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.ahead import speeds_of, target_of
+from autotune.app.requests import traces_of
 from autotune.core.events import ignore
-from autotune.inspection.machine import environment
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.planning.planner import Planner
 from autotune.planning.tracing.cache import Cache
-from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
 from benchmarks.replay.tables import RECORDED, Table, read_table, write_table
 from benchmarks.shapes import small_workload
@@ -48,7 +47,7 @@ def estimated(table: Table, folder: Path) -> Table:
     started = time.monotonic()
     with ServerTracer(inspect_machine("cpu").hardware.cores, ignore) as tracer:
         cache = Cache(folder / "cache")
-        traces = Traces(tracer, cache, workload.model.fingerprint, environment(table.machine))
+        traces = traces_of(workload, table.machine, tracer, cache)
         speeds = speeds_of(table.machine, tracer.server, folder, cache)
         print(speeds, flush=True)
         target = target_of(table.machine.hardware, table.limit_bytes, lambda: speeds)

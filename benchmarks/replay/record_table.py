@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.problem import attentions, global_batch_of
+from autotune.app.problem import global_batch_of
+from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import ignore
-from autotune.core.protocol import ProbeRequest
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import machine as inspect_machine
@@ -56,8 +56,7 @@ def record(folder: Path, output: Path, rounds: int) -> None:
     threads = machine.hardware.threads
     with JobServer("cpu", threads=threads) as server:
         reader = WorkloadReader(server, folder, ignore)
-        workload = reader.read("sft", model_source(str(model), "random"), dataset_source(str(data)))
-        workload = reader.check_attention(workload, machine, attentions(wanted, machine))
+        workload = reader.read_checked(wanted, model_source(str(model), "random"), dataset_source(str(data)), machine)
         table = Table(
             placeless(workload),
             machine,
@@ -79,15 +78,7 @@ def record(folder: Path, output: Path, rounds: int) -> None:
         ]
         started = time.monotonic()
         for number, candidate in enumerate(missing):
-            request = ProbeRequest(
-                plan=problem.trainer.plan(candidate, problem.setting),
-                model=workload.model_source,
-                device="cpu",
-                tokenized_directory=workload.dataset.tokenized_directory,
-                schedule=wanted.effort.probe,
-                limit_bytes=table.limit_bytes,
-                seed=wanted.seed,
-            )
+            request = probe_request(problem, candidate, wanted.effort.probe, table.limit_bytes, wanted.seed)
             shown = probe(server, request, folder / f"probe-{number}", wanted.effort.probe_timeout_seconds)
             row = rows[candidate]
             rows[candidate] = replace(row, measurements=(*row.measurements, shown))

@@ -91,22 +91,7 @@ class Table:
 
 def options() -> Options:
     """Return what was asked for, beside the budget: the defaults, on the part of the space that was recorded."""
-    return checked_options(
-        trainer="sft",
-        device="cpu",
-        margin=0.05,
-        global_batch_size=None,
-        max_length=None,
-        token_coverage=None,
-        allow=(),
-        fix={},
-        exclude=(),
-        space=SPACE,
-        effort="quick",
-        trials=None,
-        timeout=None,
-        seed=42,
-    )
+    return checked_options(trainer="sft", device="cpu", margin=0.05, space=SPACE, effort="quick", seed=42)
 
 
 def placeless(workload: Workload) -> Workload:
