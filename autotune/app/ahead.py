@@ -22,7 +22,7 @@ from autotune.inspection.gpus import described
 from autotune.planning.candidates import estimated_candidates
 from autotune.planning.planner import Planner, Target
 from autotune.planning.predictor import PlannedPredictor
-from autotune.planning.tracing.cache import Cache, cache_directory, fingerprint
+from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds
 from autotune.probing.tracing import ServerTracer
@@ -53,7 +53,7 @@ def predicting(
     hardware = problem.setting.machine.hardware
     lent = (server,) if hardware.kind == "cpu" else ()
     with ServerTracer(hardware.cores, _without_stages(listener), lent) as tracer:
-        cache = Cache(cache_directory())
+        cache = user_cache()
         measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
         yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener)
 

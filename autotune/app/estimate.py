@@ -21,7 +21,7 @@ from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.planning.planner import depths_of
 from autotune.planning.requests import trace_request
-from autotune.planning.tracing.cache import Cache, cache_directory
+from autotune.planning.tracing.cache import user_cache
 from autotune.planning.varied import varied_bytes
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.trainers import find_trainer
@@ -41,7 +41,7 @@ def estimate(
     plan = user.plan
     source, planned = model_source(model, "random"), planned_machine(gpu)
     options = checked_options(trainer=plan.trainer, exclude=("attention",))
-    cache = Cache(cache_directory())
+    cache = user_cache()
     tokens = _padded(tokens, plan.args)
     layout = find_trainer(plan.trainer).layout(plan, rows)
     traced = Shape(1, rows * tokens) if layout is Layout.FLAT else Shape(rows, tokens)

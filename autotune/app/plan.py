@@ -22,7 +22,7 @@ from autotune.inspection.model import model_source
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
 from autotune.planning.planner import Planner, Target
-from autotune.planning.tracing.cache import Cache, cache_directory
+from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -57,7 +57,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
-    cache = Cache(cache_directory())
+    cache = user_cache()
     with ServerTracer(planned.cores, listener) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener)
         if seq_len is not None:
@@ -159,8 +159,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
     yield from _notes_on(gpu)
-    if cache.problem:
-        yield f"Traces are not kept for the next time: {cache.problem}."
+    if cache.failure:
+        yield f"Traces are not kept for the next time: {cache.failure}."
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:
