@@ -36,7 +36,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --config importlinter-fences.toml
 
 gpu: $(READY)
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python -m benchmarks.gpu.suite
 
 clean:
 	rm -rf .venv examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,13 +1,16 @@
-"""Shapes of published models, with tokenizers and rows that are made on the spot: no network, no weights, no text."""
+"""Workloads that are made on the spot, with no network: shapes of published models, and the examples' small one."""
 
 from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+_SMALL_WORKLOAD = Path(__file__).resolve().parents[1] / "examples" / "small_workload.py"
 _SPECIAL = {"<end>": 0, "<pad>": 1, "<unknown>": 2}
 
 
@@ -78,3 +81,9 @@ def write_rows(file: Path, lengths: Iterable[int], vocabulary: int) -> Path:
             tokens = [source.randrange(len(_SPECIAL), vocabulary) for _ in range(length)]
             lines.write(json.dumps({"input_ids": tokens}) + "\n")
     return file
+
+
+def small_workload(directory: Path) -> tuple[Path, Path]:
+    """Build the examples' small workload, and return the model's directory and the dataset's file."""
+    subprocess.run([sys.executable, str(_SMALL_WORKLOAD), str(directory)], stdout=subprocess.DEVNULL, check=True)
+    return directory / "model", directory / "data.jsonl"

@@ -61,8 +61,6 @@ def plan(
     fixed, excluded = dict(fix or {}), tuple(exclude)
     options = checked_options(
         trainer=trainer,
-        device="auto",
-        margin=0.0,
         global_batch_size=global_batch_size,
         max_length=whole_rows(seq_len, fixed, excluded) if max_length is None else max_length,
         token_coverage=token_coverage,
@@ -70,9 +68,5 @@ def plan(
         fix=fixed,
         exclude=excluded,
         space=space,
-        effort="normal",
-        trials=None,
-        timeout=None,
-        seed=0,
     )
     return planned(asked, options, fixed, listener)

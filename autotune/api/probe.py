@@ -85,7 +85,7 @@ def probe(
         max_length=max_length,
         token_coverage=token_coverage,
         allow=allow,
-        fix=fix or {},
+        fix=fix,
         exclude=exclude,
         space=space,
         effort=effort,

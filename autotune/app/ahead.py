@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.options import Options
+from autotune.app.requests import traces_of
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.events import Event, Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -18,13 +19,11 @@ from autotune.core.machine import Hardware, Machine
 from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
-from autotune.inspection.machine import environment
 from autotune.planning.candidates import estimated_candidates
 from autotune.planning.planner import Planner, Target
 from autotune.planning.predictor import PlannedPredictor
-from autotune.planning.tracing.cache import Cache, cache_directory, fingerprint
-from autotune.planning.tracing.sources import source_digest
-from autotune.planning.tracing.store import Tracer, Traces
+from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
+from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
@@ -54,7 +53,7 @@ def predicting(
     hardware = problem.setting.machine.hardware
     lent = (server,) if hardware.kind == "cpu" else ()
     with ServerTracer(hardware.cores, _without_stages(listener), lent) as tracer:
-        cache = Cache(cache_directory())
+        cache = user_cache()
         measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
         yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener)
 
@@ -108,8 +107,7 @@ def traced_ahead(
     started = time.monotonic()
     setting = problem.setting
     machine, model = setting.machine, setting.workload.model
-    versions = {**environment(machine), "autotune": source_digest()}
-    traces = Traces(tracer, cache, model.fingerprint, versions)
+    traces = traces_of(setting.workload, machine, tracer, cache)
     try:
         target = target_of(machine.hardware, limit_bytes, speeds)
         planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))

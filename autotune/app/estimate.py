@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from autotune.app.options import checked_options
 from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
+from autotune.app.requests import traces_of
 from autotune.app.user_plan import user_plan
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.estimate import MemoryEstimate
@@ -14,16 +15,13 @@ from autotune.core.events import Listener
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.errors import AutotuneError, InputError
-from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.extrapolation.fit import Fit, points
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.planning.planner import depths_of
 from autotune.planning.requests import trace_request
-from autotune.planning.tracing.cache import Cache, cache_directory
-from autotune.planning.tracing.sources import source_digest
-from autotune.planning.tracing.store import Traces
+from autotune.planning.tracing.cache import user_cache
 from autotune.planning.varied import varied_bytes
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.trainers import find_trainer
@@ -42,19 +40,15 @@ def estimate(
     user = user_plan(config, peft_config)
     plan = user.plan
     source, planned = model_source(model, "random"), planned_machine(gpu)
-    options = checked_options(
-        trainer=plan.trainer, device="auto", margin=0.0, global_batch_size=None, max_length=None, token_coverage=None,
-        allow=(), fix={}, exclude=("attention",), space=None, effort="normal", trials=None, timeout=None, seed=0,
-    )  # fmt: skip
-    cache = Cache(cache_directory())
+    options = checked_options(trainer=plan.trainer, exclude=("attention",))
+    cache = user_cache()
     tokens = _padded(tokens, plan.args)
     layout = find_trainer(plan.trainer).layout(plan, rows)
     traced = Shape(1, rows * tokens) if layout is Layout.FLAT else Shape(rows, tokens)
     with ServerTracer(planned.cores, listener) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, listener)
         setting = Setting(workload, planned.machine, rows, 1.0)
-        versions = {**environment(planned.machine), "autotune": source_digest()}
-        traces = Traces(tracer, cache, workload.model.fingerprint, versions)
+        traces = traces_of(workload, planned.machine, tracer, cache)
         anchors = Anchors(Basis.CONSTANT, (traced,))
         wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
         requests = [trace_request(plan, layout, traced, layers, setting, planned.gpu) for layers, _ in wanted]

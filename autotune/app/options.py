@@ -49,21 +49,23 @@ class Options:
 def checked_options(
     *,
     trainer: str,
-    device: Literal["auto", "cuda", "cpu"],
-    margin: float,
-    global_batch_size: int | None,
-    max_length: int | None,
-    token_coverage: float | None,
-    allow: Iterable[str],
-    fix: Mapping[str, Choice],
-    exclude: Iterable[str],
-    space: str | Path | None,
-    effort: str,
-    trials: int | None,
-    timeout: str | float | None,
-    seed: int,
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    margin: float = 0.0,
+    global_batch_size: int | None = None,
+    max_length: int | None = None,
+    token_coverage: float | None = None,
+    allow: Iterable[str] = (),
+    fix: Mapping[str, Choice] | None = None,
+    exclude: Iterable[str] = (),
+    space: str | Path | None = None,
+    effort: str = "normal",
+    trials: int | None = None,
+    timeout: str | float | None = None,
+    seed: int = 0,
 ) -> Options:
-    """Return the options of a run; see :func:`autotune.probe` for what they mean.
+    """Return the options of a run; see :func:`autotune.probe` for what they mean, and for a user's defaults.
+
+    What is not given here is not asked for: no margin, no limit, the shipped space.
 
     Raises:
         InputError: one of them cannot be used, or two contradict each other.
@@ -80,7 +82,7 @@ def checked_options(
             raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
     if max_length is not None and token_coverage is not None:
         raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
-    fixed = dict(fix)
+    fixed = dict(fix or {})
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.")
     fixed = {knob: find(knob, known.techniques).parse(choice) for knob, choice in fixed.items()}

@@ -10,6 +10,7 @@ from autotune.app.offers import packing_offer
 from autotune.app.options import Options
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.requests import traces_of
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener
@@ -17,14 +18,11 @@ from autotune.core.gpu import Gpu
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source
-from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
 from autotune.planning.planner import Planner, Target
-from autotune.planning.tracing.cache import Cache, cache_directory
-from autotune.planning.tracing.sources import source_digest
-from autotune.planning.tracing.store import Traces
+from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -59,15 +57,13 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
-    cache = Cache(cache_directory())
+    cache = user_cache()
     with ServerTracer(planned.cores, listener) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener)
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
-        traces = Traces(
-            tracer, cache, workload.model.fingerprint, {**environment(planned.machine), "autotune": source_digest()}
-        )
+        traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
         planner = Planner(problem, Target(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates)
         planner.explore()
@@ -163,8 +159,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
     yield from _notes_on(gpu)
-    if cache.problem:
-        yield f"Traces are not kept for the next time: {cache.problem}."
+    if cache.failure:
+        yield f"Traces are not kept for the next time: {cache.failure}."
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:

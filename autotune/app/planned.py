@@ -99,15 +99,15 @@ def planned_workload(
         InputError: the model or the dataset cannot be used.
     """
     here = inspect_machine("cpu")
-    wanted = attentions(options, here)
     states = [_state(model.name), _state(dataset.data_files or dataset.path) if dataset is not None else []]
-    key = fingerprint("workload", options.trainer.name, model, dataset, states, wanted, here.packages, source_digest())
+    name, wanted = options.trainer.name, attentions(options, here)
+    key = fingerprint("workload", name, model, dataset, states, wanted, here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
-    workload = reader.read(options.trainer.name, model, dataset or _stand_in(options.trainer, tracer.folder))
-    workload = reader.check_attention(workload, here, wanted)
+    rows = dataset or _stand_in(options.trainer, tracer.folder)
+    workload = reader.read_checked(options, model, rows, here)
     if all(state is not None for state in states):
         cache.put(key, encode(workload))
     return workload

@@ -13,7 +13,7 @@ from autotune.app.offers import packing_offer
 from autotune.app.options import Options
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output
-from autotune.app.problem import attentions, global_batch_of, problem_of
+from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.search import Run, run_search
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import Listener, WorkloadReady
@@ -55,8 +55,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
     with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
         reader = WorkloadReader(server, out.workload, listener)
-        workload = reader.read(options.trainer.name, source, rows)
-        workload = reader.check_attention(workload, machine, attentions(options, machine))
+        workload = reader.read_checked(options, source, rows, machine)
         problem = problem_of(options, workload, machine, batch)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline))
         out.remember_budget(budget_bytes)

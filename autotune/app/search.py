@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from autotune.app.options import Options
 from autotune.app.output import Output
+from autotune.app.requests import probe_request
 from autotune.core.effort import Effort
 from autotune.core.events import Listener, StageStarted
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
-from autotune.core.protocol import ProbeRequest
 from autotune.inspection.machine import environment
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
@@ -57,15 +57,8 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
     options, problem = run.options, run.problem
 
     def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
-        request = ProbeRequest(
-            plan=problem.trainer.plan(one.candidate, problem.setting),
-            model=problem.setting.workload.model_source,
-            device=problem.setting.machine.hardware.kind,
-            tokenized_directory=problem.setting.workload.dataset.tokenized_directory,
-            schedule=one.schedule,
-            limit_bytes=run.limit_bytes,
-            seed=seed_of(one, options.seed),
-        )
+        seed = seed_of(one, options.seed)
+        request = probe_request(problem, one.candidate, one.schedule, run.limit_bytes, seed)
         return run_probe(run.server, request, run.output.probe(one), timeout_of(one, options.effort, seconds_left))
 
     return search(

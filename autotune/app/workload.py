@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.app.options import Options
+from autotune.app.problem import attentions
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
@@ -35,6 +37,15 @@ class WorkloadReader:
         request = PrepareRequest(model, dataset, trainer, str(self.directory / "tokenized"))
         reply = prepare(self.server, request, self.directory / "prepare")
         return Workload(trainer, model, dataset, reply.model, reply.dataset)
+
+    def read_checked(self, options: Options, model: ModelSource, dataset: DatasetSource, machine: Machine) -> Workload:
+        """Return the workload with the self-test of the attention implementations that the options leave.
+
+        Raises:
+            InputError: the model or the dataset cannot be used.
+        """
+        workload = self.read(options.trainer.name, model, dataset)
+        return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
         """Return the workload with the self-test's result for each attention implementation."""

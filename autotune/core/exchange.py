@@ -7,7 +7,6 @@ where ``kind`` is ``reply``, ``input_problem`` or ``failure``. Both sides use th
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.core.codec import decode, encode
+from autotune.core.files import written_beside
 from autotune.core.protocol import REPLY_FILE, REQUEST_FILE, VERSION, Failure, InputProblem
 
 R = TypeVar("R")
@@ -45,12 +45,8 @@ def write_document(file: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk is full, or the directory cannot be written.
     """
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(document), encoding="utf-8")
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)
+    with written_beside(file, shared=True) as part:
+        part.write_text(json.dumps(document), encoding="utf-8")
 
 
 def write_request(folder: Path, job: str, request: object) -> float:

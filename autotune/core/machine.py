@@ -56,16 +56,3 @@ class Machine:
     hardware: Hardware
     packages: Mapping[str, str] = field(default_factory=dict)
     device_reason: str = ""
-
-    def version(self, package: str) -> tuple[int, ...] | None:
-        """Return the installed version of a package as numbers, or None when it is not installed."""
-        text = self.packages.get(package)
-        if text is None:
-            return None
-        numbers: list[int] = []
-        for part in text.split("+")[0].split("."):
-            digits = "".join(ch for ch in part if ch.isdigit())
-            if not digits:
-                break
-            numbers.append(int(digits))
-        return tuple(numbers)

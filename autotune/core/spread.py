@@ -71,17 +71,17 @@ def relative_error(rates: Sequence[float]) -> float | None:
 
 
 @cache
-def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
+def student_t(degrees: int) -> float:
     """Return the t that a Student-distributed value of so many degrees of freedom is within, either way.
 
-    By bisection of :func:`_within`, which falls short of ``confidence`` below the answer and exceeds it above.
+    By bisection of :func:`_within`, which falls short of :data:`CONFIDENCE` below the answer and exceeds it above.
     """
     low, high = 0.0, 1.0
-    while _within(high, degrees) < confidence:
+    while _within(high, degrees) < CONFIDENCE:
         high *= 2
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
+        low, high = (middle, high) if _within(middle, degrees) < CONFIDENCE else (low, middle)
     return high
 
 

@@ -1,4 +1,4 @@
-"""Files that are either there as a whole or not at all."""
+"""Writing what is handed over: what keeps a file from being written is told with what to do about it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from autotune.core.files import written_beside
 from autotune.errors import InputError
 
 
 @contextmanager
-def written_beside(file: Path) -> Iterator[Path]:
-    """Give a path beside ``file`` to write to, and rename it to ``file`` once that went well.
+def written(file: Path) -> Iterator[Path]:
+    """Give a path to write ``file`` to; it is there as a whole, or as it was.
 
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
     """
-    part = file.with_name(f".{file.name}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with written_beside(file) as part:
             yield part
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         raise _cannot_write(file, error) from error
 
@@ -35,7 +32,7 @@ def write_text(file: Path, text: str) -> None:
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
     """
-    with written_beside(file) as part:
+    with written(file) as part:
         part.write_text(text, encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Workload
-from autotune.emit.files import written_beside
+from autotune.emit.files import written
 from autotune.trainers import Trainer
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def write_cut_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int
     import pyarrow.parquet as pq
 
     rows = 0
-    with written_beside(file) as part:
+    with written(file) as part:
         writer = None
         for batch in _batches(tokenized_directory):
             cut = trainer.cut_rows(batch, truncate_to)

@@ -27,8 +27,13 @@ class Limits:
     cores: float | None = None
 
 
-def cpu(root: Path = Path("/")) -> Hardware:
-    """Return the CPU. What ``used_by_others_bytes`` counts cannot be allocated now without swapping.
+def cpu() -> Hardware:
+    """Return the CPU. What ``used_by_others_bytes`` counts cannot be allocated now without swapping."""
+    return described_cpu(Path("/"))
+
+
+def described_cpu(root: Path) -> Hardware:
+    """Return the CPU as the files of the kernel describe it.
 
     Args:
         root: of the file system in which ``proc`` and ``sys`` lie.
@@ -55,7 +60,7 @@ def _openmp_threads() -> float:
     return int(said) if said.isdigit() and int(said) > 0 else math.inf
 
 
-def control_group_limits(root: Path = Path("/")) -> Limits:
+def control_group_limits(root: Path) -> Limits:
     """Return the limits of all control groups that this process is in, version 1 and 2.
 
     Args:

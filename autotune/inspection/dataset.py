@@ -23,7 +23,7 @@ _SMALLEST_PARQUET_BYTES = 12
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
 
 
-def dataset_source(text: str, split: str = "train") -> DatasetSource:
+def dataset_source(text: str) -> DatasetSource:
     """Return where the dataset ``text`` names comes from: a file, a directory of files, or a hub id.
 
     A hub id is taken as it is: whether it exists shows when it is loaded.
@@ -33,19 +33,17 @@ def dataset_source(text: str, split: str = "train") -> DatasetSource:
     """
     path = local_path(text, "dataset", frozenset(BUILDERS))
     if path is None:
-        return DatasetSource(name=text, path=text, split=split)
+        return DatasetSource(name=text, path=text)
     if path.is_dir():
         _check_directory(path)
-        return DatasetSource(name=text, path=str(path), split=split)
+        return DatasetSource(name=text, path=str(path))
     builder = BUILDERS.get(path.suffix.lower())
     if builder is None:
         raise InputError(f"{path} is in no format that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
-    if split != "train":
-        raise InputError(f"{path} has no split {split!r}.", hint="A single file is the split 'train'.")
     if glob.has_magic(str(path)):
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
     _check_files([path], path)
-    return DatasetSource(name=text, path=builder, data_files=str(path), split=split)
+    return DatasetSource(name=text, path=builder, data_files=str(path))
 
 
 def _check_directory(directory: Path) -> None:

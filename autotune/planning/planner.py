@@ -29,7 +29,7 @@ from autotune.trainers.problem import TrainerProblem
 COMPOSED_ERRORS = (0.15, 2.0)
 """What one that is composed may be off by: of choices that add up, and of others that were never traced together.
 
-Of 28 of an 8B shape that were held against full-size traces (benchmarks/plan_accuracy.md), the 6 of the first sort were
+Of 28 of an 8B shape that were held against full-size traces (benchmarks/plan/accuracy.md), the 6 of the first sort were
 up to 3 % off; half of the 22 others were up to 2.3 % off, and the worst 190 %, where offloading takes away what other
 choices add.
 """

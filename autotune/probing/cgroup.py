@@ -8,8 +8,13 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
 
 
-def out_of_memory_kills(membership: Path = _MEMBERSHIP, root: Path = _ROOT) -> int:
-    """Return a count that rises when a process of this process's control group, or of one above it, is killed so.
+def out_of_memory_kills() -> int:
+    """Return a count that rises when a process of this process's control group, or of one above it, is killed so."""
+    return counted_kills(_MEMBERSHIP, _ROOT)
+
+
+def counted_kills(membership: Path, root: Path) -> int:
+    """Return the kills that the control groups of a process count.
 
     It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
     whose file cannot be read adds nothing, so a rise is evidence and no rise is none.

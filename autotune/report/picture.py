@@ -12,6 +12,7 @@ RECOMMENDED, BASELINE, OTHER = "●", "○", "·"
 _ORDER = (OTHER, BASELINE, RECOMMENDED)
 # Below a third of the budget the points would crowd at the left edge.
 _CROWDED = 1 / 3
+_HEIGHT = 9
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def points(result: Result) -> tuple[Point, ...]:
     )
 
 
-def scatter(drawn: tuple[Point, ...], budget_bytes: int, width: int, height: int = 9) -> list[str]:
+def scatter(drawn: tuple[Point, ...], budget_bytes: int, width: int) -> list[str]:
     """Return the lines of a scatter plot: speed upwards, memory to the right, both from zero.
 
     Where points fall on one another, the recommendation is seen before the baseline, and both before others.
@@ -51,19 +52,18 @@ def scatter(drawn: tuple[Point, ...], budget_bytes: int, width: int, height: int
         drawn: at least one point.
         budget_bytes: where the memory axis ends, unless all points lie far below or one lies beyond.
         width: characters in a line, at least 40.
-        height: lines for points.
     """
     most_peak = max(point.peak_bytes for point in drawn)
     most_rate = max(point.tokens_per_second for point in drawn)
     right = max(budget_bytes, most_peak) if most_peak > budget_bytes * _CROWDED else round(most_peak * 1.25)
     top = f"{most_rate:,.0f}"
     columns = width - len(top) - 3
-    grid = [[" "] * columns for _ in range(height)]
+    grid = [[" "] * columns for _ in range(_HEIGHT)]
     for point in sorted(drawn, key=lambda point: _ORDER.index(point.mark)):
         column = min(columns - 1, int(point.peak_bytes / right * columns))
-        line = min(height - 1, int((1 - point.tokens_per_second / most_rate) * height))
+        line = min(_HEIGHT - 1, int((1 - point.tokens_per_second / most_rate) * _HEIGHT))
         grid[line][column] = point.mark
-    marks = [top, *[""] * (height - 1)]
+    marks = [top, *[""] * (_HEIGHT - 1)]
     lines = [f"{mark:>{len(top)}} ┤{''.join(cells)}".rstrip() for mark, cells in zip(marks, grid, strict=True)]
     end = f"{format_bytes(right)}{' = budget' if right == budget_bytes else ''}"
     return [

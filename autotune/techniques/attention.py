@@ -79,7 +79,7 @@ class Attention(Technique):
             return f"it needs a GPU of compute capability {major}.{minor} or later"
         if flash.package is None:
             return kernels_missing(machine)
-        if machine.version(flash.package) is None:
+        if flash.package not in machine.packages:
             return f"the package {flash.package} is not installed"
         return None
 

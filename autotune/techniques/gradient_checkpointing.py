@@ -11,14 +11,15 @@ from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.versions import installed
 
 SELECTIVE = "selective"
 OFFLOAD = "offload"
 _EVERY = re.compile(r"every_(\d+)")
 # `every_n_layers` and `offload` came with transformers 5.23's activation checkpointing.
-_TRANSFORMERS_WITH_KEYS = (5, 23)
+_TRANSFORMERS_WITH_KEYS = ">=5.23"
 # `selective` came with TRL 1.15.
-_TRL_WITH_SELECTIVE = (1, 15)
+_TRL_WITH_SELECTIVE = ">=1.15"
 
 
 class GradientCheckpointing(Technique):
@@ -51,9 +52,9 @@ class GradientCheckpointing(Technique):
         if choice == OFFLOAD and machine.hardware.kind == "cpu":
             return "offloading moves activations from an accelerator to the host, and there is no accelerator"
         late = choice == OFFLOAD or _EVERY.fullmatch(str(choice))
-        if late and (machine.version("transformers") or (0,)) < _TRANSFORMERS_WITH_KEYS:
+        if late and not installed(machine, "transformers", _TRANSFORMERS_WITH_KEYS):
             return f"{choice} needs transformers 5.23 or later"
-        if choice == SELECTIVE and (machine.version("trl") or (0,)) < _TRL_WITH_SELECTIVE:
+        if choice == SELECTIVE and not installed(machine, "trl", _TRL_WITH_SELECTIVE):
             return "selective needs trl 1.15 or later"
         return None
 
@@ -67,7 +68,7 @@ class GradientCheckpointing(Technique):
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """On a model with adapters, transformers 5.23 no longer calls what TRL wraps to take its key out."""
-        renamed = (setting.machine.version("transformers") or (0,)) >= _TRANSFORMERS_WITH_KEYS
+        renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
         if choice == SELECTIVE and candidate["lora"] != "none" and renamed:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
         return None

@@ -8,17 +8,17 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.versions import installed
 
 # The range that transformers 5.23 accepts (transformers/utils/import_utils.py).
-_KERNELS_FROM, _KERNELS_BELOW = (0, 18, 2), (0, 19)
+_KERNELS = ">=0.18.2,<0.19"
 
 
 def kernels_missing(machine: Machine) -> str | None:
     """Return why transformers will not load kernels of the Hub here, or None when it will."""
-    version = machine.version("kernels")
-    if version is None:
+    if "kernels" not in machine.packages:
         return "the package kernels is not installed"
-    if not _KERNELS_FROM <= version < _KERNELS_BELOW:
+    if not installed(machine, "kernels", _KERNELS):
         return "transformers takes kernels 0.18.2 up to 0.19 only"
     return None
 

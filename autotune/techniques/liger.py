@@ -26,7 +26,7 @@ class Liger(Technique):
             return None
         if machine.hardware.kind == "cpu":
             return "its Triton kernels need a CUDA GPU"
-        return None if machine.version("liger-kernel") else "the package liger-kernel is not installed"
+        return None if "liger-kernel" in machine.packages else "the package liger-kernel is not installed"
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -43,7 +43,7 @@ class Optimizer(Technique):
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """See ``needs``; paging moves between a GPU and the host."""
         package = _PACKAGES.get(str(choice))
-        if package and machine.version(package) is None:
+        if package and package not in machine.packages:
             return f"the package {package} is not installed"
         if str(choice).startswith("paged") and machine.hardware.kind == "cpu":
             return "paging moves optimizer state between a GPU and the host, and there is no GPU"

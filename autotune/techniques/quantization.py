@@ -31,7 +31,7 @@ class Quantization(Technique):
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """See ``needs``."""
-        if choice != NONE and machine.version("bitsandbytes") is None:
+        if choice != NONE and "bitsandbytes" not in machine.packages:
             return "the package bitsandbytes is not installed"
         return None
 

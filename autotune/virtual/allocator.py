@@ -92,8 +92,8 @@ class CachingAllocator:
         self.peak_reserved_bytes = 0
         self.retries = 0
         self._lists: dict[tuple[int, bool], FreeList] = {}
-        self._waiting: dict[Block, set[int]] = {}
-        self._used_by: dict[Block, set[int]] = {}
+        self._waiting: list[Block] = []
+        self._used_by_others: set[Block] = set()
         # No segment begins at address zero, as on a device.
         self._next_address = SMALL_BUFFER_BYTES
 
@@ -141,26 +141,24 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} was freed twice")
         self.allocated_bytes -= block.size
         block.allocated = False
-        streams = self._used_by.pop(block, None) if self._used_by else None
-        if streams is None:
-            block.merge_into_cache()
-        else:
+        if block in self._used_by_others:
+            self._used_by_others.remove(block)
             block.pending = True
-            self._waiting[block] = streams
+            self._waiting.append(block)
+        else:
+            block.merge_into_cache()
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that another stream uses the block, so that freeing it waits for that stream."""
         if stream != block.free_list.stream:
-            self._used_by.setdefault(block, set()).add(stream)
+            self._used_by_others.add(block)
 
-    def synchronize(self, stream: int | None = None) -> None:
-        """Let a stream, or all of them, finish its work: what waited for it becomes reusable."""
-        for block, streams in list(self._waiting.items()):
-            streams.discard(stream) if stream is not None else streams.clear()
-            if not streams:
-                del self._waiting[block]
-                block.pending = False
-                block.merge_into_cache()
+    def synchronize(self) -> None:
+        """Let all streams finish their work: what waited for them becomes reusable."""
+        waiting, self._waiting = self._waiting, []
+        for block in waiting:
+            block.pending = False
+            block.merge_into_cache()
 
     def empty_cache(self) -> None:
         """Give every segment that is wholly free back to the device, and every free page of expandable segments."""

@@ -19,7 +19,7 @@ from autotune.virtual.records import Category, MemoryEvent, Phase, Place, Trace
 SHARES = (1 / 2, 3 / 4, 7 / 8, 15 / 16)
 """Lengths of the steps that come before, as shares of the longest. Each is half as far from it as the one before, from
 below: what was reserved for a shorter one is too small for the next, so that this order reserves the most. Four reach
-about what a hundred of random lengths do (benchmarks/published.md)."""
+about what a hundred of random lengths do (benchmarks/published/published.md)."""
 
 # These have the sizes of the model, whatever the length.
 _OF_THE_MODEL = frozenset({Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE})

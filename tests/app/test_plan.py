@@ -98,4 +98,4 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     cache = Cache(file / "cache")
     cache.put("key", {"a": 1})
     assert cache.get("key") is None
-    assert "cannot be made" in cache.problem
+    assert "cannot be made" in cache.failure

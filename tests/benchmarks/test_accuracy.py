@@ -10,8 +10,18 @@ import pytest
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.units import GIB
-from benchmarks.accuracy import Outcome, Pair, Prediction, groups, pairs, rank_correlation, spearman, spread, verdict
-from benchmarks.accuracy_report import page
+from benchmarks.gpu.accuracy import (
+    Outcome,
+    Pair,
+    Prediction,
+    groups,
+    pairs,
+    rank_correlation,
+    spearman,
+    spread,
+    verdict,
+)
+from benchmarks.gpu.accuracy_report import page
 
 OK = Measurement(
     ProbeStatus.OK, peak_bytes=10 * GIB, reserved_bytes=12 * GIB, device_bytes=13 * GIB, step_seconds=2.0,

@@ -8,9 +8,9 @@ from autotune.app.planned import Planned
 from autotune.core.machine import Machine
 from autotune.core.workload import Workload
 from autotune.inspection.gpus import find_gpu
-from benchmarks.cases import CASES, SCENARIOS, Case
-from benchmarks.predicted import SCHEDULE
-from benchmarks.prepared import Prepared, prepared
+from benchmarks.gpu.cases import CASES, SCENARIOS, Case
+from benchmarks.gpu.predicted import SCHEDULE
+from benchmarks.gpu.prepared import Prepared, prepared
 from benchmarks.shapes import CONFIGURATIONS
 from tests.settings import GPU, PACKAGES, workload
 

@@ -12,7 +12,7 @@ from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare
-from benchmarks import gpu
+from benchmarks.gpu import suite
 from benchmarks.shapes import CONFIGURATIONS, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def test_a_shape_and_its_rows_are_a_workload_of_the_published_size(
 ) -> None:
     configuration = CONFIGURATIONS[shape]
     model = write_model(tmp_path / shape, configuration)
-    rows = write_rows(tmp_path / "rows.jsonl", gpu.long_tailed_lengths(), configuration["vocab_size"])
+    rows = write_rows(tmp_path / "rows.jsonl", suite.long_tailed_lengths(), configuration["vocab_size"])
     request = PrepareRequest(
         model_source(str(model), "random"), dataset_source(str(rows)), "sft", str(tmp_path / "tokenized")
     )
@@ -37,7 +37,7 @@ def test_a_shape_and_its_rows_are_a_workload_of_the_published_size(
 
 
 def test_every_search_is_of_a_shape_that_there_is() -> None:
-    assert {search.shape for search in gpu.SEARCHES} <= CONFIGURATIONS.keys()
+    assert {search.shape for search in suite.SEARCHES} <= CONFIGURATIONS.keys()
 
 
 def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
@@ -46,7 +46,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu.py")], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.gpu.suite"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "Device 'cuda' cannot be used" in done.stderr

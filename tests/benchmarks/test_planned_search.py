@@ -8,8 +8,8 @@ import pytest
 
 from autotune.core.effort import EFFORTS
 from autotune.planning.candidates import legal_candidates
-from benchmarks.planned_search import best_rate, replay, said
-from benchmarks.tables import RECORDED, Table, read_table
+from benchmarks.replay.planned_search import best_rate, replay, said
+from benchmarks.replay.tables import RECORDED, Table, read_table
 
 
 @pytest.fixture(scope="module")

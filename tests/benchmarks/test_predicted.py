@@ -10,9 +10,9 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.core.status import ProbeStatus
 from autotune.units import MIB
-from benchmarks.accuracy import Outcome
-from benchmarks.cases import Case, Scenario
-from benchmarks.predicted import compare
+from benchmarks.gpu.accuracy import Outcome
+from benchmarks.gpu.cases import Case, Scenario
+from benchmarks.gpu.predicted import compare
 
 TINY = {
     "architectures": ["Qwen2ForCausalLM"],

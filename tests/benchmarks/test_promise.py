@@ -14,7 +14,7 @@ from autotune.core.result import Choosable
 from autotune.core.spread import Interval, next_run
 from autotune.core.status import ProbeStatus
 from autotune.emit.document import json_text
-from benchmarks import promise
+from benchmarks.probe import promise
 from tests.report.examples import a_choosable, a_result, nothing_fits
 
 EFFORT = EFFORTS["quick"]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import outcomes_of
-from benchmarks.published_render import errors, rendered
-from benchmarks.published_rivals import rivals_rendered
-from benchmarks.published_tables import FOLDER, Outcome, Row, Table, load
+from benchmarks.published.outcomes import outcomes_of
+from benchmarks.published.render import errors, rendered
+from benchmarks.published.rivals import rivals_rendered
+from benchmarks.published.tables import FOLDER, Outcome, Row, Table, load
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = {"metamathqa": 63, "litgpt": 23, "xmem": 100}
@@ -75,7 +75,7 @@ def test_what_is_cached_at_the_end_of_a_phase_is_given_back() -> None:
     script = """
 import json, torch
 from autotune.virtual import phase
-from benchmarks.published_measure import shown_by
+from benchmarks.published.measure import shown_by
 
 def run(device):
     kept = torch.empty(10 << 20, dtype=torch.uint8, device=device)

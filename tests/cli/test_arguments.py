@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.cli.commands.probe import fixes, names
+from autotune.cli.arguments import fixes, names, options_of
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.errors import InputError
 from autotune.techniques import catalogue
+from autotune.trainers import DEFAULT, trainers
 
 
 def options(*words: str) -> dict[str, Any]:
@@ -66,14 +67,44 @@ def test_every_option_of_the_issue_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "function"), [("probe", "probe"), ("lengths", "lengths"), ("techniques", "catalogue")]
+    ("command", "function"),
+    [("probe", "probe"), ("plan", "plan"), ("lengths", "lengths"), ("techniques", "catalogue")],
 )
 def test_options_are_parameters_of_the_api(command: str, function: str) -> None:
     subparsers = next(action for action in build_parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
     assert isinstance(subparsers.choices, dict)
     taken = {action.dest for action in subparsers.choices[command]._actions} - {"help", "json", "debug"}
     parameters = set(inspect.signature(getattr(autotune, function)).parameters) - {"listener"}
-    assert taken == parameters if command != "lengths" else taken <= parameters
+    assert taken == parameters
+
+
+@pytest.mark.parametrize("command", ["probe", "plan", "lengths", "techniques"])
+def test_every_command_says_which_trainers_there_are_and_which_is_taken(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = " ".join(help_of(command, capsys).split())
+    assert f"--trainer NAME TRL's trainer (default: {DEFAULT})" in shown
+    assert f"--trainer takes: {', '.join(trainers())}" in shown
+
+
+@pytest.mark.parametrize("words", ["probe M D", "plan M D", "lengths M D", "techniques"])
+def test_every_command_that_reads_data_takes_a_trainer(words: str) -> None:
+    assert options(*words.split(), "--trainer", "dpo")["trainer"] == "dpo"
+
+
+def test_knobs_and_choices_become_what_the_api_takes() -> None:
+    words = "plan M D --allow lora,packing --allow optimizer --fix packing=bfd --exclude liger --json"
+    assert options_of(read_arguments(words.split()).arguments) == (
+        {
+            "model": "M",
+            "dataset": "D",
+            "allow": ("lora", "packing", "optimizer"),
+            "fix": {"packing": "bfd"},
+            "exclude": ("liger",),
+        },
+        True,
+    )
+    assert options_of(read_arguments(["plan", "M", "D"]).arguments) == ({"model": "M", "dataset": "D"}, False)
 
 
 def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +112,7 @@ def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str
     assert all(technique.name in shown for technique in catalogue())
 
 
-@pytest.mark.parametrize("command", ["probe", "lengths", "techniques"])
+@pytest.mark.parametrize("command", ["probe", "plan", "lengths", "techniques"])
 def test_help_fits_a_terminal_and_gives_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = help_of(command, capsys)
     assert f"autotune {command}" in shown.partition("example")[2]

@@ -22,10 +22,6 @@ def test_students_t_is_the_published_one(degrees: int, published: float) -> None
     assert student_t(degrees) == pytest.approx(published, abs=5e-4)
 
 
-def test_another_confidence_has_another_t() -> None:
-    assert student_t(4, 0.99) == pytest.approx(4.604, abs=5e-4)
-
-
 def test_the_mean_of_factors_is_geometric() -> None:
     assert mean_rate([50.0, 200.0]) == pytest.approx(100.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.inspection.cpu import Limits, control_group_limits, cpu
+from autotune.inspection.cpu import Limits, control_group_limits, described_cpu
 from autotune.units import GIB, MIB
 
 
@@ -87,7 +87,7 @@ def test_a_limit_makes_the_cpu_smaller_and_what_it_leaves_is_what_is_available(t
         "sys/fs/cgroup/memory.current": 16 * MIB,
         "sys/fs/cgroup/cpu.max": "50000 100000",
     }
-    found = cpu(tree(tmp_path, files))
+    found = described_cpu(tree(tmp_path, files))
     assert (found.name, found.cores) == ("Test CPU", 1)
     assert (found.memory_bytes, found.available_bytes) == (64 * MIB, 48 * MIB)
 
@@ -100,10 +100,10 @@ def test_a_limit_above_the_machines_memory_changes_nothing(tmp_path: Path) -> No
         "sys/fs/cgroup/memory/memory.usage_in_bytes": 0,
     }
     memory = psutil.virtual_memory()
-    found = cpu(tree(tmp_path, files))
+    found = described_cpu(tree(tmp_path, files))
     assert found.memory_bytes == memory.total
     assert found.available_bytes == pytest.approx(memory.available, rel=0.1)
 
 
 def test_a_cpu_without_a_model_name_is_called_by_its_architecture(tmp_path: Path) -> None:
-    assert cpu(tmp_path).name
+    assert described_cpu(tmp_path).name

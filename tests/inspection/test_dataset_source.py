@@ -30,7 +30,7 @@ def load(source: DatasetSource) -> Any:
 
 @pytest.mark.parametrize("text", ["imdb", "trl-lib/tldr"])
 def test_a_name_that_is_not_on_this_disk_is_a_hub_id(text: str) -> None:
-    assert dataset_source(text, "test") == DatasetSource(name=text, path=text, data_files=None, split="test")
+    assert dataset_source(text) == DatasetSource(name=text, path=text)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,6 @@ def test_a_parquet_file_that_is_not_whole_is_refused(tmp_path: Path, content: by
 def test_a_missing_file_is_told_apart_from_a_hub_id(text: str) -> None:
     with pytest.raises(InputError, match="does not exist"):
         dataset_source(text)
-
-
-def test_a_single_file_has_one_split(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no split 'test'"):
-        dataset_source(write(tmp_path / "data.jsonl", GOOD), "test")
 
 
 def test_a_name_that_datasets_would_take_for_a_pattern_is_refused(tmp_path: Path) -> None:

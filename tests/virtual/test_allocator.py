@@ -138,7 +138,7 @@ def test_a_block_that_another_stream_uses_is_not_reused_before_that_stream_is_sy
     other = allocator.allocate(20 * MIB)
     assert other is not block
     assert allocator.reserved_bytes == 40 * MIB
-    allocator.synchronize(1)
+    allocator.synchronize()
     assert allocator.allocate(20 * MIB) is block
 
 

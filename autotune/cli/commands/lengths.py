@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from autotune.cli.arguments import add_dataset, add_json, add_model, add_trainer, options_of, trainer_names
+
 SUMMARY = "show how long a dataset's rows are, and what each max_length keeps"
 DESCRIPTION = (
     "Tokenises a dataset as the trainer would, and shows the distribution of its lengths: histogram, quantiles, and\n"
@@ -13,20 +15,20 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; their names are those of ``autotune.lengths``."""
-    parser.add_argument("model", metavar="MODEL", help="hub id, local directory, or config.json with a tokenizer")
-    parser.add_argument("dataset", metavar="DATASET", help="hub id, or .jsonl, .json, .csv, .parquet file or directory")
-    parser.add_argument("--json", action="store_true", help="write the figures to stdout as JSON, and nothing else")
+    add_model(parser)
+    add_dataset(parser)
+    add_trainer(parser)
+    add_json(parser, "the figures")
 
 
 def epilog() -> str:
     """Return the end of the help."""
-    return "example:\n  autotune lengths Qwen/Qwen2.5-0.5B data.jsonl\n"
+    return f"example:\n  autotune lengths Qwen/Qwen2.5-0.5B data.jsonl\n\n{trainer_names()}"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the lengths and return the exit code."""
-    options = vars(arguments)
-    as_json: bool = options.pop("json", False)
+    options, as_json = options_of(arguments)
 
     from autotune.api.lengths import lengths
     from autotune.cli.console import stderr_console, stdout_console, write_json

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from autotune.cli.arguments import add_device, add_json, add_trainer, options_of, trainer_names
+
 SUMMARY = "list the knobs, their choices, and what this machine can do"
 DESCRIPTION = (
     "Lists every knob with its choices, what each does to training, what it needs, and whether this machine has it."
@@ -12,22 +14,19 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; their names are those of ``autotune.techniques``."""
-    parser.add_argument("--trainer", metavar="NAME", help="TRL's trainer (default: sft)")
-    parser.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), help="for which device (default: auto, a GPU if any)"
-    )
-    parser.add_argument("--json", action="store_true", help="write the catalogue to stdout as JSON, and nothing else")
+    add_trainer(parser)
+    add_device(parser, "for which device")
+    add_json(parser, "the catalogue")
 
 
 def epilog() -> str:
     """Return the end of the help."""
-    return "example:\n  autotune techniques --device cpu\n"
+    return f"example:\n  autotune techniques --device cpu\n\n{trainer_names()}"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the catalogue and return the exit code."""
-    options = vars(arguments)
-    as_json: bool = options.pop("json", False)
+    options, as_json = options_of(arguments)
 
     from autotune.api.catalogue import catalogue
     from autotune.cli.console import stdout_console, write_json

@@ -9,7 +9,7 @@ from autotune.planning.extrapolation.forecast import Forecast
 TRACED_ERROR = 0.10
 """What a traced estimate may be off by, as a share. Tensors' bytes of a trace are within 3 % on the CPU, and
 follow full-size traces within 0.5 %; what the caching allocator reserves does so within 10 % on small models and within
-5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published.md), whole traces were up to 9.3 % above and up to
+5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published), whole traces were up to 9.3 % above and up to
 16.9 % below; what is below by more than this is inside it with ``MemoryEstimate.varied_bytes``."""
 
 

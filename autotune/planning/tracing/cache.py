@@ -5,13 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from autotune.core.codec import encode
 from autotune.core.exchange import write_document
+from autotune.errors import InputError
+from autotune.units import MIB, parse_size
 
+DEFAULT_LIMIT_BYTES = 512 * MIB
+"""Of all documents together, unless the user's environment says otherwise."""
+_LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
+# The directory is read again after documents of this share of the limit: so many bytes it may be over for a moment.
+_CHECKED_SHARE = 1 / 16
 
 
 def cache_directory() -> Path:
@@ -21,55 +30,119 @@ def cache_directory() -> Path:
     return (Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache") / "autotune"
 
 
+def cache_limit_bytes() -> int:
+    """Return the bytes that the user's cache may have: what ``AUTOTUNE_CACHE_LIMIT`` says, such as ``2GiB`` or ``0``.
+
+    Raises:
+        InputError: it is no size.
+    """
+    asked = os.environ.get(_LIMIT_VARIABLE, "").strip()
+    if asked in ("", "0"):
+        return 0 if asked else DEFAULT_LIMIT_BYTES
+    try:
+        return parse_size(asked)
+    except InputError as error:
+        raise InputError(
+            f"{_LIMIT_VARIABLE}={asked} is not a size.", hint="Write for instance 2GiB, or 0 for no cache."
+        ) from error
+
+
+def user_cache() -> Cache:
+    """Return the cache that all runs of this user share.
+
+    Raises:
+        InputError: its limit is no size.
+    """
+    return Cache(cache_directory(), cache_limit_bytes())
+
+
 def fingerprint(*parts: object) -> str:
     """Return a hash that is equal for equal parts."""
     return hashlib.sha256(json.dumps(encode(parts), sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
 class Cache:
-    """A directory of JSON documents.
+    """A directory of JSON documents, which several processes may share.
+
+    Once the documents have more bytes than the limit, those that were not asked for the longest are removed; the time
+    of the last change of a file says when its document was asked for.
 
     Attributes:
-        problem: why nothing is kept, in words; empty while it is.
+        failure: why nothing is kept, in words; empty while it is, and where the limit is 0.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._directory = directory
-        self.problem = ""
+        self._limit_bytes = limit_bytes
+        # What other runs left is not known yet: the first document has the directory read.
+        self._unchecked_bytes = limit_bytes
+        self.failure = ""
+        if not limit_bytes:
+            return
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            self.problem = f"{directory} cannot be made: {error.strerror}"
+            self.failure = f"{directory} cannot be made: {error.strerror}"
         else:
             if not os.access(directory, os.W_OK | os.X_OK):
-                self.problem = f"{directory} is not writable"
+                self.failure = f"{directory} is not writable"
 
     def get(self, key: str) -> Any | None:
         """Return what was kept, or None; what cannot be read is dropped."""
         file = self._file(key)
+        if not self._limit_bytes:
+            return None
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            document = json.loads(file.read_text(encoding="utf-8"))
         except OSError:
             return None
         except ValueError:
             self.drop(key)
             return None
+        with suppress(OSError):  # another process has just removed it, or the directory can only be read
+            os.utime(file)
+        return document
 
     def put(self, key: str, document: Any) -> None:
         """Keep a document, where that is possible."""
-        if self.problem:
+        if self.failure or not self._limit_bytes:
             return
+        file = self._file(key)
         try:
-            write_document(self._file(key), document)
+            write_document(file, document)
+            with suppress(FileNotFoundError):
+                self._unchecked_bytes += file.stat().st_size
+            if self._unchecked_bytes > self._limit_bytes * _CHECKED_SHARE:
+                self._unchecked_bytes = 0
+                self._shrink()
         except OSError as error:
-            self.problem = f"{self._directory} cannot be written: {error.strerror}"
+            self.failure = f"{self._directory} cannot be written: {error.strerror}"
 
     def drop(self, key: str) -> None:
         """Forget a document that turned out to be of no use."""
         try:
             self._file(key).unlink(missing_ok=True)
         except OSError as error:
-            self.problem = f"{self._directory} cannot be written: {error.strerror}"
+            self.failure = f"{self._directory} cannot be written: {error.strerror}"
+
+    def _shrink(self) -> None:
+        """Remove the documents that were not asked for the longest, until the others are within the limit."""
+        oldest_first = sorted(self._files())
+        excess_bytes = sum(size for _, size, _ in oldest_first) - self._limit_bytes
+        for _, size, file in oldest_first:
+            if excess_bytes <= 0:
+                return
+            file.unlink(missing_ok=True)
+            excess_bytes -= size
+
+    def _files(self) -> Iterator[tuple[int, int, Path]]:
+        """Yield time of change, bytes and path of each document, those of writers that were killed included."""
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if entry.name.endswith((".json", ".part")):
+                    with suppress(FileNotFoundError):  # another process removes documents as well
+                        found = entry.stat()
+                        yield found.st_mtime_ns, found.st_size, Path(entry.path)
 
     def _file(self, key: str) -> Path:
         return self._directory / f"{key}.json"

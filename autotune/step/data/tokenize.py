@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from jinja2 import TemplateError
 
+from autotune.core.files import written_beside
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
 from autotune.errors import InputError
@@ -51,9 +51,5 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
 
 def save_rows(rows: Dataset, directory: str) -> None:
     """Save rows so that a reader finds all of them or none, in place of what was there."""
-    target = Path(directory)
-    beside = target.with_name(f".{target.name}.new")
-    for stale in (beside, target):
-        shutil.rmtree(stale, ignore_errors=True)
-    rows.save_to_disk(str(beside))
-    beside.replace(target)
+    with written_beside(Path(directory)) as part:
+        rows.save_to_disk(str(part))

@@ -1,0 +1,36 @@
+"""What is asked of probes, and where traces come from: the same for every use case and benchmark."""
+
+from __future__ import annotations
+
+from autotune.core.candidate import Candidate
+from autotune.core.machine import Machine
+from autotune.core.measurement import Schedule
+from autotune.core.protocol import ProbeRequest
+from autotune.core.workload import Workload
+from autotune.inspection.machine import environment
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.store import Tracer, Traces
+from autotune.trainers.problem import TrainerProblem
+
+
+def probe_request(
+    problem: TrainerProblem, candidate: Candidate, schedule: Schedule, limit_bytes: int | None, seed: int
+) -> ProbeRequest:
+    """Return the request that measures a candidate of a problem."""
+    setting = problem.setting
+    return ProbeRequest(
+        plan=problem.trainer.plan(candidate, setting),
+        model=setting.workload.model_source,
+        device=setting.machine.hardware.kind,
+        tokenized_directory=setting.workload.dataset.tokenized_directory,
+        schedule=schedule,
+        limit_bytes=limit_bytes,
+        seed=seed,
+    )
+
+
+def traces_of(workload: Workload, machine: Machine, tracer: Tracer, cache: Cache) -> Traces:
+    """Return the traces of a workload's model with the software of a machine and this source of autotune."""
+    versions = {**environment(machine), "autotune": source_digest()}
+    return Traces(tracer, cache, workload.model.fingerprint, versions)

@@ -1,0 +1,121 @@
+"""Arguments that several commands take, and what their words come to; the names are those of the API's parameters."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from autotune.errors import InputError
+from autotune.trainers import DEFAULT
+
+
+def add_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Declare MODEL, which has to be given unless it is optional."""
+    text = "hub id, local directory, or config.json; no weights are needed"
+    parser.add_argument("model", metavar="MODEL", help=text, nargs="?" if optional else None)
+
+
+def add_dataset(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Declare DATASET, which has to be given unless it is optional."""
+    text = "hub id, or .jsonl, .json, .csv, .parquet file or directory"
+    parser.add_argument("dataset", metavar="DATASET", help=text, nargs="?" if optional else None)
+
+
+def add_trainer(parser: argparse._ActionsContainer) -> None:
+    """Declare --trainer; the end of the help lists the names (:func:`trainer_names`)."""
+    parser.add_argument("--trainer", metavar="NAME", help=f"TRL's trainer (default: {DEFAULT})")
+
+
+def add_device(parser: argparse._ActionsContainer, what: str) -> None:
+    """Declare --device; ``what`` says what it is asked for."""
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help=f"{what} (default: auto, a GPU if any)")
+
+
+def add_memory_budget(parser: argparse._ActionsContainer, default: str) -> None:
+    """Declare --memory-budget; ``default`` says what it is where it is not given."""
+    parser.add_argument("--memory-budget", metavar="SIZE", help=f"memory for training, as 24GiB (default: {default})")
+
+
+def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_length: str) -> None:
+    """Declare what stays the same for every configuration; the texts say the defaults."""
+    parser.add_argument(
+        "--global-batch-size", type=int, metavar="N", help=f"documents per optimizer step (default: {batch})"
+    )
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument(
+        "--max-length", type=int, metavar="TOKENS", help=f"tokens to which rows are cut (default: {max_length})"
+    )
+    kept.add_argument(
+        "--token-coverage", type=float, metavar="SHARE", help="share of tokens to train on, 0 to 1 (default: 0.99)"
+    )
+
+
+def add_space(parser: argparse._ActionsContainer) -> None:
+    """Declare what the search space is."""
+    parser.add_argument(
+        "--allow", action="append", metavar="KNOB[,KNOB]", help="consider also this knob's choices that change training"
+    )
+    parser.add_argument("--fix", action="append", metavar="KNOB=VALUE", help="consider only this choice; repeatable")
+    parser.add_argument(
+        "--exclude", action="append", metavar="KNOB[,KNOB]", help="leave this knob at TRL's default; repeatable"
+    )
+    parser.add_argument("--space", metavar="FILE", help="YAML file of knobs and choices (default: shipped)")
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare --json; ``what`` says what is written."""
+    parser.add_argument("--json", action="store_true", help=f"write {what} to stdout as JSON, and nothing else")
+
+
+def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    """Return the arguments of the API's function, and whether JSON is asked for.
+
+    Raises:
+        InputError: --fix has another form, or contradicts itself.
+    """
+    options = vars(arguments)
+    as_json: bool = options.pop("json", False)
+    if "fix" in options:
+        options["fix"] = fixes(options["fix"])
+    for name in ("allow", "exclude"):
+        if name in options:
+            options[name] = names(options[name])
+    return options, as_json
+
+
+def names(lists: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in comma-separated lists."""
+    return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+
+
+def fixes(texts: Iterable[str]) -> dict[str, str]:
+    """Return the choice by knob of texts such as ``packing=bfd``.
+
+    Raises:
+        InputError: a text has another form, or two contradict each other.
+    """
+    fixed: dict[str, str] = {}
+    for text in texts:
+        knob, equals, choice = (part.strip() for part in text.partition("="))
+        if not (knob and equals and choice):
+            raise InputError(
+                f"--fix {text!r} does not name a knob and a choice.", hint="Write for instance packing=bfd."
+            )
+        if fixed.setdefault(knob, choice) != choice:
+            raise InputError(f"--fix {knob}={choice} contradicts --fix {knob}={fixed[knob]}.", hint="Give one of them.")
+    return fixed
+
+
+def trainer_names() -> str:
+    """Return the part of a help's end that lists what --trainer takes."""
+    from autotune.trainers import trainers
+
+    return f"--trainer takes:\n{listed(trainers())}\n"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return words as indented lines of a help."""
+    import textwrap
+
+    return textwrap.fill(", ".join(words), 80, initial_indent="  ", subsequent_indent="  ")

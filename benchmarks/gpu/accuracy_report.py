@@ -1,0 +1,189 @@
+"""The comparison of predictions with measurements as a page of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from autotune.core.status import ProbeStatus
+from autotune.units import GIB
+from benchmarks.gpu.accuracy import Outcome, Spread, groups, pairs, rank_correlation, spread, verdict
+
+KINDS: Mapping[str, str] = {
+    "traced": "a trace of this very configuration at its shape, with all layers: the virtual device's own error",
+    "planned": "`Planner.estimate`, from traces of few layers and few shapes: planning's error is added",
+    "composed": "`Planner.estimate` where only single techniques were traced, and their changes are added up",
+}
+"""The kinds of prediction, and what each is."""
+
+_MEMORY = ("allocated", "reserved")
+
+
+def page(title: str, about: Sequence[str], outcomes: Sequence[Outcome]) -> str:
+    """Return the page.
+
+    Args:
+        about: sentences on how it was measured.
+        outcomes: of all cases, those that were not run included.
+    """
+    sections = [_all(outcomes), _fits(outcomes), *_by_group(outcomes), _times(outcomes), _cases(outcomes)]
+    lines = [f"# {title}", "", *about, _count(outcomes), "", *(f"- **{kind}**: {what}" for kind, what in KINDS.items())]
+    return "\n".join([*lines, *(line for section in sections for line in ("", *section))]) + "\n"
+
+
+def _count(outcomes: Sequence[Outcome]) -> str:
+    ended = [outcome.status for outcome in outcomes]
+    counts = ", ".join(f"{ended.count(status)} {status.replace('_', ' ')}" for status in dict.fromkeys(ended))
+    shapes = [outcome.same_shape("traced") for outcome in outcomes]
+    return (
+        f"{len(outcomes)} configurations: {counts}. Of the traces, {shapes.count(True)} had the very micro-batch that "
+        f"was measured and {shapes.count(False)} had another."
+    )
+
+
+def _all(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield "## All"
+    yield ""
+    yield "The goal: a median of 1.5 %, a 95th percentile of 5 %, and no underestimate beyond the stated error."
+    yield ""
+    yield from _table(
+        "prediction | figure | cases | median | 95th percentile | worst | underestimates beyond the stated error",
+        (
+            [kind, figure, *_spread(spread(pairs(outcomes, kind, figure)))]
+            for kind in KINDS
+            for figure in _MEMORY
+            if pairs(outcomes, kind, figure)
+        ),
+    )
+
+
+def _fits(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield "## What fits"
+    yield ""
+    tight = [
+        outcome
+        for outcome in outcomes
+        if outcome.status == ProbeStatus.OUT_OF_MEMORY.value
+        or any(verdict(outcome, kind) not in ("right", None) for kind in KINDS)
+    ]
+    yield "Those that ran out of memory, and those of which the contrary was predicted."
+    yield ""
+    yield from _table(
+        "case | limit | measured | " + " | ".join(f"{kind}: needs | verdict" for kind in KINDS),
+        (
+            [outcome.name, _gib(outcome.limit_bytes), outcome.status.replace("_", " ")]
+            + [cell for kind in KINDS for cell in (_needs(outcome, kind), verdict(outcome, kind) or "")]
+            for outcome in tight
+        ),
+    )
+
+
+def _by_group(outcomes: Sequence[Outcome]) -> Iterator[Iterator[str]]:
+    for kind in KINDS:
+        if pairs(outcomes, kind, "allocated"):
+            yield _groups(outcomes, kind)
+
+
+def _groups(outcomes: Sequence[Outcome], kind: str) -> Iterator[str]:
+    yield f"## By group: {kind}"
+    yield ""
+    columns = ("median", "95th percentile", "worst", "beyond")
+    yield from _table(
+        "group | cases | " + " | ".join(f"{figure}: {column}" for figure in _MEMORY for column in columns),
+        (
+            [name, str(len(found))]
+            + [cell for figure in _MEMORY for cell in _spread(spread(pairs(members, kind, figure)))[1:]]
+            for name, members in groups(outcomes).items()
+            if (found := pairs(members, kind, "allocated"))
+        ),
+    )
+
+
+def _times(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield "## Time"
+    yield ""
+    yield "Predicted times are lower bounds, to rank by. Rho is Spearman's, of the tokens per second."
+    yield ""
+    scenarios = dict.fromkeys(outcome.scenario for outcome in outcomes)
+    members = {name: [one for one in outcomes if one.scenario == name] for name in scenarios}
+    yield from _table(
+        "what | " + " | ".join(f"{kind}: cases | step time: median error | rho" for kind in KINDS),
+        (
+            [name, *(cell for kind in KINDS for cell in _time(chosen, kind))]
+            for name, chosen in {"all": list(outcomes), **members}.items()
+        ),
+    )
+
+
+def _time(outcomes: Sequence[Outcome], kind: str) -> list[str]:
+    found = spread(pairs(outcomes, kind, "step time"))
+    rho = rank_correlation(outcomes, kind)
+    return (
+        ["0", "", ""]
+        if found is None
+        else [str(found.count), _share(found.median), "" if rho is None else f"{rho:.2f}"]
+    )
+
+
+def _cases(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield "## Every case"
+    yield ""
+    yield "In GiB and seconds; in brackets the relative error of each prediction, in the order of the kinds above."
+    yield ""
+    yield from _table("case | status | allocated | reserved | context | step", (_case(outcome) for outcome in outcomes))
+    yield ""
+    for outcome in outcomes:
+        for about, reason in outcome.reasons.items():
+            yield f"- {outcome.name}: {about}: {reason}"
+
+
+def _case(outcome: Outcome) -> list[str]:
+    found = outcome.measured
+    if found is None:
+        return [outcome.name, outcome.status, *[""] * 4]
+    first = next(iter(outcome.predictions.values()), None)
+    context = _gib(outcome.context_bytes) + (f" [{_gib(first.context_bytes)}]" if first is not None else "")
+    return [
+        outcome.name,
+        outcome.status.replace("_", " "),
+        _gib(found.peak_bytes) + _errors(outcome, "allocated"),
+        _gib(found.reserved_bytes) + _errors(outcome, "reserved"),
+        context,
+        ("" if found.step_seconds is None else f"{found.step_seconds:.3f}") + _errors(outcome, "step time"),
+    ]
+
+
+def _errors(outcome: Outcome, figure: str) -> str:
+    errors = [f"{pair.error:+.1%}" for kind in KINDS for pair in pairs([outcome], kind, figure)]
+    return f" [{', '.join(errors)}]" if errors else ""
+
+
+def _needs(outcome: Outcome, kind: str) -> str:
+    predicted = outcome.predictions.get(kind)
+    return "" if predicted is None else _gib(predicted.device_bytes)
+
+
+def _spread(found: Spread | None) -> list[str]:
+    if found is None:
+        return ["0", "", "", "", ""]
+    return [
+        str(found.count),
+        _share(found.median),
+        _share(found.percentile_95),
+        f"{found.worst:+.2%}",
+        str(found.beyond_margin),
+    ]
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}"
+
+
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / GIB:.2f}"
+
+
+def _table(head: str, rows: Iterator[list[str]]) -> Iterator[str]:
+    yield f"| {head} |"
+    yield "|---" * (head.count("|") + 1) + "|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"

@@ -1,0 +1,127 @@
+"""Predictions held against measurements: probes on a device, while processes beside it trace the same cases."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.app.planned import Planned, planned_machine
+from autotune.core.machine import DeviceKind
+from autotune.core.measurement import Measurement, Schedule
+from autotune.core.status import ProbeStatus
+from autotune.errors import AutotuneError
+from autotune.probing import JobServer, probe
+from autotune.units import format_duration
+from benchmarks.gpu.accuracy import Outcome
+from benchmarks.gpu.cases import Case, Scenario
+from benchmarks.gpu.predictions import predict
+from benchmarks.gpu.prepared import Prepared, prepare
+from benchmarks.gpu.record import Record
+from benchmarks.gpu.trace_pool import NO_TIME, TracePool
+from benchmarks.shapes import write_model
+
+# Cores that are left to the process that trains.
+_TRAINING_CORES = 4
+_LONGEST_PROBE_SECONDS = 60.0
+# A probe is not begun when it would hardly get to its first step.
+_SHORTEST_PROBE_SECONDS = 8.0
+SCHEDULE = Schedule(
+    warmup_micro_batches=1, min_micro_batches=3, max_micro_batches=6, max_seconds=3.0, target_error=0.05
+)
+"""Of each probe."""
+
+
+def compare(
+    device: DeviceKind,
+    shapes: Mapping[str, Mapping[str, Any]],
+    scenarios: Sequence[Scenario],
+    cases: Sequence[Case],
+    file: Path,
+    seconds: float,
+) -> tuple[Outcome, ...]:
+    """Measure and predict cases, in their order, for so many seconds, and return what was found.
+
+    Each measurement and each prediction is written as soon as it is there.
+
+    Args:
+        device: what is measured; planned for is the same.
+        shapes: configurations of the models that scenarios name.
+        file: the JSON document; a page of Markdown is written beside it.
+
+    Raises:
+        InputError: there is no such device.
+        ProbeServerError: processes cannot be started.
+    """
+    end_seconds = time.monotonic() + seconds
+    planned = planned_machine(None if device == "cuda" else device)
+    models = {scenario.name: scenario.model for scenario in scenarios}
+    unknown = [Outcome(case.name, case.scenario, models[case.scenario], case.limit_bytes) for case in cases]
+    record = Record(file, planned.machine, SCHEDULE, unknown)
+    with (
+        tempfile.TemporaryDirectory(prefix="autotune-") as directory,
+        ThreadPoolExecutor(1) as background,
+        TracePool(max(1, planned.cores - _TRAINING_CORES), end_seconds) as pool,
+        JobServer(device, threads=planned.machine.hardware.threads) as server,
+    ):
+        folder = Path(directory)
+        for name, shape in shapes.items():
+            write_model(folder / name, shape)
+        preparing = {
+            scenario.name: pool.submit(partial(_prepared, scenario, folder / scenario.model, planned, end_seconds))
+            for scenario in scenarios
+        }
+        predicting = background.submit(_predict, pool, preparing, cases, folder / "cache", record)
+        for number, case in enumerate(cases):
+            found = _measured(server, preparing[case.scenario], case, folder / f"probe-{number}", end_seconds)
+            record.measured(case.name, found)
+            ended = found if isinstance(found, str) else f"{found.status.value}, {format_duration(found.wall_seconds)}"
+            print(f"{number + 1} of {len(cases)}: {case.name}: {ended}", flush=True)
+        predicting.result()
+    return record.outcomes
+
+
+def _prepared(
+    scenario: Scenario, model: Path, planned: Planned, end_seconds: float, server: JobServer, folder: Path
+) -> Prepared:
+    if time.monotonic() >= end_seconds:
+        raise AutotuneError(NO_TIME)
+    return prepare(scenario, model, planned, server, folder)
+
+
+def _measured(
+    server: JobServer, preparing: Future[Prepared], case: Case, folder: Path, end_seconds: float
+) -> Measurement | str:
+    """Return what a probe showed, or why there is none."""
+    try:
+        prepared = preparing.result()
+    except AutotuneError as error:
+        return str(error)
+    illegal = prepared.problem.illegal(prepared.candidate(case))
+    if illegal is not None:
+        return illegal
+    left_seconds = end_seconds - time.monotonic()
+    if left_seconds < _SHORTEST_PROBE_SECONDS:
+        return NO_TIME
+    longest_seconds = min(_LONGEST_PROBE_SECONDS, left_seconds)
+    found = probe(server, prepared.probe_request(case, SCHEDULE), folder, longest_seconds)
+    cut_off = found.status is ProbeStatus.TIMEOUT and longest_seconds < _LONGEST_PROBE_SECONDS
+    return NO_TIME if cut_off else found
+
+
+def _predict(
+    pool: TracePool, preparing: Mapping[str, Future[Prepared]], cases: Sequence[Case], folder: Path, record: Record
+) -> None:
+    prepared = {name: future.result() for name, future in preparing.items() if future.exception() is None}
+    legal = []
+    for case in cases:
+        where = prepared.get(case.scenario)
+        if where is not None:
+            record.described(case.name, where.candidate(case), where.limit_bytes(case), flat=where.flat(case))
+            if where.problem.illegal(where.candidate(case)) is None:
+                legal.append(case)
+    predict(pool, prepared, legal, folder, lambda case, kind, found: record.predicted(case.name, kind, found))

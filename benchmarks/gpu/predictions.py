@@ -1,0 +1,98 @@
+"""The predictions of cases: by a trace of each, and by the planner from traces of few layers and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from autotune.app.requests import traces_of
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate, Origin
+from autotune.core.protocol import TraceReply
+from autotune.planning.extrapolation.memory import TRACED_ERROR
+from autotune.planning.planner import Planner, Target
+from autotune.planning.tracing.cache import Cache
+from benchmarks.gpu.accuracy import Prediction
+from benchmarks.gpu.cases import Case
+from benchmarks.gpu.prepared import Prepared
+from benchmarks.gpu.trace_pool import TracePool
+
+Told = Callable[[Case, str, Prediction | str], None]
+"""Is told of a case, a kind of prediction, and the prediction or why there is none."""
+
+
+def predict(pool: TracePool, prepared: Mapping[str, Prepared], cases: Sequence[Case], folder: Path, tell: Told) -> None:
+    """Predict cases and tell of each prediction as soon as it is there.
+
+    Args:
+        prepared: scenarios by name; cases of others are passed over.
+        folder: for the caches of traces.
+    """
+    known = {name: [case for case in cases if case.scenario == name] for name in prepared}
+    traced = {
+        pool.trace(prepared[case.scenario].trace_request(case)): case for case in cases if case.scenario in prepared
+    }
+    with ThreadPoolExecutor(max(1, len(prepared))) as planners:
+        planned = {
+            name: planners.submit(_plan, pool, where, known[name], folder / name, tell)
+            for name, where in prepared.items()
+        }
+        for future in as_completed(traced):
+            case, found = traced[future], future.result()
+            where = prepared[case.scenario]
+            tell(case, "traced", _traced(where, found) if isinstance(found, TraceReply) else found.reason)
+    for name, planning in planned.items():
+        # What went wrong for one scenario is no reason to lose the others.
+        error = planning.exception()
+        for case in known[name] if error is not None else ():
+            tell(case, "planned", f"{type(error).__name__}: {error}")
+
+
+def _traced(where: Prepared, reply: TraceReply) -> Prediction:
+    gpu, step = where.planned.gpu, reply.step
+    return Prediction(
+        allocated_bytes=reply.allocated_bytes,
+        reserved_bytes=reply.reserved_bytes,
+        context_bytes=gpu.context_bytes if gpu is not None else 0,
+        host_bytes=reply.host.bytes,
+        error=TRACED_ERROR,
+        fits=reply.fits_limit,
+        step_seconds=step.seconds if step is not None else None,
+        tokens_per_second=reply.tokens_per_step / step.seconds if step is not None else None,
+        rows=reply.worst_rows,
+        tokens=reply.worst_tokens,
+        trace_seconds=reply.seconds,
+    )
+
+
+def _plan(pool: TracePool, where: Prepared, cases: Sequence[Case], folder: Path, tell: Told) -> None:
+    problem = where.problem
+    model = problem.setting.workload.model
+    traces = traces_of(problem.setting.workload, problem.setting.machine, pool.trace_all, Cache(folder))
+    target = Target(where.planned.gpu, where.budget_bytes)
+    candidates: dict[Case, Candidate] = {case: where.candidate(case) for case in cases}
+    # All ways to train, or only those that differ from the baseline in a single technique; the same traces serve both.
+    for kind, limit, origin in (("planned", len(cases) + 1, Origin.TRACED), ("composed", 0, Origin.COMPOSED)):
+        planner = Planner(problem, target, traces, model.layer_kinds, dict.fromkeys(candidates.values()))
+        planner.explore(limit)
+        for case, candidate in candidates.items():
+            estimate = planner.estimate(candidate)
+            if estimate.origin is origin or kind == "planned":
+                tell(case, kind, _planned(where, case, estimate))
+
+
+def _planned(where: Prepared, case: Case, estimate: Estimate) -> Prediction | str:
+    memory = estimate.memory
+    if memory is None:
+        return estimate.reason
+    return Prediction(
+        allocated_bytes=memory.peak_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        context_bytes=memory.context_bytes,
+        host_bytes=memory.host_bytes,
+        error=memory.error,
+        fits=memory.device_bytes <= where.limit_bytes(case),
+        step_seconds=memory.step_seconds,
+        tokens_per_second=estimate.tokens_per_second,
+    )

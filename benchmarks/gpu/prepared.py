@@ -1,0 +1,146 @@
+"""From a case to what is asked of a device and of a trace: the same plan, on the same rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.app.options import checked_options
+from autotune.app.planned import Planned
+from autotune.app.problem import problem_of
+from autotune.app.requests import probe_request
+from autotune.app.workload import WorkloadReader
+from autotune.core.batch_geometry import worst_micro_batches
+from autotune.core.candidate import Candidate
+from autotune.core.events import ignore
+from autotune.core.measurement import Schedule
+from autotune.core.protocol import ProbeRequest, TraceRequest
+from autotune.core.setting import GLOBAL_BATCH
+from autotune.core.workload import Workload
+from autotune.inspection.dataset import dataset_source
+from autotune.inspection.machine import machine as inspect_machine
+from autotune.inspection.model import model_source
+from autotune.probing import JobServer
+from autotune.techniques.base import ON
+from autotune.techniques.packing import NONE, SEPARATING
+from autotune.trainers import find_trainer
+from autotune.trainers.problem import TrainerProblem
+from benchmarks.gpu.cases import Case, Scenario
+from benchmarks.shapes import write_rows
+
+_TRAINER = "sft"
+_ATTENTIONS = ("sdpa", "eager")
+_SEED = 42
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A scenario on a device: its model and its rows are read, and its cases can be asked for.
+
+    Attributes:
+        budget_bytes: what a case may use that has no limit of its own.
+    """
+
+    scenario: Scenario
+    planned: Planned
+    problem: TrainerProblem
+    budget_bytes: int
+
+    def candidate(self, case: Case) -> Candidate:
+        """Return the choices of all techniques."""
+        # The baseline does not pack, so that its normal form has no length beyond that of the rows.
+        changes = {"max_length": self.scenario.max_length, **case.choices}
+        return self.problem.normal(self.problem.baseline.but(**changes))
+
+    def limit_bytes(self, case: Case) -> int:
+        """Return the memory that a case may use on the device, context included."""
+        return min(case.limit_bytes or self.budget_bytes, self.budget_bytes)
+
+    def flat(self, case: Case) -> bool:
+        """Whether rows lie end to end in a micro-batch."""
+        candidate = self.candidate(case)
+        return candidate["packing"] in SEPARATING or candidate["padding_free"] == ON
+
+    def probe_request(self, case: Case, schedule: Schedule) -> ProbeRequest:
+        """Return the request that measures a case."""
+        return probe_request(self.problem, self.candidate(case), schedule, self.limit_bytes(case), _SEED)
+
+    def trace_request(self, case: Case) -> TraceRequest:
+        """Return the request that traces a case, with all layers, on the rows of the probe's largest micro-batch."""
+        setting, gpu = self.problem.setting, self.planned.gpu
+        return TraceRequest(
+            plan=self.problem.trainer.plan(self.candidate(case), setting),
+            model=setting.workload.model_source,
+            target=setting.machine.hardware.kind,
+            worst=tuple((tokens,) for tokens in self._worst(case)),
+            typical=tuple((tokens,) for tokens in self._typical(case)),
+            gpu=gpu,
+            limit_bytes=self.limit_bytes(case) - (gpu.context_bytes if gpu is not None else 0),
+        )
+
+    def _worst(self, case: Case) -> Iterator[int]:
+        """Yield the rows of the largest micro-batch: the longest, and where rows are packed, enough to fill it."""
+        candidate = self.candidate(case)
+        rows, lengths = int(candidate["per_device_train_batch_size"]), self.scenario.lengths
+        longest_first = [tokens for tokens in sorted(lengths, reverse=True) for _ in range(lengths[tokens])]
+        if candidate["packing"] == NONE:
+            cut = [min(tokens, int(candidate["max_length"])) for tokens in longest_first]
+            for position in worst_micro_batches(cut, rows, padded=not self.flat(case))[0]:
+                yield cut[position]
+            return
+        left = rows * int(candidate["max_length"])
+        while left > 0:
+            tokens = longest_first.pop(0)
+            left -= tokens
+            yield tokens
+
+    def _typical(self, case: Case) -> Iterator[int]:
+        """Yield the rows of a typical micro-batch where they are others than those of the largest."""
+        rows, lengths = int(self.candidate(case)["per_device_train_batch_size"]), self.scenario.lengths
+        commonest = max(lengths, key=lambda tokens: lengths[tokens])
+        if len(lengths) > 1:
+            yield from (commonest for _ in range(rows))
+
+
+def prepare(scenario: Scenario, model: Path, planned: Planned, server: JobServer, folder: Path) -> Prepared:
+    """Write the rows of a scenario, and read them and the model.
+
+    Args:
+        model: directory of the scenario's model.
+        server: runs the jobs that read.
+        folder: for files of this scenario alone.
+
+    Raises:
+        InputError: the software that is installed cannot do what the scenario fixes.
+        AutotuneError: processes cannot be started.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths = (tokens for tokens, count in scenario.lengths.items() for _ in range(count))
+    rows = write_rows(folder / "rows.jsonl", lengths, _vocabulary(model))
+    reader = WorkloadReader(server, folder, ignore)
+    workload = reader.read(_TRAINER, model_source(str(model), "random"), dataset_source(str(rows)))
+    return prepared(scenario, reader.check_attention(workload, inspect_machine("cpu"), _ATTENTIONS), planned)
+
+
+def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepared:
+    """Return a scenario whose model and rows have been read.
+
+    Raises:
+        InputError: the software that is installed cannot do what the scenario fixes.
+    """
+    trainer = find_trainer(_TRAINER)
+    options = checked_options(
+        trainer=trainer.name,
+        global_batch_size=scenario.rows,
+        max_length=scenario.max_length,
+        allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
+        fix=scenario.fix,
+    )
+    problem = problem_of(options, workload, planned.machine, scenario.rows)
+    return Prepared(scenario, planned, problem, planned.machine.hardware.available_bytes)
+
+
+def _vocabulary(model: Path) -> int:
+    return int(json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"])

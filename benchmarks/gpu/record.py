@@ -1,0 +1,96 @@
+"""What is known of each case so far, on disk as soon as it is known: as JSON, and as a page of Markdown beside it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.core.candidate import Candidate
+from autotune.core.codec import encode
+from autotune.core.machine import Machine
+from autotune.core.measurement import Measurement, Schedule
+from autotune.inspection.machine import environment
+from autotune.units import format_bytes
+from benchmarks.gpu.accuracy import Outcome, Prediction
+from benchmarks.gpu.accuracy_report import page
+
+
+class Record:
+    """The outcomes of cases, written whenever something is added; for several threads.
+
+    Args:
+        file: the JSON document; the page lies beside it, with another suffix.
+        schedule: of the probes.
+        cases: in order, with nothing known of them yet.
+    """
+
+    def __init__(self, file: Path, machine: Machine, schedule: Schedule, cases: Sequence[Outcome]) -> None:
+        self._file = file
+        self._machine = machine
+        self._schedule = schedule
+        self._date = dt.datetime.now(tz=dt.UTC).date().isoformat()
+        self._outcomes = {outcome.name: outcome for outcome in cases}
+        self._lock = threading.Lock()
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Every case, in order."""
+        return tuple(self._outcomes.values())
+
+    def described(self, name: str, choices: Candidate, limit_bytes: int, *, flat: bool) -> None:
+        """Add what a case comes to on this device; see :class:`benchmarks.gpu.accuracy.Outcome`."""
+        with self._lock:
+            self._put(replace(self._outcomes[name], choices=choices, limit_bytes=limit_bytes, flat=flat))
+
+    def measured(self, name: str, found: Measurement | str) -> None:
+        """Add what was measured, or why nothing was."""
+        with self._lock:
+            known = self._outcomes[name]
+            if isinstance(found, str):
+                self._put(replace(known, reasons={**known.reasons, "measured": found}))
+            else:
+                self._put(replace(known, measured=found))
+
+    def predicted(self, name: str, kind: str, found: Prediction | str) -> None:
+        """Add a prediction of a kind, or why there is none."""
+        with self._lock:
+            known = self._outcomes[name]
+            if isinstance(found, str):
+                self._put(replace(known, reasons={**known.reasons, kind: found}))
+            else:
+                self._put(replace(known, predictions={**known.predictions, kind: found}))
+
+    def _put(self, outcome: Outcome) -> None:
+        self._outcomes[outcome.name] = outcome
+        hardware, versions = self._machine.hardware, environment(self._machine)
+        document = {
+            "device": hardware.name,
+            "memory_bytes": hardware.memory_bytes,
+            "date": self._date,
+            "environment": versions,
+            "schedule": encode(self._schedule),
+            "cases": [encode(outcome) for outcome in self.outcomes],
+        }
+        versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
+        schedule = self._schedule
+        typical = schedule.warmup_micro_batches + schedule.min_micro_batches
+        about = [
+            f"`make gpu` wrote this. Cases were run in the order below, in {format_bytes(hardware.memory_bytes)}: each",
+            f"two or three optimizer steps on the largest micro-batch, then {typical} or more typical micro-batches.",
+            f"Installed: {versions_text}.",
+        ]
+        title = f"Predicted against measured: {hardware.name}, {self._date}"
+        _replace(self._file, json.dumps(document, indent=1) + "\n")
+        _replace(self._file.with_suffix(".md"), page(title, about, self.outcomes))
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that a reader finds the old text or the new one, whole."""
+    beside = file.with_name(f".{file.name}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(file)

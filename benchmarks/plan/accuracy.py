@@ -1,0 +1,142 @@
+"""What the planner says of Llama-3.1-8B's shape, held against traces of all its layers at the very size.
+
+Run ``python -m benchmarks.plan.accuracy [--samples 30]``: it plans the whole default space, draws candidates by chance,
+no two of which train in the same way, traces each of them whole, and prints a Markdown table. No GPU is needed, and
+none is compared with: this is what following few layers and adding up techniques costs, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from autotune.app.options import checked_options
+from autotune.app.planned import planned_machine, planned_workload, rows_of_length
+from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.requests import traces_of
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate, Origin
+from autotune.core.events import ignore
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.errors import AutotuneError
+from autotune.inspection.model import model_source
+from autotune.planning.candidates import legal_candidates
+from autotune.planning.planner import Planner, Target
+from autotune.planning.tracing.cache import Cache
+from autotune.probing import trace
+from autotune.probing.tracing import ServerTracer
+from autotune.techniques.traits import size_knobs
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_bytes
+from benchmarks.shapes import LLAMA_8B, write_model
+
+_TOKENS = 1024
+_SEED = 5
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A candidate as it was planned and as it was traced whole."""
+
+    estimate: Estimate
+    whole: TraceReply
+
+    @property
+    def reserved_error(self) -> float:
+        """Share by which the planned memory is off: what the allocator reserves."""
+        memory = self.estimate.memory
+        return (memory.reserved_bytes or 0) / (self.whole.reserved_bytes or 1) - 1 if memory is not None else 0.0
+
+    @property
+    def time_error(self) -> float:
+        """Share by which the planned time of a step is off."""
+        memory, step = self.estimate.memory, self.whole.step
+        return (memory.step_seconds or 0.0) / step.seconds - 1 if memory is not None and step is not None else 0.0
+
+    @property
+    def sort(self) -> str:
+        """What the estimate stands on."""
+        if self.estimate.origin is Origin.TRACED:
+            return "traced"
+        certain = self.estimate.memory is not None and self.estimate.memory.error < 1
+        return "added up" if certain else "added up, not seen together"
+
+
+def main() -> None:
+    """Plan, trace, compare and print."""
+    parser = argparse.ArgumentParser(description="Accuracy of planning.")
+    parser.add_argument("--gpu", default="H100-80GB")
+    parser.add_argument("--samples", type=int, default=30)
+    asked = parser.parse_args()
+    print("| stands on | need | off by | time off by | stated | choices |")
+    print("|---|--:|--:|--:|--:|---|", flush=True)
+    found: list[Compared] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for problem, compared in _compared(Path(folder), asked.gpu, asked.samples):
+            found.append(compared)
+            print(_line(problem, compared), flush=True)
+    for sort in dict.fromkeys(sorted(item.sort for item in found)):
+        of_sort = [item for item in found if item.sort == sort]
+        print(f"\n{sort}: {len(of_sort)}; {_summary('memory', [item.reserved_error for item in of_sort])}; "
+              f"{_summary('time', [item.time_error for item in of_sort])}")  # fmt: skip
+
+
+def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerProblem, Compared]]:
+    source = model_source(str(write_model(folder / "model", LLAMA_8B)), "random")
+    planned = planned_machine(gpu)
+    options = checked_options(trainer="sft", max_length=_TOKENS)
+    batch = global_batch_of(options, planned.machine)
+    with ServerTracer(planned.cores, ignore) as tracer:
+        cache = Cache(folder / "cache")
+        workload = planned_workload(options, source, None, tracer, cache, ignore)
+        problem = problem_of(options, rows_of_length(workload, _TOKENS, batch), planned.machine, batch)
+        traces = traces_of(workload, planned.machine, tracer, cache)
+        candidates = legal_candidates(problem)
+        target = Target(planned.gpu, planned.machine.hardware.memory_bytes)
+        planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
+        planner.explore()
+        for candidate in _drawn(candidates, samples):
+            estimate = planner.estimate(candidate)
+            rows = ((_TOKENS,),) * int(candidate["per_device_train_batch_size"])
+            plan = problem.trainer.plan(candidate, problem.setting)
+            request = TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu)
+            try:
+                yield problem, Compared(estimate, trace(tracer.server, request, folder / "job"))
+            except AutotuneError as error:
+                print(f"| {error.message} |")
+
+
+def _drawn(candidates: Sequence[Candidate], samples: int) -> Iterator[Candidate]:
+    seen = set()
+    for candidate in random.Random(_SEED).sample(candidates, len(candidates)):
+        way = tuple(choice for knob, choice in candidate.items() if knob not in size_knobs())
+        if way not in seen:
+            seen.add(way)
+            yield candidate
+        if len(seen) == samples:
+            return
+
+
+def _line(problem: TrainerProblem, compared: Compared) -> str:
+    candidate, memory = compared.estimate.candidate, compared.estimate.memory
+    differs = candidate.differences(problem.baseline)
+    choices = ", ".join(f"{knob}={candidate[knob]}" for knob in candidate if knob in differs) or "TRL's defaults"
+    stated = f"{memory.error:.0%}" if memory is not None else "unknown"
+    return (
+        f"| {compared.sort} | {format_bytes(compared.whole.reserved_bytes or 0)} | {compared.reserved_error:+.1%} "
+        f"| {compared.time_error:+.1%} | {stated} | {choices} |"
+    )
+
+
+def _summary(what: str, errors: Sequence[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    return f"{what} off by {median(sizes):.1%} in the median and {max(sizes):.1%} at the worst"
+
+
+if __name__ == "__main__":
+    main()

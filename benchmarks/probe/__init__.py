@@ -1,0 +1,1 @@
+"""What a probe costs, and whether what it promises is kept."""

@@ -1,0 +1,1 @@
+"""Traces beside public tables of measured memory."""

@@ -1,0 +1,44 @@
+"""What becomes of the rows of a table: each is traced in a process of its own, by the loop of its table."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from benchmarks.published.tables import Outcome, Row, Table
+
+_LOOPS = {
+    "metamathqa": "benchmarks.published.metamathqa",
+    "litgpt": "benchmarks.published.litgpt",
+    "xmem": "benchmarks.published.xmem",
+}
+
+
+def outcomes_of(name: str, table: Table, rows: Sequence[Row], workers: int) -> Iterator[Outcome]:
+    """Yield what becomes of each row, traced in processes of their own."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(partial(outcome_of, name, table), rows)
+
+
+def outcome_of(name: str, table: Table, row: Row) -> Outcome:
+    """Trace one row in this process."""
+    started = time.perf_counter()
+    loop: Any = import_module(_LOOPS[name])
+    try:
+        found: Outcome = loop.outcome({**table.loop, **row.settings}, table.capability)
+    except Exception as error:  # noqa: BLE001 (a row that cannot be traced is a result, whatever it raises)
+        return Outcome(failure=_sentence(error), seconds=time.perf_counter() - started)
+    return found
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -1,0 +1,1 @@
+"""Searches that are replayed from a table of recorded probes."""

@@ -1,0 +1,181 @@
+"""How many probes a search needs with and without predictions, replayed from a recorded table.
+
+python -m benchmarks.replay.planned_search [--table benchmarks/replay/recorded/small_workload.json] [--seeds 10]
+
+Every probe is answered by what `record_table.py` measured of that candidate, and every estimate is what the planner
+said of it then. It prints Markdown. Two things are asked of each seed: how many probes, the baseline's included, it
+takes until one is within 2 % (and 20 %) of the fastest candidate that fits, in a search that goes on until then; and
+what a search of `--effort quick` ends with. Confirmations are no probes here. "Told" are searches with predictions;
+"avoidable" are probes that ran out of memory and whose traced tensors alone are more than the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from autotune.core.candidate import Candidate
+from autotune.core.effort import EFFORTS, Effort
+from autotune.core.estimate import Estimate, Origin
+from autotune.core.events import ignore
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
+from autotune.planning.predictor import PlannedPredictor
+from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
+from benchmarks.replay.tables import RECORDED, Row, Table, read_table
+
+NEAR = (0.98, 0.80)
+_OUT_OF_MEMORY = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One search.
+
+    Attributes:
+        probes: until one was near the best, that one included; None where none was.
+        out_of_memory: of these, those that ran out of memory.
+        avoidable: of these, those whose traced tensors alone are more than the limit.
+        share: of the best rate, what the search ended with.
+        total: probes of the whole search.
+    """
+
+    probes: int | None
+    out_of_memory: int
+    avoidable: int
+    share: float
+    total: int
+
+
+class RecordedEstimates:
+    """The planner's estimates as they were recorded; a trace that is asked for answers what it answered then."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = {row.candidate: row for row in rows}
+        self._traced: set[Candidate] = set()
+        self.candidates: Sequence[Candidate] = tuple(self._rows)
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return the estimate of a candidate."""
+        row = self._rows.get(candidate)
+        found = row and (row.traced if candidate in self._traced else row.explored)
+        return found or Estimate(candidate, Origin.UNKNOWN, reason="it was not recorded")
+
+    def trace(self, candidates: Iterable[Candidate]) -> None:
+        """Let the estimates of candidates be those of traces of their own."""
+        self._traced.update(candidates)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay and print; return 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, default=RECORDED / "small_workload.json")
+    parser.add_argument("--seeds", type=int, default=10)
+    asked = parser.parse_args(arguments)
+    table = read_table(asked.table)
+    shown = [row.measurement for row in table.rows]
+    print(
+        f"{len(table.rows)} candidates, of which {sum(item.ok for item in shown)} fit and "
+        f"{sum(item.status in _OUT_OF_MEMORY for item in shown)} ran out of memory; the best reaches "
+        f"{best_rate(table):,.0f} tok/s.\n"
+    )
+    quick = EFFORTS["quick"]
+    patient = replace(quick, trials=len(shown), patience=len(shown))
+    wanted = [(f"Until within {1 - share:.0%} of the best", patient, share) for share in NEAR]
+    for title, effort, share in (*wanted, ("`--effort quick`", quick, None)):
+        runs = [
+            (replay(table, effort, seed, share, told=False), replay(table, effort, seed, share, told=True))
+            for seed in range(asked.seeds)
+        ]
+        print(f"## {title}\n\n{said(runs)}\n", flush=True)
+    return 0
+
+
+def best_rate(table: Table) -> float:
+    """Return the highest rate of a candidate that fits."""
+    return max(row.measurement.tokens_per_second or 0.0 for row in table.rows if row.measurement.ok)
+
+
+def replay(table: Table, effort: Effort, seed: int, until: float | None, *, told: bool) -> Run:
+    """Search the table once, to the end or until a probe reached so much of the best rate."""
+    outcome = searched(table, effort, seed, until, told=told)
+    enough = best_rate(table) * (until or max(NEAR))
+    probed = [record for record in outcome.records if record.probed]
+    near = [number for number, record in enumerate(probed, 1) if record.tokens_per_second >= enough]
+    counted = probed[: near[0]] if near else probed
+    failed = [record.candidate for record in counted if record.measurement.status in _OUT_OF_MEMORY]
+    needs = {row.candidate: row.traced.memory.device_bytes for row in table.rows if row.traced and row.traced.memory}
+    return Run(
+        probes=near[0] if near else None,
+        out_of_memory=len(failed),
+        avoidable=sum(needs.get(candidate, 0) > table.limit_bytes for candidate in failed),
+        share=(outcome.winner.tokens_per_second if outcome.winner else 0.0) / best_rate(table),
+        total=len(probed),
+    )
+
+
+def searched(table: Table, effort: Effort, seed: int, until: float | None, *, told: bool) -> SearchOutcome:
+    """Return what a search of the table finds."""
+    near: set[Candidate] = set()
+    shown = {row.candidate: row.measurement for row in table.rows}
+    problem = table.replayed()
+    enough = best_rate(table) * (until or math.inf)
+
+    def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
+        del seconds_left
+        if near:
+            raise KeyboardInterrupt
+        measurement = shown[run.candidate]
+        if (measurement.tokens_per_second or 0.0) >= enough:
+            near.add(run.candidate)
+        return measurement
+
+    predictor = PlannedPredictor(RecordedEstimates(table.rows), table.limit_bytes, "cpu", math.inf)
+    return search(
+        problem,
+        probe,
+        effort=effort,
+        memory_limit_bytes=table.limit_bytes,
+        seed=seed,
+        trials=None,
+        timeout_seconds=None,
+        storage=StudyStorage("sqlite://", "replay", resume=False, fingerprint={}),
+        listener=ignore,
+        predictor=predictor if told else None,
+    )
+
+
+def said(runs: Sequence[tuple[Run, Run]]) -> str:
+    """Return a Markdown table of searches without and with predictions, a row for each seed and one of medians."""
+    lines = [
+        "| seed | probes | out of memory | avoidable | ends at | told: probes | out of memory | avoidable | ends at |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [f"| {seed} | {' | '.join(map(_said_run, pair))} |" for seed, pair in enumerate(runs)]
+    medians = [_said_run(_median(column)) for column in zip(*runs, strict=True)]
+    return "\n".join([*lines, f"| **median** | {' | '.join(medians)} |"])
+
+
+def _said_run(run: Run) -> str:
+    probes = f"{run.probes:g}" if run.probes is not None else f"not in {run.total:g}"
+    return f"{probes} | {run.out_of_memory:g} | {run.avoidable:g} | {run.share:.1%}"
+
+
+def _median(runs: Sequence[Run]) -> Run:
+    """Return the median of each figure; a search that never came near counts with all its probes."""
+    return Run(
+        probes=round(median(run.total if run.probes is None else run.probes for run in runs)),
+        out_of_memory=round(median(run.out_of_memory for run in runs)),
+        avoidable=round(median(run.avoidable for run in runs)),
+        share=median(run.share for run in runs),
+        total=round(median(run.total for run in runs)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

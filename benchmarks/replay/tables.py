@@ -1,0 +1,121 @@
+"""A recorded table: a problem, and what a probe of each of its candidates showed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autotune.app.options import Options, checked_options
+from autotune.app.problem import problem_of
+from autotune.core.candidate import Candidate
+from autotune.core.codec import decode, encode
+from autotune.core.estimate import Estimate
+from autotune.core.machine import Machine
+from autotune.core.measurement import Measurement
+from autotune.core.workload import Workload
+from autotune.trainers.problem import TrainerProblem
+
+RECORDED = Path(__file__).resolve().parent / "recorded"
+SPACE = RECORDED / "small_space.yaml"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate.
+
+    Attributes:
+        measurements: what its probes showed, one from each round.
+        explored: what was estimated of it after the first traces.
+        traced: what was estimated of it once its own combination had been traced.
+    """
+
+    candidate: Candidate
+    measurements: tuple[Measurement, ...]
+    explored: Estimate | None = None
+    traced: Estimate | None = None
+
+    @property
+    def measurement(self) -> Measurement:
+        """The one of median rate; one that ran out of memory counts as the slowest."""
+        ordered = sorted(self.measurements, key=lambda shown: shown.tokens_per_second or 0.0)
+        return ordered[(len(ordered) - 1) // 2]
+
+
+@dataclass(frozen=True)
+class RecordedProblem(TrainerProblem):
+    """A problem of which some candidates were recorded; a search also comes to neighbours of the space's candidates.
+
+    Attributes:
+        recorded: the legal candidates.
+    """
+
+    recorded: frozenset[Candidate]
+
+    def illegal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate may not be tried."""
+        return super().illegal(candidate) if candidate in self.recorded else "it was not recorded"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was recorded, on one machine, in one go.
+
+    Attributes:
+        workload: without the places where it lay.
+        limit_bytes: what a probe could use.
+        threads: of a probe.
+        seconds: that the recording took.
+    """
+
+    workload: Workload
+    machine: Machine
+    environment: Mapping[str, str]
+    global_batch_size: int
+    limit_bytes: int
+    threads: int
+    seconds: float = 0.0
+    rows: tuple[Row, ...] = field(default=())
+
+    def problem(self) -> TrainerProblem:
+        """Return the problem whose candidates were recorded."""
+        return problem_of(options(), self.workload, self.machine, self.global_batch_size)
+
+    def replayed(self) -> RecordedProblem:
+        """Return the problem with what was not recorded ruled out."""
+        problem = self.problem()
+        recorded = frozenset(row.candidate for row in self.rows)
+        return RecordedProblem(problem.trainer, problem.space, problem.setting, problem.wishes, recorded)
+
+
+def options() -> Options:
+    """Return what was asked for, beside the budget: the defaults, on the part of the space that was recorded."""
+    return checked_options(trainer="sft", device="cpu", margin=0.05, space=SPACE, effort="quick", seed=42)
+
+
+def placeless(workload: Workload) -> Workload:
+    """Return the workload without paths of the machine that it was read on."""
+    name = Path(workload.model.name).name
+    source, data = workload.model_source, workload.dataset_source
+    file = Path(data.name).name
+    return replace(
+        workload,
+        model_source=replace(source, name=name),
+        dataset_source=replace(data, name=file, data_files=file),
+        model=replace(workload.model, name=name),
+        dataset=replace(workload.dataset, name=file, tokenized_directory=""),
+    )
+
+
+def write_table(table: Table, file: Path) -> None:
+    """Write a table as JSON, one candidate to a line."""
+    document = encode(table)
+    rows = ",\n".join(json.dumps(row) for row in document.pop("rows"))
+    head = json.dumps(document, indent=1)
+    file.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n]}}\n', encoding="utf-8")
+
+
+def read_table(file: Path) -> Table:
+    """Return the table in a file."""
+    return decode(Table, json.loads(file.read_text(encoding="utf-8")))

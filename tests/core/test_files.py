@@ -1,0 +1,78 @@
+"""A reader finds the whole of what was written, or what was there before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.files import written_beside
+
+
+def write_folder(folder: Path, text: str) -> None:
+    folder.mkdir()
+    (folder / "rows").write_text(text, encoding="utf-8")
+
+
+def fail_in_the_middle(part: Path) -> None:
+    write_folder(part, "half")
+    raise RuntimeError
+
+
+def fail_in_a_file(part: Path) -> None:
+    part.write_text("half", encoding="utf-8")
+    raise RuntimeError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_replaces_the_one_that_was_there(tmp_path: Path, shared: bool) -> None:
+    file = tmp_path / "result.json"
+    file.write_text("old", encoding="utf-8")
+    with written_beside(file, shared=shared) as part:
+        part.write_text("new", encoding="utf-8")
+        assert file.read_text(encoding="utf-8") == "old"
+    assert file.read_text(encoding="utf-8") == "new"
+    assert names(tmp_path) == ["result.json"]
+
+
+def test_a_directory_replaces_the_one_that_was_there(tmp_path: Path) -> None:
+    write_folder(tmp_path / "tokenized", "old")
+    with written_beside(tmp_path / "tokenized") as part:
+        write_folder(part, "new")
+    assert (tmp_path / "tokenized" / "rows").read_text(encoding="utf-8") == "new"
+    assert names(tmp_path) == ["tokenized"]
+
+
+def test_a_directory_that_a_killed_process_left_half_written_is_no_obstacle(tmp_path: Path) -> None:
+    write_folder(tmp_path / ".tokenized.part", "half")
+    with written_beside(tmp_path / "tokenized") as part:
+        write_folder(part, "new")
+    assert names(tmp_path) == ["tokenized"]
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    write_folder(tmp_path / "tokenized", "old")
+    (tmp_path / "a.json").write_text("old", encoding="utf-8")
+    with pytest.raises(RuntimeError), written_beside(tmp_path / "tokenized") as part:
+        fail_in_the_middle(part)
+    with pytest.raises(RuntimeError), written_beside(tmp_path / "a.json") as part:
+        fail_in_a_file(part)
+    assert names(tmp_path) == ["a.json", "tokenized"]
+    assert (tmp_path / "tokenized" / "rows").read_text(encoding="utf-8") == "old"
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == "old"
+
+
+def test_two_processes_that_share_a_target_write_to_paths_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with written_beside(tmp_path / "a.json", shared=True) as first:
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        with written_beside(tmp_path / "a.json", shared=True) as second:
+            assert first != second
+            first.write_text("1", encoding="utf-8")
+            second.write_text("2", encoding="utf-8")
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == "1"
