@@ -16,7 +16,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
-from autotune.core.setting import Setting
+from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.space import Wishes
 from autotune.step.job import JobContext
@@ -30,7 +30,7 @@ from tests.settings import CPU, problem, separates
 from tests.small import write_rows
 from tests.trainers.samples import Rows, sample_rows
 
-GLOBAL_BATCH = 12
+DOCUMENTS_PER_STEP = 12
 WHOLE_STEPS = Schedule(whole_steps=True, warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2)
 
 
@@ -60,8 +60,8 @@ class Prepared:
         workload = Workload(
             self.trainer.name, source, self.source, self.reply.model, self.reply.dataset, {"sdpa": separates("sdpa")}
         )
-        allowed = frozenset(technique.name for technique in self.trainer.techniques)
-        return Setting(workload, CPU, GLOBAL_BATCH, token_coverage=0.0, allowed=allowed)
+        allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in self.trainer.techniques)})
+        return Setting(workload, CPU, DOCUMENTS_PER_STEP, token_coverage=0.0, allowed=allowed)
 
     @cached_property
     def baseline(self) -> Candidate:
