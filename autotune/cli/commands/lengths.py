@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; their names are those of ``autotune.lengths``."""
     parser.add_argument("model", metavar="MODEL", help="hub id, local directory, or config.json with a tokenizer")
     parser.add_argument("dataset", metavar="DATASET", help="hub id, or .jsonl, .json, .csv, .parquet file or directory")
+    parser.add_argument("--trainer", metavar="NAME", help="TRL's trainer (default: sft)")
     parser.add_argument("--json", action="store_true", help="write the figures to stdout as JSON, and nothing else")
 
 

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dataset", metavar="DATASET", nargs="?", help="hub id, or .jsonl, .json, .csv, .parquet file or directory"
     )
+    parser.add_argument("--trainer", metavar="NAME", help="TRL's trainer (default: sft)")
     parser.add_argument(
         "--gpu",
         metavar="NAME|SIZE",
