@@ -11,9 +11,10 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.measurement import Schedule
-from autotune.core.program import Repeat
+from autotune.core.program import MICRO_BATCH, Repeat
 from autotune.core.protocol import TraceRequests
 from autotune.core.status import ProbeStatus
+from autotune.core.timeline import Occurrence
 from autotune.planning.requests import trace_request
 from autotune.step.job import JobContext
 from autotune.step.jobs.probe import probe
@@ -114,7 +115,7 @@ def test_the_phases_of_its_program_come_as_often_as_it_says(trainer: Trainer, pr
             case Repeat.STEP:
                 assert [counted(traced, name, step_name(number)) for number in (0, 1)] == [1, 1]
             case Repeat.MICRO_BATCH:
-                batches = len(inside(traced, traced.phase(step_name(1)), "micro-batch"))
+                batches = len(inside(traced, traced.phase(step_name(1)), MICRO_BATCH))
                 assert counted(traced, name, step_name(1)) == batches > 0
 
 
@@ -128,6 +129,11 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(trainer: Trainer, p
     program, (reply,) = trainer.program(plan), answer.replies
     phases = list(dict.fromkeys(section.part.phase for section in reply.sections))
     assert phases == [phase.name for phase in program.phases]
+    # What comes once in a step is no part of a further micro-batch of it, even where TRL does it inside the first.
+    parts = [section.part for section in reply.sections]
+    times = {name: [part.occurrence for part in parts if part.phase == name] for name in phases}
+    assert times.pop(MICRO_BATCH) == [Occurrence.FIRST, Occurrence.FURTHER]
+    assert all(len(found) == 1 for found in times.values())
     whole = trace(steps_of(found, layout, SHAPES[layout][0], Trained()), target="cpu")
     # A job traces a single micro-batch of a single step, and puts the others together from it.
     assert reply.device.bytes == pytest.approx(whole.device_peak.bytes, rel=ERROR)
