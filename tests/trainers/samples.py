@@ -25,6 +25,20 @@ def token_rows(texts: Sequence[str]) -> Rows:
     return [{"input_ids": [3 + ord(letter) % (VOCABULARY - 3) for letter in text[:90]]} for text in texts]
 
 
+def pair_rows(texts: Sequence[str]) -> Rows:
+    """Return pairs of answers to a question that is part of both."""
+    return [{"chosen": f"{i} ? {text}", "rejected": f"{i} ? {other}"} for i, (text, other) in enumerate(_pairs(texts))]
+
+
+def prompted_pair_rows(texts: Sequence[str]) -> Rows:
+    """Return pairs of answers to a question of its own."""
+    return [{"prompt": f"{i} ?", "chosen": text, "rejected": other} for i, (text, other) in enumerate(_pairs(texts))]
+
+
+def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(texts, reversed(texts), strict=True))
+
+
 SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
     "sft": {
         "text": text_rows,
@@ -33,6 +47,7 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
         "conversations": conversations_rows,
         "input_ids": token_rows,
     },
+    "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
 }
 """What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""
 
