@@ -67,7 +67,7 @@ def program(
 
     Args:
         before: phases of a run, after construction.
-        in_step: phases of each optimizer step, before its micro-batches.
+        in_step: phases of each optimizer step, before its micro-batches, or first of all in the first one.
         in_micro_batch: parts of each micro-batch, between forward and backward.
     """
     return StepProgram(

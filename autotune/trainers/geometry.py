@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, has_padding, rounded_up, worst_micro_batches
@@ -68,25 +69,32 @@ def padded(
 
 @lru_cache(_REMEMBERED)
 def end_to_end(
-    documents: Documents, rows: int, micro_batches: int, processes: int, length: int | None
+    documents: Documents, rows: int, micro_batches: int, processes: int, length: int | None, multiple: int
 ) -> BatchGeometry:
-    """Return the geometry of documents of one sequence that are laid end to end, without padding."""
+    """Return the geometry of documents of one sequence that are laid end to end, padded only as a whole.
+
+    Args:
+        multiple: to which all of them together are rounded up.
+    """
     counts = _cut(documents, length)
     total = sum(counts.values())
     mean = sum(tokens * count for tokens, count in counts.items()) / total
     longest_first = _longest_first(counts, rows)
     together = sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
-    typical, held = Shape(1, rows * mean), float(rows * micro_batches * processes)
-    return BatchGeometry(Layout.FLAT, Shape(1, together), typical, rows * mean, micro_batches, held, total)
+    # Sums of random lengths end anywhere between two multiples.
+    typical, held = Shape(1, rows * mean + (multiple - 1) / 2), float(rows * micro_batches * processes)
+    worst = Shape(1, rounded_up(together, multiple))
+    return BatchGeometry(Layout.FLAT, worst, typical, rows * mean, micro_batches, held, total)
 
 
 @lru_cache(_REMEMBERED)
 def packed(
-    documents: Documents, rows: int, micro_batches: int, processes: int, length: int, strategy: str
+    documents: Documents, rows: int, micro_batches: int, processes: int, length: int, multiple: int, strategy: str
 ) -> BatchGeometry:
     """Return the geometry of documents of one sequence that are packed into rows of a length.
 
     Args:
+        multiple: to which the rows of a micro-batch are rounded up, as a whole where they lie end to end.
         strategy: in the words of TRL's ``packing_strategy``.
     """
     in_epoch = packed_rows(documents, strategy, length)
@@ -94,11 +102,17 @@ def packed(
     kept = documents.tokens_kept(length) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if strategy in SEPARATING:
-        worst, typical = Shape(1, rows * length), Shape(1, rows * filled)
+        worst = Shape(1, rounded_up(rows * length, multiple))
+        # Rows are full or nearly so.
+        typical = Shape(1, min(worst.tokens, rows * filled + (multiple - 1) / 2))
         return BatchGeometry(Layout.FLAT, worst, typical, rows * filled, micro_batches, held, in_epoch)
-    # Only the last row that is packed at a time has room left.
-    full = Shape(rows, length)
-    return BatchGeometry(Layout.EQUAL, full, full, rows * filled, micro_batches, held, in_epoch)
+    # The last row that is packed at a time has room left, and is padded where it shares a micro-batch.
+    full = kept // length
+    short = in_epoch - full
+    left = max(1, round((kept - full * length) / short)) if short else 0
+    uneven = Documents(tuple((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count))
+    found = padded(uneven, rows, micro_batches, processes, None, multiple)
+    return replace(found, tokens=rows * filled, documents=held, rows=in_epoch)
 
 
 def _cut(documents: Documents, length: int | None) -> dict[int, int]:

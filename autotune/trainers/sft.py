@@ -9,7 +9,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL
-from autotune.techniques.packing import SEPARATING
+from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
 from autotune.trainers.geometry import end_to_end, micro_batches_of, number, packed, padded, rows_of
 
@@ -68,20 +68,23 @@ class SupervisedFineTuning(Trainer):
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the geometry of packed, padding-free or padded rows."""
         step = documents, rows_of(plan), micro_batches_of(plan), plan.launch.processes
-        length = plan.truncate_to or number(plan, "max_length")
-        if plan.args.get("packing"):
+        length, multiple = plan.truncate_to or number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
+        strategy = _strategy(plan)
+        if strategy is not None:
             # TRL packs into rows of 1,024 tokens where it is told no length (SFTConfig.max_length).
-            return packed(*step, length or 1024, str(plan.args.get("packing_strategy", "bfd")))
+            return packed(*step, length or 1024, multiple, strategy)
         if plan.args.get("padding_free"):
-            return end_to_end(*step, length)
-        return padded(*step, length, number(plan, "pad_to_multiple_of") or 1)
+            return end_to_end(*step, length, multiple)
+        return padded(*step, length, multiple)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Packed rows are equally long, or lie end to end; others are padded as soon as there are two."""
-        is_packed = bool(plan.args.get("packing"))
-        if plan.args.get("padding_free") or (is_packed and plan.args.get("packing_strategy") in SEPARATING):
+        """Rows whose documents stay apart lie end to end; others are padded as soon as there are two.
+
+        Of wrapped rows that holds because the last of a dataset is not full.
+        """
+        if plan.args.get("padding_free") or _strategy(plan) in SEPARATING:
             return Layout.FLAT
-        return Layout.PADDED if rows > 1 and not is_packed else Layout.EQUAL
+        return Layout.PADDED if rows > 1 else Layout.EQUAL
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments that cut nothing, and that pack where rows lie end to end."""
@@ -118,6 +121,11 @@ class SupervisedFineTuning(Trainer):
         counted = compute.not_equal(compute.list_flatten(labels), IGNORED_LABEL)
         trainable = compute.unique(compute.filter(compute.list_parent_indices(labels), counted))
         return pa.RecordBatch.from_pydict({name: column.take(trainable) for name, column in columns.items()})
+
+
+def _strategy(plan: TrainingPlan) -> str | None:
+    """Return how rows are packed, or None where they are not; TRL's own choice is bfd (SFTConfig.packing_strategy)."""
+    return str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else None
 
 
 TRAINER = SupervisedFineTuning()

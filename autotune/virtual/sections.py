@@ -48,7 +48,7 @@ def sections(
         step: the phase of the optimizer step.
         timing: says how long operators take on the device that is planned for; None: no times.
         of_run: names of phases that come once, before the first step.
-        of_step: names of phases that come once in a step, before its micro-batches.
+        of_step: names of phases that come once in a step, before its micro-batches or first of all in the first one.
     """
     moments = list(_moments(trace, step.end_event))
     apart = {MICRO_BATCH, *of_run, *of_step}

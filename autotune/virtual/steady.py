@@ -26,7 +26,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
         first: name of the phase that the traced step is; it ends after gradients are given up.
         second: name of the phase that is added behind it.
         further: whether steps have a further micro-batch, which finds the gradients of the first.
-        of_step: names of phases that come once in a step, before its micro-batches.
+        of_step: names of phases that come once in a step, before its micro-batches or first of all in the first one.
 
     Raises:
         KeyError, IndexError: a phase is missing.
@@ -44,7 +44,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
         begun = copy.place
         copy.take(passes)
         if further:
-            copy.take(repeated, further=True)
+            _take_further(copy, repeated, batch)
         for span in (rest, updated, ending):
             copy.take(span)
         copy.add(name, begun)
@@ -59,7 +59,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
             begun = copy.place
             copy.take(later)
             if further:
-                copy.take(_Span(*once, *_end(batches[0])), further=True)
+                _take_further(copy, _Span(*once, *_end(batches[0])), batches[0])
             copy.take(remaining)
             copy.add(other.name, begun)
             left = _end(other)
@@ -80,6 +80,14 @@ class _Span:
         """Whether a phase lies in it whole."""
         events = self.first_event <= phase.first_event <= phase.end_event <= self.end_event
         return events and self.first_operator <= phase.first_operator < phase.end_operator <= self.end_operator
+
+
+def _take_further(copy: _Copy, span: _Span, batch: Phase) -> None:
+    """Add a further micro-batch: what is left of the first one where what comes once in a step came inside it."""
+    begun = copy.place
+    copy.take(span, further=True)
+    if not span.holds(batch):
+        copy.add(batch.name, begun)
 
 
 def _spans(places: Iterable[_Place]) -> Iterator[_Span]:

@@ -61,5 +61,24 @@ def test_packed_rows_are_as_full_as_documents_fill_them() -> None:
     assert tokens == pytest.approx(2 * 2600 / 3)
 
 
+def test_what_is_split_goes_on_in_another_row() -> None:
+    # 2500 tokens are two full rows of 1000 and a piece of 500, beside which one of the two documents of 400 fits.
+    kind, worst, _, tokens, _ = geometry({2500: 1, 400: 2}, packing="bfd_split")
+    assert (kind, worst) == (Layout.FLAT, Shape(1, 2000))
+    assert tokens == pytest.approx(2 * 3300 / 4)
+
+
+def test_the_last_wrapped_row_is_not_full_and_brings_the_mask() -> None:
+    found = geometry({2500: 1, 100: 4}, packing="wrapped")
+    assert found[:2] == (Layout.PADDED, Shape(2, 1000))
+    assert found[3] == pytest.approx(2 * 2900 / 3)
+    assert geometry({2000: 3}, packing="wrapped")[0] is Layout.EQUAL
+
+
+@pytest.mark.parametrize(("choices", "tokens"), [({"padding_free": "on"}, 320), ({"packing": "bfd"}, 2048)])
+def test_rows_end_to_end_are_rounded_up_as_a_whole(choices: Mapping[str, str], tokens: int) -> None:
+    assert geometry({150: 9}, pad_to_multiple_of=64, **choices)[1] == Shape(1, tokens)
+
+
 def test_a_dataset_smaller_than_a_micro_batch_repeats_its_rows() -> None:
     assert geometry({100: 1, 50: 1}, padding_free="on", per_device_train_batch_size=4)[1] == Shape(1, 300)

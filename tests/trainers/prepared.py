@@ -1,0 +1,115 @@
+"""What the conformance suite does with every trainer: prepare its sample rows, list its plans, build TRL's trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, load_from_disk
+
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.measurement import Schedule
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.space import Wishes
+from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import prepare
+from autotune.step.run.meters import METERS
+from autotune.step.run.progress import Progress
+from autotune.step.run.training import build_trainer
+from autotune.step.trainers import Adapter, adapter
+from autotune.trainers import Trainer
+from tests.settings import CPU, problem, separates
+from tests.small import write_rows
+from tests.trainers.samples import Rows, sample_rows
+
+DOCUMENTS_PER_STEP = 12
+WHOLE_STEPS = Schedule(whole_steps=True, warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A trainer, and sample rows that its ``prepare`` job has tokenised."""
+
+    trainer: Trainer
+    reply: PrepareReply
+    model: Path
+    source: DatasetSource
+
+    @property
+    def adapter(self) -> Adapter:
+        """The child's side of the trainer."""
+        return adapter(self.trainer.name)
+
+    @cached_property
+    def rows(self) -> Dataset:
+        """The tokenised rows."""
+        return load_from_disk(self.reply.dataset.tokenized_directory)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """A CPU on which everything is allowed, however much of the rows it drops."""
+        source = ModelSource(str(self.model))
+        workload = Workload(
+            self.trainer.name, source, self.source, self.reply.model, self.reply.dataset, {"sdpa": separates("sdpa")}
+        )
+        allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in self.trainer.techniques)})
+        return Setting(workload, CPU, DOCUMENTS_PER_STEP, token_coverage=0.0, allowed=allowed)
+
+    @cached_property
+    def baseline(self) -> Candidate:
+        """TRL's default."""
+        return problem(self.setting, Wishes({}), self.trainer.name).baseline
+
+    def candidate(self, choices: Mapping[str, Choice]) -> Candidate:
+        """Return the baseline with other choices, in its normal form."""
+        return self.trainer.normal(self.baseline.but(**choices), self.setting)
+
+    def plan(self, choices: Mapping[str, Choice]) -> TrainingPlan:
+        """Return the plan of the baseline with other choices."""
+        return self.trainer.plan(self.candidate(choices), self.setting)
+
+    def geometry(self, plan: TrainingPlan) -> BatchGeometry:
+        """Return what the specification says of the micro-batches of a plan on these rows."""
+        return self.trainer.geometry(plan, self.reply.dataset.documents)
+
+    def request(self, plan: TrainingPlan, schedule: Schedule = WHOLE_STEPS) -> ProbeRequest:
+        """Return the request for a probe of a plan on these rows."""
+        tokenized = self.reply.dataset.tokenized_directory
+        return ProbeRequest(plan, ModelSource(str(self.model)), "cpu", tokenized, schedule)
+
+    def built(self, plan: TrainingPlan, folder: Path) -> Any:
+        """Return TRL's trainer on these rows, shuffled as TRL shuffles them where it is told nothing."""
+        # First: a configuration that is made after a trainer takes accelerate's state from it.
+        untold = self.adapter.config(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none")
+        request = self.request(plan)
+        rows = self.adapter.cut(self.rows, plan)
+        trainer = build_trainer(request, rows, folder, Progress(request.schedule, METERS["cpu"]()))
+        trainer.args.train_sampling_strategy = untold.train_sampling_strategy
+        return trainer
+
+
+def prepared_rows(trainer: Trainer, rows: Rows, model: Path, folder: Path) -> Prepared:
+    """Return rows that a ``prepare`` job of a trainer, run in this process, has tokenised.
+
+    Raises:
+        InputError: the trainer cannot use them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = write_rows(folder / "rows.jsonl", rows)
+    source = DatasetSource(file.name, "json", str(file))
+    request = PrepareRequest(ModelSource(str(model)), source, trainer.name, str(folder / "tokenized"))
+    reply = prepare(request, JobContext(folder, time.monotonic()))
+    return Prepared(trainer, reply, model, source)
+
+
+def prepared_sample(trainer: Trainer, form: str, model: Path, folder: Path) -> Prepared:
+    """Return sample rows of a format, tokenised."""
+    return prepared_rows(trainer, sample_rows(trainer.name, form), model, folder)

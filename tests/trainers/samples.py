@@ -1,0 +1,60 @@
+"""Small rows of every format of every trainer: long-tailed random texts, for the conformance suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests.small import VOCABULARY, long_tailed_texts, messages_rows, prompt_completion_rows, text_rows
+
+Rows = list[dict[str, Any]]
+
+ROWS = 48
+TEXTS = long_tailed_texts(ROWS, median_words=12, longest_words=80)
+
+
+def conversations_rows(texts: Sequence[str]) -> Rows:
+    """Return the texts in ShareGPT's words, which SFTTrainer takes too."""
+    return [{"conversations": [{"from": "human", "value": "go on"}, {"from": "gpt", "value": text}]} for text in texts]
+
+
+def token_rows(texts: Sequence[str]) -> Rows:
+    """Return rows of tokens, one for each letter of the texts' first words."""
+    return [{"input_ids": [3 + ord(letter) % (VOCABULARY - 3) for letter in text[:90]]} for text in texts]
+
+
+def pair_rows(texts: Sequence[str]) -> Rows:
+    """Return pairs of answers to a question that is part of both."""
+    return [{"chosen": f"{i} ? {text}", "rejected": f"{i} ? {other}"} for i, (text, other) in enumerate(_pairs(texts))]
+
+
+def prompted_pair_rows(texts: Sequence[str]) -> Rows:
+    """Return pairs of answers to a question of its own."""
+    return [{"prompt": f"{i} ?", "chosen": text, "rejected": other} for i, (text, other) in enumerate(_pairs(texts))]
+
+
+def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(texts, reversed(texts), strict=True))
+
+
+SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
+    "sft": {
+        "text": text_rows,
+        "messages": messages_rows,
+        "prompt+completion": prompt_completion_rows,
+        "conversations": conversations_rows,
+        "input_ids": token_rows,
+    },
+    "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
+}
+"""What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""
+
+
+def sample_rows(trainer: str, form: str) -> Rows:
+    """Return rows of a trainer's format; where there are none, the test fails and says where to add them."""
+    made = SAMPLES.get(trainer, {}).get(form)
+    if made is None:
+        pytest.fail(f"There are no sample rows of {trainer}'s format {form!r}: add them to SAMPLES in {__name__}.")
+    return made(TEXTS)

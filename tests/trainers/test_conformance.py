@@ -1,0 +1,232 @@
+"""What holds for every trainer, by being in the registry: its declarations, its rows, its plans, what it hands over."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.core.candidate import Candidate
+from autotune.core.documents import Documents
+from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, Repeat
+from autotune.core.result import Choosable, Result
+from autotune.emit.arguments import launch_arguments
+from autotune.emit.config import config_text
+from autotune.emit.rows import training_rows
+from autotune.emit.script import script_text
+from autotune.errors import InputError
+from autotune.space import default_file, load
+from autotune.step.trainers import adapters
+from autotune.trainers import Trainer, trainers
+from autotune.trainers.base import DatasetFormat
+from tests.report.examples import a_result
+from tests.settings import problem, setting
+from tests.trainers.prepared import Prepared, prepared_rows
+from tests.trainers.samples import TEXTS
+
+EVERY = pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
+EVERY_FORMAT = pytest.mark.parametrize(
+    ("trainer", "form"),
+    [
+        pytest.param(trainer, form, id=f"{trainer.name}-{form.name}")
+        for trainer in trainers().values()
+        for form in trainer.formats
+    ],
+)
+Prepare = Callable[[Trainer, str], Prepared]
+
+
+def of_trl(name: str, trainer: str) -> Any:
+    """Return the class of a name, from TRL or from its experimental part."""
+    trl = importlib.import_module("trl")
+    try:
+        return getattr(trl, name)
+    except AttributeError:
+        return getattr(importlib.import_module(f"trl.experimental.{trainer}"), name)
+
+
+def candidates_near(trainer: Trainer, baseline: Candidate) -> list[Candidate]:
+    """Return the baseline, and all that differ from it in one documented choice."""
+    here = setting()
+    single = [
+        baseline.but(**{item.name: item.parse(option.choice, here)})
+        for item in trainer.techniques
+        for option in item.options
+    ]
+    return [baseline, *single]
+
+
+def test_every_specification_has_an_adapter_and_every_adapter_a_specification() -> None:
+    assert set(adapters()) == set(trainers())
+
+
+@EVERY
+def test_its_file_is_called_as_it_is(trainer: Trainer) -> None:
+    assert type(trainer).__module__ == f"autotune.trainers.{trainer.name}"
+    assert type(adapters()[trainer.name]).__module__ == f"autotune.step.trainers.{trainer.name}"
+
+
+@EVERY
+def test_its_search_space_names_techniques_that_it_has(trainer: Trainer) -> None:
+    file = load(default_file(trainer.name), trainer.name, trainer.techniques)
+    named = {*file.choices, *(knob for recipe in file.recipes for knob in recipe)}
+    assert file.choices
+    assert named <= {item.name for item in trainer.techniques}
+    # Otherwise it would be accepted as the space of any trainer.
+    assert yaml.safe_load(default_file(trainer.name).read_text(encoding="utf-8"))["trainer"] == trainer.name
+
+
+@EVERY
+def test_its_classes_are_those_of_trl_that_its_adapter_builds(trainer: Trainer) -> None:
+    known = adapters()[trainer.name]
+    assert issubclass(known.config, of_trl(trainer.config_class, trainer.name))
+    assert issubclass(known.trainer, of_trl(trainer.trainer_class, trainer.name))
+
+
+@EVERY
+def test_its_fields_are_those_that_trl_s_configuration_has_beside_those_of_all_trainers(trainer: Trainer) -> None:
+    transformers = importlib.import_module("transformers")
+    common = {field.name for field in fields(transformers.TrainingArguments)}
+    assert trainer.fields == {field.name for field in fields(of_trl(trainer.config_class, trainer.name))} - common
+
+
+@EVERY
+def test_each_of_its_fields_means_one_thing_to_a_trace(trainer: Trainer) -> None:
+    meant = trainer.config_fields
+    written = {path.split(".")[1] for item in trainer.techniques for path in item.writes if path.startswith("args.")}
+    said = [*meant.traced, *meant.without_effect, *meant.assumed]
+    assert len(said) == len(set(said))
+    assert set(said) <= trainer.fields
+    # Techniques may write into a field that is a mapping, whose other keys mean nothing to a trace.
+    assert not (meant.traced | meant.assumed.keys()) & written
+
+
+@EVERY
+def test_a_dataset_without_its_columns_is_refused_by_their_names(
+    trainer: Trainer, small_model_directory: Path, tmp_path: Path
+) -> None:
+    rows = [{"unheard_of": "a b"}, {"unheard_of": "c d e"}]
+    with pytest.raises(InputError, match="unheard_of") as raised:
+        prepared_rows(trainer, rows, small_model_directory, tmp_path)
+    for form in trainer.formats:
+        for column in form.columns:
+            assert column in raised.value.hint
+
+
+@EVERY_FORMAT
+def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: DatasetFormat, prepared: Prepare) -> None:
+    found = prepared(trainer, form.name)
+    known, profile = found.adapter, found.reply.dataset
+    assert profile.format == form.name
+    assert set(found.rows.column_names) == set(known.columns)
+    lengths = known.lengths(found.rows)
+    assert lengths.shape == (len(TEXTS), len(trainer.parts))
+    counted = Counter(trainer.document(tuple(row)) for row in lengths.tolist())
+    assert Counter(dict(of_groups(profile.documents))) == counted
+    # Long-tailed rows were asked for; all of one length would leave most of this suite without a meaning.
+    assert len(counted) > len(TEXTS) // 4
+    assert profile.documents.rows == len(TEXTS)
+    assert profile.lengths.longest == max(max(document[1:]) for document in counted)
+    assert profile.trainable_tokens == known.trainable(found.rows).sum() > 0
+
+
+def of_groups(documents: Documents) -> list[tuple[tuple[int, ...], int]]:
+    """Return each distinct document with its count."""
+    return [(group[1:], group[0]) for group in documents.groups]
+
+
+@EVERY_FORMAT
+def test_no_sequence_of_a_document_is_longer_than_its_row(
+    trainer: Trainer, form: DatasetFormat, prepared: Prepare
+) -> None:
+    found = prepared(trainer, form.name)
+    for parts in found.adapter.lengths(found.rows).tolist():
+        needs, *sequences = trainer.document(tuple(parts))
+        assert needs >= 1
+        assert 0 < max(sequences) <= sum(parts)
+
+
+@EVERY
+def test_trl_s_default_is_legal_or_not_for_a_reason(trainer: Trainer, prepared: Prepare) -> None:
+    found = prepared(trainer, trainer.formats[-1].name)
+    reason = trainer.illegal(found.baseline, found.setting)
+    assert reason is None or reason.strip()
+    some = candidates_near(trainer, found.baseline)
+    assert any(trainer.illegal(trainer.normal(item, found.setting), found.setting) is None for item in some)
+
+
+@EVERY
+def test_its_shipped_recipes_are_legal_where_everything_is_allowed(trainer: Trainer, prepared: Prepare) -> None:
+    found = prepared(trainer, trainer.formats[-1].name)
+    here = problem(found.setting, trainer=trainer.name)
+    assert [here.illegal(recipe) for recipe in here.recipes if here.illegal(recipe)] == []
+
+
+@EVERY
+def test_its_phases_have_names_of_their_own_and_come_in_order(trainer: Trainer) -> None:
+    here = setting()
+    baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    for candidate in candidates_near(trainer, baseline):
+        program = trainer.program(trainer.plan(candidate, here))
+        assert len(set(program.names)) == len(program.names)
+        assert program.names[0] == CONSTRUCTION
+        assert program.names[-1] == OPTIMIZER_STEP
+        order = [Repeat.RUN, Repeat.STEP, Repeat.MICRO_BATCH]
+        repeats = [order.index(phase.repeat) for phase in program.phases[:-1]]
+        assert repeats == sorted(repeats)
+        (micro_batch,) = (phase for phase in program.phases if phase.repeat is Repeat.MICRO_BATCH)
+        assert (micro_batch.name, micro_batch.parts[0], micro_batch.parts[-1]) == (MICRO_BATCH, FORWARD, BACKWARD)
+
+
+@EVERY
+def test_its_adapter_names_methods_of_trl_s_trainer_for_phases_that_it_has(trainer: Trainer) -> None:
+    here, known = setting(), adapters()[trainer.name]
+    baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    plans = [trainer.plan(candidate, here) for candidate in candidates_near(trainer, baseline)]
+    phases = {name for plan in plans for name in trainer.program(plan).names}
+    assert set(known.methods) <= phases
+    assert all(callable(getattr(known.trainer, method)) for method in known.methods.values())
+
+
+def handed_over(found: Prepared, tmp_path: Path) -> tuple[Result, Choosable]:
+    """Return a result that recommends a trainer's baseline."""
+    result = replace(a_result(), trainer=found.trainer.name, workload=found.setting.workload)
+    assert result.recommended is not None
+    plan = found.trainer.plan(found.baseline, found.setting)
+    chosen = replace(result.recommended, candidate=found.baseline, plan=plan)
+    return replace(result, recommended=chosen), chosen
+
+
+@EVERY
+def test_its_script_compiles_and_names_its_classes(trainer: Trainer, prepared: Prepare, tmp_path: Path) -> None:
+    result, chosen = handed_over(prepared(trainer, trainer.formats[-1].name), tmp_path)
+    text = script_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path))
+    code = compile(text, "train.py", "exec")
+    assert {trainer.config_class, trainer.trainer_class} <= set(code.co_names)
+
+
+@EVERY
+def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
+    trainer: Trainer, prepared: Prepare, tmp_path: Path
+) -> None:
+    trl = importlib.import_module("trl")
+    result, chosen = handed_over(prepared(trainer, trainer.formats[-1].name), tmp_path)
+    text = config_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path))
+    launched = launch_arguments(result.hardware)
+    document = {name: value for name, value in yaml.safe_load(text).items() if name not in launched}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**document, "output_dir": str(tmp_path)}), encoding="utf-8")
+    config = of_trl(trainer.config_class, trainer.name)
+    parser = trl.TrlParser((config, trl.ModelConfig, trl.DatasetMixtureConfig))
+    arguments, model, dataset = parser.parse_args_and_config(["--config", str(file)])
+    assert model.model_name_or_path == result.workload.model_source.name
+    assert [item.path for item in dataset.datasets] == ["json"]
+    plain = {name: value for name, value in chosen.plan.args.items() if not isinstance(value, dict)}
+    assert json.dumps({name: getattr(arguments, name) for name in plain}) == json.dumps(plain)

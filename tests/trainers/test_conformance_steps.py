@@ -1,0 +1,152 @@
+"""What holds for every trainer: traced rows make the shape asked for, phases come, a trace is what a CPU needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.measurement import Schedule
+from autotune.core.program import MICRO_BATCH, Repeat
+from autotune.core.protocol import TraceRequests
+from autotune.core.status import ProbeStatus
+from autotune.core.timeline import Occurrence
+from autotune.planning.requests import trace_request
+from autotune.step.job import JobContext
+from autotune.step.jobs.probe import probe
+from autotune.step.jobs.trace import trace_all
+from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+from autotune.trainers import Trainer, trainers
+from autotune.trainers.geometry import rows_of
+from autotune.virtual import trace
+from autotune.virtual.phases import inside, step_name
+from autotune.virtual.records import Trace
+from autotune.virtual.reference import run_on_cpu
+from tests.small import small_config, small_tokenizer
+from tests.trainers.prepared import Prepared
+
+Prepare = Callable[[Trainer, str], Prepared]
+
+EVERY = pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
+# A flat row is made of four documents of whole tokens.
+SHAPES = {
+    Layout.EQUAL: (Shape(1, 24), Shape(3, 40)),
+    Layout.PADDED: (Shape(2, 24), Shape(3, 40)),
+    Layout.FLAT: (Shape(1, 24), Shape(1, 120)),
+}
+ERROR = 0.03
+BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0)
+
+
+@pytest.fixture(autouse=True)
+def small_vocabulary_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    # TRL's tile of 32768 words would be most of a small model's peak and hide every error in the rest.
+    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
+
+
+def layouts(found: Prepared) -> list[Layout]:
+    """Return the layouts that a trainer's micro-batches can have."""
+    choices: list[dict[str, Any]] = [{"per_device_train_batch_size": rows} for rows in (1, 2)]
+    known = {item.name for item in found.trainer.techniques}
+    choices += [{"packing": "bfd", "max_length": 48}] if "packing" in known else []
+    plans = [
+        found.plan(item) for item in choices if found.trainer.illegal(found.candidate(item), found.setting) is None
+    ]
+    said = {found.geometry(plan).layout for plan in plans}
+    return sorted(said | {found.trainer.layout(plan, rows_of(plan)) for plan in plans})
+
+
+def steps_of(found: Prepared, layout: Layout, shape: Shape, trained: Trained) -> Any:
+    """Return two optimizer steps, at a shape, of the trainer's baseline."""
+    plan = found.trainer.traced_plan(found.plan({}), layout, shape)
+    dataset = found.reply.dataset
+    trainable = dataset.trainable_tokens / dataset.documents.tokens
+    rows = TracedRows(found.trainer.traced_rows(layout, shape, trainable), trainable=trainable)
+    return traced_training(plan, small_config(), small_tokenizer(), rows, trained)
+
+
+@EVERY
+def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(trainer: Trainer, prepared: Prepare) -> None:
+    found = prepared(trainer, trainer.formats[-1].name)
+    sequences = found.geometry(found.plan({})).sequences
+    for layout in layouts(found):
+        for shape in SHAPES[layout]:
+            trained = Trained()
+            trace(steps_of(found, layout, shape, trained), target="cpu")
+            collated = int(shape.rows * shape.tokens) * sequences
+            assert (trained.worst_rows, trained.worst_tokens) == (shape.rows * sequences, collated)
+            tokens = int(trained.tokens[0][0])
+            assert tokens < collated if layout is Layout.PADDED else tokens == collated
+
+
+@EVERY
+def test_a_trace_needs_what_the_real_cpu_s_allocator_hands_out(trainer: Trainer, prepared: Prepare) -> None:
+    found = prepared(trainer, trainer.formats[-1].name)
+    for layout in layouts(found):
+        steps = steps_of(found, layout, SHAPES[layout][-1], Trained())
+        traced, real = trace(steps, target="cpu"), run_on_cpu(steps)
+        for number in (0, 1):
+            expected = real[step_name(number)].peak_bytes
+            error = traced.phase(step_name(number)).device_peak.bytes / expected - 1
+            assert abs(error) <= ERROR, f"{layout}, step {number}: {error:+.2%}"
+
+
+def counted(traced: Trace, name: str, step: str) -> int:
+    """Return how often a phase comes in an optimizer step."""
+    return len(inside(traced, traced.phase(step), name))
+
+
+@EVERY
+def test_the_phases_of_its_program_come_as_often_as_it_says(trainer: Trainer, prepared: Prepare) -> None:
+    found = prepared(trainer, trainer.formats[-1].name)
+    layout = layouts(found)[-1]
+    program = trainer.program(found.plan({}))
+    traced = trace(steps_of(found, layout, SHAPES[layout][0], Trained()), target="cpu")
+    for name in found.adapter.methods:
+        if name not in program.names:
+            continue
+        match program.repeat(name):
+            case Repeat.RUN:
+                assert sum(phase.name == name for phase in traced.phases) == 1
+            case Repeat.STEP:
+                assert [counted(traced, name, step_name(number)) for number in (0, 1)] == [1, 1]
+            case Repeat.MICRO_BATCH:
+                batches = len(inside(traced, traced.phase(step_name(1)), MICRO_BATCH))
+                assert counted(traced, name, step_name(1)) == batches > 0
+
+
+@EVERY
+def test_the_parts_of_a_traced_step_are_those_of_its_program(trainer: Trainer, prepared: Prepare) -> None:
+    found = prepared(trainer, trainer.formats[-1].name)
+    layout, plan = layouts(found)[-1], found.plan({"per_device_train_batch_size": 2})
+    request = trace_request(plan, layout, SHAPES[layout][0], 2, found.setting, None)
+    answer = trace_all(TraceRequests((request,)), JobContext(Path(), time.monotonic()))
+    assert answer.failure is None, answer.failure
+    program, (reply,) = trainer.program(plan), answer.replies
+    phases = list(dict.fromkeys(section.part.phase for section in reply.sections))
+    assert phases == [phase.name for phase in program.phases]
+    # What comes once in a step is no part of a further micro-batch of it, even where TRL does it inside the first.
+    parts = [section.part for section in reply.sections]
+    times = {name: [part.occurrence for part in parts if part.phase == name] for name in phases}
+    assert times.pop(MICRO_BATCH) == [Occurrence.FIRST, Occurrence.FURTHER]
+    assert all(len(found) == 1 for found in times.values())
+    whole = trace(steps_of(found, layout, SHAPES[layout][0], Trained()), target="cpu")
+    # A job traces a single micro-batch of a single step, and puts the others together from it.
+    assert reply.device.bytes == pytest.approx(whole.device_peak.bytes, rel=ERROR)
+
+
+@EVERY
+def test_trl_s_default_is_probed(trainer: Trainer, prepared: Prepare, tmp_path: Path) -> None:
+    found = prepared(trainer, trainer.formats[-1].name)
+    plan = found.plan({})
+    said = found.geometry(plan)
+    shown = probe(found.request(plan, BRIEF), JobContext(tmp_path, time.monotonic())).measurement
+    assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
+    assert shown.rows == said.rows
+    assert shown.worst_tokens == said.worst.rows * said.worst.tokens * said.sequences
+    assert shown.documents_per_step == pytest.approx(said.documents)
+    assert shown.tokens_per_step == pytest.approx(said.tokens * said.micro_batches)
