@@ -55,25 +55,26 @@ class Documents:
         """Tokens of the longest sequence: the maximum length at which nothing is cut."""
         return max(max(group[1:]) for group in self.groups)
 
-    def kept(self, max_length: int | None) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def kept(self, max_length: int | None, *, dropping: bool = True) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the count of each distinct document that is kept, and the tokens of its sequences once cut.
 
         Args:
             max_length: to which sequences are cut, in tokens; None: not at all.
+            dropping: whether documents are dropped that need more; TRL does not where it packs.
         """
         for count, needs, *sequences in self.groups:
             if max_length is None:
                 yield count, tuple(sequences)
-            elif needs <= max_length:
+            elif needs <= max_length or not dropping:
                 yield count, tuple(min(tokens, max_length) for tokens in sequences)
 
-    def tokens_kept(self, max_length: int | None) -> int:
+    def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
         """Return the tokens that are left at a maximum length."""
-        return sum(count * sum(sequences) for count, sequences in self.kept(max_length))
+        return sum(count * sum(sequences) for count, sequences in self.kept(max_length, dropping=dropping))
 
-    def coverage(self, max_length: int | None) -> float:
+    def coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of tokens, 0 to 1, that is left at a maximum length."""
-        return self.tokens_kept(max_length) / self.tokens
+        return self.tokens_kept(max_length, dropping=dropping) / self.tokens
 
     def rows_dropped(self, max_length: int) -> int:
         """Return how many documents are dropped whole at a maximum length."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.workload import Workload
 
@@ -45,14 +46,16 @@ class LengthLimit:
 
     Attributes:
         coverage: share of tokens, 0 to 1, that is kept.
-        rows_cut: rows that are longer.
-        tokens_dropped: tokens beyond the limit, over all rows.
+        rows_cut: rows that lose their end.
+        tokens_dropped: tokens that are not trained on, over all rows.
+        rows_dropped: rows that the trainer drops whole, such as those whose prompt alone fills the length.
     """
 
     max_length: int
     coverage: float
     rows_cut: int
     tokens_dropped: int
+    rows_dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,29 +79,35 @@ class LengthReport:
     histogram: tuple[LengthBin, ...]
     limits: tuple[LengthLimit, ...]
 
+    @property
+    def written(self) -> LengthReport:
+        """The same as it is written."""
+        return replace(self, workload=self.workload.summary)
+
 
 def length_report(workload: Workload) -> LengthReport:
     """Return the report on the token lengths of the workload's dataset."""
-    lengths = workload.dataset.lengths
+    lengths, documents = workload.dataset.lengths, workload.dataset.documents
     return LengthReport(
         schema=SCHEMA,
         workload=workload,
-        rows=lengths.rows,
-        tokens=lengths.tokens,
-        mean=lengths.tokens / lengths.rows,
+        rows=documents.rows,
+        tokens=documents.tokens,
+        mean=documents.tokens / documents.rows,
         quantiles=tuple(LengthQuantile(share, lengths.quantile(share)) for share in QUANTILES),
         histogram=histogram(lengths),
-        limits=tuple(limit(lengths, max_length) for max_length in _max_lengths(lengths)),
+        limits=tuple(limit(documents, max_length) for max_length in _max_lengths(documents)),
     )
 
 
-def limit(lengths: LengthDistribution, max_length: int) -> LengthLimit:
-    """Return what cutting every row to ``max_length`` tokens keeps and drops."""
+def limit(documents: Documents, max_length: int) -> LengthLimit:
+    """Return what a maximum length of so many tokens keeps and drops."""
     return LengthLimit(
         max_length=max_length,
-        coverage=lengths.coverage(max_length),
-        rows_cut=lengths.rows_over(max_length),
-        tokens_dropped=lengths.tokens - lengths.tokens_kept(max_length),
+        coverage=documents.coverage(max_length),
+        rows_cut=documents.rows_cut(max_length),
+        tokens_dropped=documents.tokens - documents.tokens_kept(max_length),
+        rows_dropped=documents.rows_dropped(max_length),
     )
 
 
@@ -125,11 +134,11 @@ def _bounds(longest: int) -> list[int]:
     return [bound for bound in bounds if bound < longest] + [min(bound for bound in bounds if bound >= longest)]
 
 
-def _max_lengths(lengths: LengthDistribution) -> list[int]:
+def _max_lengths(documents: Documents) -> list[int]:
     """Return the powers of two below the longest row, what the usual coverages need, and the longest row."""
-    wanted = {lengths.shortest_covering(coverage) for coverage in COVERAGES} | {lengths.longest}
+    wanted = {documents.shortest_covering(coverage) for coverage in COVERAGES} | {documents.longest}
     power = SHORTEST_LIMIT
-    while power < lengths.longest:
+    while power < documents.longest:
         wanted.add(power)
         power *= 2
     return sorted(wanted)

@@ -1,4 +1,4 @@
-"""The distribution of token lengths in a dataset, and what a maximum length keeps of it."""
+"""The distribution of token lengths in a dataset."""
 
 from __future__ import annotations
 
@@ -35,31 +35,6 @@ class LengthDistribution:
     def longest(self) -> int:
         """Tokens in the longest row."""
         return self._ascending[-1][0]
-
-    def tokens_kept(self, max_length: int | None) -> int:
-        """Return the tokens left when every row is cut to ``max_length`` tokens (None: not cut)."""
-        if max_length is None:
-            return self.tokens
-        return sum(min(length, max_length) * count for length, count in self.counts.items())
-
-    def coverage(self, max_length: int | None) -> float:
-        """Return the share of tokens, 0 to 1, left when every row is cut to ``max_length`` tokens."""
-        return self.tokens_kept(max_length) / self.tokens
-
-    def rows_over(self, max_length: int) -> int:
-        """Return how many rows are longer than ``max_length`` tokens."""
-        return sum(count for length, count in self._ascending if length > max_length)
-
-    def shortest_covering(self, coverage: float) -> int:
-        """Return the smallest maximum length, in tokens, that keeps at least ``coverage`` (0 to 1) of the tokens."""
-        low, high = 1, self.longest
-        while low < high:
-            middle = (low + high) // 2
-            if self.coverage(middle) >= coverage:
-                high = middle
-            else:
-                low = middle + 1
-        return low
 
     def quantile(self, share: float) -> int:
         """Return the length, in tokens, that at least ``share`` (0 to 1) of the rows do not exceed."""

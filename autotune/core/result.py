@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Hardware
@@ -185,3 +185,8 @@ class Result:
     speedup_low: float | None = None
     speedup_high: float | None = None
     pairs: int = 0
+
+    @property
+    def written(self) -> Result:
+        """The same as it is written to ``result.json``."""
+        return replace(self, workload=self.workload.summary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -148,3 +148,8 @@ class Workload:
     model: ModelProfile
     dataset: DatasetProfile
     packing_checks: dict[str, PackingCheck] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> Workload:
+        """The same for documents that are written: without the lengths of each row's parts, which are many."""
+        return replace(self, dataset=replace(self.dataset, several=None))

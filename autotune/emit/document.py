@@ -8,5 +8,10 @@ from autotune.core.codec import encode
 
 
 def json_text(document: object) -> str:
-    """Return a dataclass as JSON, keys in the order of its fields, with a newline at the end."""
-    return json.dumps(encode(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Return a dataclass as JSON, keys in the order of its fields, with a newline at the end.
+
+    One that knows more than it writes has a property ``written``.
+    """
+    return (
+        json.dumps(encode(getattr(document, "written", document)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    )

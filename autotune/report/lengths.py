@@ -60,7 +60,9 @@ def _said_quantile(share: float) -> str:
 
 
 def _limits_table(report: LengthReport) -> Table:
-    table = _table("max_length", "tokens kept", "tokens dropped", "rows cut", "share of rows")
+    drops = any(limit.rows_dropped for limit in report.limits)
+    titles = ("max_length", "tokens kept", "tokens dropped", "rows cut", "share of rows")
+    table = _table(*titles, *(("rows dropped",) if drops else ()))
     for limit in report.limits:
         table.add_row(
             f"{limit.max_length:,}",
@@ -68,6 +70,7 @@ def _limits_table(report: LengthReport) -> Table:
             f"{limit.tokens_dropped:,}",
             f"{limit.rows_cut:,}",
             said_share(limit.rows_cut / report.rows),
+            *((f"{limit.rows_dropped:,}",) if drops else ()),
         )
     return table
 

@@ -90,14 +90,14 @@ def said_nothing_fits(result: Result) -> str:
 
 def said_ways_out(result: Result) -> tuple[str, ...]:
     """Return what might make something fit; none of it was measured."""
-    lengths = result.workload.dataset.lengths
+    documents = result.workload.dataset.documents
     tried = [int(trial.candidate["max_length"]) for trial in result.trials if "max_length" in trial.candidate]
-    shortest = min([*tried, lengths.longest])
+    shortest = min([*tried, documents.longest])
     shorter = [length for length in (shortest // 2, shortest // 4) if length >= 1]
     return (
         *said_unlockable(result.unlockable),
         *(
-            f"--max-length {length} would keep {said_share(lengths.coverage(length))} of the tokens"
+            f"--max-length {length} would keep {said_share(documents.coverage(length))} of the tokens"
             for length in shorter
         ),
         "a larger --memory-budget",

@@ -66,6 +66,20 @@ def counted_values(rows: Any, column: str) -> Counts:
     return np.concatenate(found)
 
 
+def first_counted(rows: Any, column: str) -> Counts:
+    """Return the index of the first value of each list in a column that the loss counts; shape (rows,).
+
+    Lists without one give their length.
+    """
+    found = [np.zeros(0, dtype=np.int64)]
+    for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        offsets, values = _offsets(batch.column(column))
+        counted = np.append(np.flatnonzero(values.to_numpy(zero_copy_only=False) != IGNORED_LABEL), offsets[-1])
+        first = counted[np.minimum(np.searchsorted(counted, offsets[:-1]), len(counted) - 1)]
+        found.append(np.minimum(first, offsets[1:]) - offsets[:-1])
+    return np.concatenate(found)
+
+
 def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
     """Return where each list of a column starts and ends, and the values that the offsets count into."""
     lists = column.combine_chunks()

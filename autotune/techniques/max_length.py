@@ -10,7 +10,7 @@ from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import ON, Option, Technique
-from autotune.techniques.packing import CUTTING, SPLIT, WRAPPED, documents_per_row
+from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
 from autotune.units import format_share
 
 # Strategies that move what overflows a row into the next one, so that no token is dropped.
@@ -29,7 +29,8 @@ def token_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
     if candidate.get("packing") in _KEEP_OVERFLOW:
         return 1.0
-    return setting.workload.dataset.documents.coverage(int(candidate["max_length"]))
+    packed = candidate.get("packing", NONE) != NONE
+    return setting.workload.dataset.documents.coverage(int(candidate["max_length"]), dropping=not packed)
 
 
 class MaxLength(Technique):

@@ -44,7 +44,7 @@ def padded(
     by_width: dict[int, int] = {}
     shortest: dict[int, int] = {}
     total = tokens = 0
-    for count, sequences in documents.kept(length):
+    for count, sequences in _kept(documents, length):
         width = max(sequences)
         by_width[width] = by_width.get(width, 0) + count
         shortest[width] = min(shortest.get(width, width), *sequences)
@@ -99,7 +99,7 @@ def packed(
     """
     in_epoch = packed_rows(documents, strategy, length)
     held = rows * micro_batches * processes * documents.rows / in_epoch
-    kept = documents.tokens_kept(length) if strategy == CUTTING else documents.tokens
+    kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if strategy in SEPARATING:
         worst = Shape(1, rounded_up(rows * length, multiple))
@@ -115,9 +115,14 @@ def packed(
     return replace(found, tokens=rows * filled, documents=held, rows=in_epoch)
 
 
+def _kept(documents: Documents, length: int | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the documents that are kept; where none is, which a probe will tell, what cutting all would leave."""
+    return list(documents.kept(length)) or list(documents.kept(length, dropping=False))
+
+
 def _cut(documents: Documents, length: int | None) -> dict[int, int]:
     counts: dict[int, int] = {}
-    for count, (tokens,) in documents.kept(length):
+    for count, (tokens,) in _kept(documents, length):
         counts[tokens] = counts.get(tokens, 0) + count
     return counts
 

@@ -1,34 +1,48 @@
-"""What a maximum length keeps of a dataset."""
+"""The lengths of a dataset's rows, and what a maximum length keeps of its documents."""
 
 from __future__ import annotations
 
 import pytest
 
+from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 
 LENGTHS = LengthDistribution({10: 3, 100: 1})
+DOCUMENTS = Documents.of_lengths(LENGTHS)
+# Pairs with a prompt of 5 tokens and answers of 5 and 15; and of 50, with answers of 10 and 20.
+PAIRS = Documents(((2, 6, 10, 20), (1, 51, 60, 70)))
 
 
 def test_counts_add_up() -> None:
     assert (LENGTHS.rows, LENGTHS.tokens, LENGTHS.longest) == (4, 130, 100)
+    assert (DOCUMENTS.rows, DOCUMENTS.tokens, DOCUMENTS.longest) == (4, 130, 100)
+    assert (PAIRS.rows, PAIRS.tokens, PAIRS.longest, PAIRS.sequences) == (3, 190, 70, 2)
 
 
 def test_coverage_is_the_share_of_tokens_that_is_kept() -> None:
-    assert LENGTHS.coverage(10) == 40 / 130
-    assert LENGTHS.coverage(5) == 20 / 130
-    assert LENGTHS.coverage(None) == LENGTHS.coverage(1000) == 1.0
+    assert DOCUMENTS.coverage(10) == 40 / 130
+    assert DOCUMENTS.coverage(5) == 20 / 130
+    assert DOCUMENTS.coverage(None) == DOCUMENTS.coverage(1000) == 1.0
+
+
+def test_a_pair_whose_prompt_fills_the_length_is_dropped_whole() -> None:
+    assert PAIRS.tokens_kept(50) == 60
+    assert PAIRS.tokens_kept(51) == 60 + 102
+    assert (PAIRS.rows_dropped(50), PAIRS.rows_dropped(51)) == (1, 0)
+    assert (PAIRS.rows_cut(15), PAIRS.rows_cut(51), PAIRS.rows_cut(70)) == (2, 1, 0)
+
+
+def test_where_rows_are_packed_nothing_is_dropped_whole() -> None:
+    assert PAIRS.tokens_kept(50, dropping=False) == 60 + 100
 
 
 @pytest.mark.parametrize("coverage", [0.1, 0.5, 0.9, 0.99, 1.0])
-def test_the_shortest_covering_length_covers_and_one_token_less_does_not(coverage: float) -> None:
-    shortest = LENGTHS.shortest_covering(coverage)
-    assert LENGTHS.coverage(shortest) >= coverage
-    assert shortest == 1 or LENGTHS.coverage(shortest - 1) < coverage
+@pytest.mark.parametrize("documents", [DOCUMENTS, PAIRS], ids=["rows", "pairs"])
+def test_the_shortest_covering_length_covers_and_one_token_less_does_not(documents: Documents, coverage: float) -> None:
+    shortest = documents.shortest_covering(coverage)
+    assert documents.coverage(shortest) >= coverage
+    assert shortest == 1 or documents.coverage(shortest - 1) < coverage
 
 
 def test_a_quantile_is_a_length_that_so_many_rows_do_not_exceed() -> None:
     assert (LENGTHS.quantile(0.5), LENGTHS.quantile(0.75), LENGTHS.quantile(0.76)) == (10, 10, 100)
-
-
-def test_rows_over_a_length_are_counted() -> None:
-    assert (LENGTHS.rows_over(9), LENGTHS.rows_over(10), LENGTHS.rows_over(100)) == (4, 1, 0)

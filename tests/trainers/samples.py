@@ -31,8 +31,15 @@ def pair_rows(texts: Sequence[str]) -> Rows:
 
 
 def prompted_pair_rows(texts: Sequence[str]) -> Rows:
-    """Return pairs of answers to a question of its own."""
-    return [{"prompt": f"{i} ?", "chosen": text, "rejected": other} for i, (text, other) in enumerate(_pairs(texts))]
+    """Return pairs of answers to a question of its own; some questions are longer than the answers."""
+    pairs = enumerate(_pairs(texts))
+    asked = [f"{text} ?" if i % 3 == 0 else f"{i} ?" for i, text in enumerate(texts)]
+    return [{"prompt": asked[i], "chosen": text, "rejected": other} for i, (text, other) in pairs]
+
+
+def long_prompt_rows(texts: Sequence[str]) -> Rows:
+    """Return texts as prompts of short completions, so that cutting a row may leave nothing that the loss counts."""
+    return [{"prompt": f"{text} :", "completion": f" answer {i}"} for i, text in enumerate(texts)]
 
 
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -43,7 +50,7 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
     "sft": {
         "text": text_rows,
         "messages": messages_rows,
-        "prompt+completion": prompt_completion_rows,
+        "prompt+completion": lambda texts: [*prompt_completion_rows(texts[::2]), *long_prompt_rows(texts[1::2])],
         "conversations": conversations_rows,
         "input_ids": token_rows,
     },

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from autotune.core.documents import Documents
+from autotune.core.documents import Document, Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
@@ -67,7 +67,10 @@ def linear_modules(model: Any) -> tuple[str, ...]:
 def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:
     """Return the profile of tokenised rows."""
     trainer, known = find_trainer(request.trainer), adapter(request.trainer)
-    counts = Counter(trainer.document(tuple(lengths)) for lengths in known.lengths(rows).tolist())
+    counts: Counter[Document] = Counter()
+    for lengths, kept_from in zip(known.lengths(rows).tolist(), known.kept_from(rows).tolist(), strict=True):
+        needs, *sequences = trainer.document(tuple(lengths))
+        counts[(max(needs, kept_from), *sequences)] += 1
     longest: Counter[int] = Counter()
     for (_, *sequences), count in counts.items():
         longest[max(sequences)] += count

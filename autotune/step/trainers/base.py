@@ -78,6 +78,13 @@ class Adapter(ABC):
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of tokenised rows that the loss counts; shape (rows,)."""
 
+    def kept_from(self, rows: Dataset) -> Counts:
+        """Return the smallest maximum length at which each tokenised row is kept, as far as its lengths do not tell.
+
+        Shape (rows,); 1 where a row is kept whatever is cut off.
+        """
+        return np.ones(len(rows), dtype=np.int64)
+
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return further arguments of the trainer, such as a reference model.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL
-from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values
+from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
 from autotune.step.trainers.base import Adapter, Collation
 
 _TOKEN = 5
@@ -36,6 +37,10 @@ class SupervisedFineTuning(Adapter):
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens that are labelled."""
         return counted_values(rows, "labels")
+
+    def kept_from(self, rows: Dataset) -> Counts:
+        """TRL drops a row that is cut before its first counted token, such as one whose prompt fills the length."""
+        return np.asarray(first_counted(rows, "labels") + 1)
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
         """Return rows cut where the plan cuts them before the trainer sees them.
