@@ -58,6 +58,11 @@ _PACKED: tuple[Choices, ...] = tuple(
 )
 
 
+def richest(trainer: Trainer) -> str:
+    """Return the format with the most columns: in its rows, prompts and answers can be cut or dropped apart."""
+    return max(trainer.formats, key=lambda form: len(form.columns)).name
+
+
 def has(trainer: Trainer, choices: Choices) -> bool:
     """Whether a trainer has the techniques that are chosen of."""
     return choices.keys() <= {item.name for item in trainer.techniques}
@@ -116,7 +121,7 @@ def legal(found: Prepared, choices: Choices) -> tuple[TrainingPlan, BatchGeometr
 def test_micro_batches_are_those_of_trl_s_data_loader(
     trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
 ) -> None:
-    found = prepared(trainer, trainer.formats[-1].name)
+    found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
     rows, per_row = rows_of(plan), said.worst.rows * said.worst.tokens * said.sequences
     seen = real(found, plan, tmp_path)
@@ -144,7 +149,7 @@ def test_micro_batches_are_those_of_trl_s_data_loader(
 def test_no_document_and_no_token_is_lost_or_counted_twice(
     trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
 ) -> None:
-    found = prepared(trainer, trainer.formats[-1].name)
+    found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
     rows, documents = rows_of(plan), found.reply.dataset.documents
     seen = real(found, plan, tmp_path)
@@ -163,7 +168,7 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
 def test_a_probe_s_worst_micro_batch_is_the_plan_s(
     trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
 ) -> None:
-    found = prepared(trainer, trainer.formats[-1].name)
+    found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
     known, built = found.adapter, found.built(plan, tmp_path)
     packed_from = len(found.adapter.cut(found.rows, plan)) if known.packs(built.args) else None
@@ -184,7 +189,7 @@ def test_a_probe_s_worst_micro_batch_is_the_plan_s(
 def test_a_micro_batch_of_one_row_is_as_wide_as_its_document(
     trainer: Trainer, prepared: Prepare, tmp_path: Path
 ) -> None:
-    found = prepared(trainer, trainer.formats[-1].name)
+    found = prepared(trainer, richest(trainer))
     plan, said = legal(found, {"per_device_train_batch_size": 1, "max_length": found.reply.dataset.documents.longest})
     widths = Counter(tokens // said.sequences for _, tokens in real(found, plan, tmp_path).batches[0])
     expected: Counter[int] = Counter()
