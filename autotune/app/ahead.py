@@ -20,7 +20,7 @@ from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.planning.candidates import estimated_candidates
-from autotune.planning.planner import Planner, Target
+from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
@@ -64,13 +64,13 @@ class Ahead:
 
     Attributes:
         predictor: None where nothing was.
-        problem: why nothing was; empty otherwise.
+        failure: why nothing was; empty otherwise.
         spent_seconds: that tracing took.
     """
 
     predictor: PlannedPredictor | None = None
     planner: Planner | None = None
-    problem: str = ""
+    failure: str = ""
     spent_seconds: float = 0.0
 
     def left_of(self, options: Options) -> Options:
@@ -85,8 +85,8 @@ class Ahead:
         if untraceable:
             reason = next(iter(untraceable.values()))
             notes.append(f"{len(untraceable)} ways to train could not be traced and were not predicted: {reason}")
-        if self.problem:
-            notes.append(f"Nothing was predicted, and the search went on without: {self.problem}")
+        if self.failure:
+            notes.append(f"Nothing was predicted, and the search went on without: {self.failure}")
         return tuple(notes)
 
 
@@ -115,7 +115,7 @@ def traced_ahead(
         planner.explore(at_once=_AT_ONCE, goes_on=lambda: time.monotonic() - started < seconds)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
-        return Ahead(problem=error.message, spent_seconds=time.monotonic() - started)
+        return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)
     predictions = [predictor.predict(candidate) for candidate in planner.candidates]
     known = [prediction for prediction in predictions if prediction is not None]
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
@@ -126,12 +126,12 @@ def traced_ahead(
     return Ahead(predictor, planner, spent_seconds=spent_seconds)
 
 
-def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Target:
+def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Accelerator:
     """Return what is planned for: a GPU as the catalogue has it, or a CPU as it is measured."""
     if hardware.kind == "cuda":
-        return Target(described(hardware), limit_bytes)
+        return Accelerator(described(hardware), limit_bytes)
     cpu = Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0, speeds=speeds())
-    return Target(None, limit_bytes, cpu)
+    return Accelerator(None, limit_bytes, cpu)
 
 
 def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -> GpuSpeeds:

@@ -157,6 +157,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),
         tokens_per_step=shown.tokens_per_step,
+        peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
     )
 
 

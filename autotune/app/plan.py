@@ -21,7 +21,7 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
-from autotune.planning.planner import Planner, Target
+from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
@@ -65,7 +65,9 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         problem = problem_of(options, workload, planned.machine, batch)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
-        planner = Planner(problem, Target(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates)
+        planner = Planner(
+            problem, Accelerator(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates
+        )
         planner.explore()
         planner.refine(asked.top, _REFINED)
         best = planner.ranked()[:1]

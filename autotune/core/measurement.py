@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autotune.core.status import ProbeStatus
 
@@ -84,6 +85,8 @@ class Measurement:
         training_seconds: inside training steps, warm-up and worst batch included.
         wall_seconds: from the request to the reply.
         out_of_memory: where memory ran out, for the two out-of-memory statuses.
+        peaks: of each phase of the step program that ended, the most bytes that the device held above the baseline
+            while it lasted; of micro-batches and optimizer steps, the most of any.
         pass_seconds: what phases that come once in a run take for the whole dataset, such as asking a reference model
             about all rows; 0 where there are none. ``tokens_per_second`` counts them as if a run were one epoch.
     """
@@ -111,6 +114,7 @@ class Measurement:
     wall_seconds: float = 0.0
     out_of_memory: OutOfMemory | None = None
     pass_seconds: float = 0.0
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

@@ -94,9 +94,13 @@ class ProbeRequest:
 
 @dataclass(frozen=True)
 class ProbeReply:
-    """What the probe showed, as far as the child itself can tell."""
+    """What the probe showed, as far as the child itself can tell.
 
-    measurement: Measurement
+    Attributes:
+        ranks: what each process of the training showed, in the order of their ranks.
+    """
+
+    ranks: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)

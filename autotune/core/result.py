@@ -63,6 +63,7 @@ class Choosable:
             from the spread between runs; None for fewer than two runs.
         runs: whose rates the mean is of: the longer run and the short ones, or the probe where there are none.
         tokens_per_step: mean dataset tokens of an optimizer step.
+        peaks: the most bytes that the device held in each phase of the trainer's step program, by its name.
     """
 
     number: int
@@ -86,6 +87,7 @@ class Choosable:
     tokens_per_second_high: float | None = None
     runs: int = 1
     tokens_per_step: float | None = None
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

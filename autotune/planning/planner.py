@@ -10,9 +10,9 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
-from autotune.planning.additive.composition import Composition, Sum
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
+from autotune.planning.additive.model import AdditiveModel, Sum
 from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit, Point, points
@@ -41,7 +41,7 @@ _REFINED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Target:
+class Accelerator:
     """What is planned for.
 
     Attributes:
@@ -65,7 +65,7 @@ class Planner:
     def __init__(
         self,
         problem: TrainerProblem,
-        target: Target,
+        target: Accelerator,
         traces: Traces,
         layer_kinds: Sequence[str],
         candidates: Iterable[Candidate],
@@ -90,7 +90,7 @@ class Planner:
         self._design = Design(self._groups, self._group(problem.baseline), recipes)
         self._fits: dict[Group, Fit] = {}
         self._untraceable: dict[Group, str] = {}
-        self._composition = Composition(())
+        self._additive = AdditiveModel(())
         self._forecasts: dict[tuple[Group, BatchGeometry], tuple[MemoryEstimate, Origin] | None] = {}
         self._traced_forecasts: dict[tuple[Group, BatchGeometry], tuple[Forecast, Forecast]] = {}
         self._composed: dict[tuple[Sum, float, BatchGeometry], MemoryEstimate] = {}
@@ -157,7 +157,7 @@ class Planner:
                 return
             limit -= len(groups)
             before = [estimate for estimate in best if self._group(estimate.candidate) in groups]
-            seen_before = self._composition
+            seen_before = self._additive
             self._trace(groups)
             for estimate in before:
                 self._compare(estimate, seen_before.sum(self._group(estimate.candidate)))
@@ -226,8 +226,8 @@ class Planner:
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
             self._fits[group] = Fit(self._anchors[group.layout], good)
         effects = self._design.effects(self._fits, self._largest_need)
-        telling = {fact for found in effects.values() for fact in found}
-        self._composition = Composition(tuple(self._fits), telling)
+        interacting = {level for found in effects.values() for level in found}
+        self._additive = AdditiveModel(tuple(self._fits), interacting)
         self._forecasts.clear()
 
     def _points(self, group: Group) -> list[Point]:
@@ -248,7 +248,7 @@ class Planner:
             return memory_estimate(
                 *self._forecast(group, geometry), geometry.micro_batches, self._target.gpu, TRACED_ERROR
             ), Origin.TRACED
-        found = self._composition.sum(group) if group not in self._untraceable else None
+        found = self._additive.sum(group) if group not in self._untraceable else None
         if found is None:
             return None
         # Further traces leave most sums as they were.

@@ -27,6 +27,7 @@ from autotune.core.protocol import (
     TraceRequest,
     TraceRequests,
 )
+from autotune.core.ranks import of_ranks
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError, JobLostError
 from autotune.probing.cgroup import out_of_memory_kills
@@ -120,7 +121,7 @@ def _measurement(ending: Ending, request: ProbeRequest, folder: Path, kills: int
     except ExchangeError as error:
         return classify(ending, str(error), last_lines(folder, 50), limit_bytes=request.limit_bytes, kills=kills)
     if isinstance(reply, ProbeReply):
-        return reply.measurement
+        return of_ranks(reply.ranks)
     kind = reply.kind if isinstance(reply, Failure) else "InputError"
     return Measurement(ProbeStatus.CRASHED, f"{kind}: {reply.message}")
 

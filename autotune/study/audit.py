@@ -15,11 +15,11 @@ def audit(session: Session, proposer: Proposer) -> None:
 
     That nothing fits is never said on the word of predictions alone: at least the smallest of them is probed then.
     """
-    done = [record.candidate for record in session.ledger.records if record.purpose is Purpose.AUDIT]
+    done = [record.candidate for record in session.log.records if record.purpose is Purpose.AUDIT]
     left = max(session.effort.audits, 0 if session.leader() else 1) - len(done)
     if left <= 0:
         return
-    recorded = [record.candidate for record in session.ledger.records if not record.probed]
+    recorded = [record.candidate for record in session.log.records if not record.probed]
     needs = _needs(session, (*recorded, *proposer.by_chance()))
     waiting = sorted((candidate for candidate in needs if candidate not in done), key=needs.__getitem__)
     for candidate in _spread(waiting, left):

@@ -20,7 +20,7 @@ def explore(session: Session, proposer: Proposer) -> None:
     """Probe candidates until the trials, the time, the patience or the candidates run out."""
     if session.baseline is None:
         session.probe(session.baseline_candidate, Purpose.BASELINE)
-    for left_over in session.ledger.unfinished:
+    for left_over in session.log.unfinished:
         # The limits of the run that began it allowed it, so nothing needs to be kept back from it.
         if session.probes_left > 0 and not session.clock.over():
             _consider(session, left_over.candidate, left_over.purpose)
@@ -57,7 +57,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | None:
 
 def _may_go_on(session: Session) -> bool:
     """Whether the limits allow one more probe of this phase."""
-    in_vain = probes_without_improvement(session.ledger.records, session.judge)
+    in_vain = probes_without_improvement(session.log.records, session.judge)
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
     return (
         session.probes_left > reserved
@@ -82,5 +82,5 @@ def _samplers_turn(session: Session) -> bool:
     In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. What
     is predicted to be the fastest goes first.
     """
-    count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.ledger.records)
+    count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.log.records)
     return count % 2 == (1 if session.predictor.promising(1) else 0)

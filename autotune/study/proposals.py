@@ -13,9 +13,9 @@ from optuna.trial import TrialState
 from autotune.core.candidate import Candidate
 from autotune.core.prediction import Predictor
 from autotune.study.judge import Judge
-from autotune.study.ledger import Ledger
 from autotune.study.problem import Problem
 from autotune.study.surrogate import Surrogate
+from autotune.study.trial_log import TrialLog
 
 _DRAWS = 32
 """Draws from the sampler for one proposal; TPE on a small categorical space repeats itself."""
@@ -40,12 +40,12 @@ class Proposer:
     """Proposes candidates in their normal form, none of which is known."""
 
     def __init__(
-        self, problem: Problem, judge: Judge, study: optuna.Study, ledger: Ledger, predictor: Predictor, seed: int
+        self, problem: Problem, judge: Judge, study: optuna.Study, log: TrialLog, predictor: Predictor, seed: int
     ) -> None:
         self._problem = problem
         self._judge = judge
         self._study = study
-        self._ledger = ledger
+        self._log = log
         self._predictor = predictor
         self._random = random.Random(seed)
         # Nothing else runs on the study, so there are no running trials to lie about.
@@ -62,8 +62,8 @@ class Proposer:
         """
         surrogate = Surrogate(
             self._problem.choices,
-            self._ledger.records,
-            self._ledger.memory_limit_bytes,
+            self._log.records,
+            self._log.memory_limit_bytes,
             self._predictor.predict,
         )
         if explore or incumbent is None:
@@ -83,8 +83,8 @@ class Proposer:
     def _draw(self) -> Candidate:
         # Asked beside a study's trial, the sampler can be asked again without leaving a trial for each repetition.
         blank = optuna.trial.create_trial(state=TrialState.RUNNING)
-        drawn = self._sampler.sample_relative(self._study, blank, self._ledger.space)
-        for knob, distribution in self._ledger.space.items():
+        drawn = self._sampler.sample_relative(self._study, blank, self._log.space)
+        for knob, distribution in self._log.space.items():
             if knob not in drawn:
                 drawn[knob] = self._sampler.sample_independent(self._study, blank, knob, distribution)
         return Candidate({knob: drawn.get(knob, options[0]) for knob, options in self._problem.choices.items()})

@@ -9,12 +9,12 @@ from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
 from autotune.study.contributions import contributions
 from autotune.study.explore import explore
-from autotune.study.ledger import Ledger
 from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer
 from autotune.study.session import Session
 from autotune.study.settle import settle
 from autotune.study.storage import opened
+from autotune.study.trial_log import TrialLog
 
 
 def search(
@@ -50,13 +50,13 @@ def search(
     """
     clock = Clock(timeout_seconds)
     with opened(storage, listener) as study:
-        ledger = Ledger(study, problem.choices, memory_limit_bytes)
+        log = TrialLog(study, problem.choices, memory_limit_bytes)
         limit = effort.trials if trials is None else trials
         told = predictor or NoPredictor()
-        session = Session(problem, probe, ledger, effort, limit, clock, listener, told)
+        session = Session(problem, probe, log, effort, limit, clock, listener, told)
         # A resumed search must not draw again what an earlier one has drawn.
         drawn = len(study.get_trials(deepcopy=False))
-        proposer = Proposer(problem, session.judge, study, ledger, told, seed + drawn)
+        proposer = Proposer(problem, session.judge, study, log, told, seed + drawn)
         session.tell_resumed()
         interrupted = False
         try:
@@ -69,7 +69,7 @@ def search(
 
 
 def _outcome(session: Session, *, interrupted: bool) -> SearchOutcome:
-    records = sorted([*session.ledger.records, *session.cut_off], key=lambda record: record.number)
+    records = sorted([*session.log.records, *session.cut_off], key=lambda record: record.number)
     winner = session.leader()
     return SearchOutcome(
         records=tuple(records),

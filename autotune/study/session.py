@@ -13,9 +13,9 @@ from autotune.core.status import ProbeStatus
 from autotune.study.clock import Clock
 from autotune.study.comparison import next_turn
 from autotune.study.judge import Judge, Veto
-from autotune.study.ledger import Ledger
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, Turn
 from autotune.study.selection import leader
+from autotune.study.trial_log import TrialLog
 
 _MAX_CONFIRMED = 3
 """Candidates that pass the longer run before the best of them is taken as it is."""
@@ -38,7 +38,7 @@ class Session:
         self,
         problem: Problem,
         probe: Probe,
-        ledger: Ledger,
+        log: TrialLog,
         effort: Effort,
         trials: int,
         clock: Clock,
@@ -46,18 +46,18 @@ class Session:
         predictor: Predictor,
     ) -> None:
         self.problem = problem
-        self.ledger = ledger
+        self.log = log
         self.effort = effort
         self.trials = trials
         self.clock = clock
         self.predictor = predictor
-        self.judge = Judge(problem, predictor, ledger.memory_limit_bytes)
+        self.judge = Judge(problem, predictor, log.memory_limit_bytes)
         self.cut_off: list[Record] = []
         self._probe = probe
         self._listener = listener
         self._passed = 0
         self.baseline_candidate = problem.normal(problem.baseline)
-        for record in ledger.records:
+        for record in log.records:
             self._learn(record)
 
     @property
@@ -67,12 +67,12 @@ class Session:
 
     @property
     def _counted(self) -> int:
-        return sum(record.probed and record.purpose is not Purpose.AUDIT for record in self.ledger.records)
+        return sum(record.probed and record.purpose is not Purpose.AUDIT for record in self.log.records)
 
     @property
     def baseline(self) -> Record | None:
         """The baseline's record, or None before it was reached."""
-        records = (*self.ledger.records, *self.cut_off)
+        records = (*self.log.records, *self.cut_off)
         return next((record for record in records if record.candidate == self.baseline_candidate), None)
 
     def leader(self) -> Record | None:
@@ -82,11 +82,11 @@ class Session:
         have been faster.
         """
         confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.confirmation_seconds())
-        return leader(self.ledger.records, self.judge, confirm_more=confirm_more)
+        return leader(self.log.records, self.judge, confirm_more=confirm_more)
 
     def tell_resumed(self) -> None:
         """Tell the listener what earlier runs of the study found, where there were any."""
-        records, first = self.ledger.records, self.leader()
+        records, first = self.log.records, self.leader()
         if not records:
             return
         best = None
@@ -113,7 +113,7 @@ class Session:
         return self.confirmation_seconds() + 2 * self.effort.comparisons * short if self.probe_seconds() else 0.0
 
     def _ran(self) -> list[Measurement]:
-        return [record.measurement for record in self.ledger.records if record.measurement.ok]
+        return [record.measurement for record in self.log.records if record.measurement.ok]
 
     def _untimed_seconds(self) -> float:
         """Return what a probe takes beside the micro-batches that it times: its start, warm-up and worst batch."""
@@ -125,13 +125,13 @@ class Session:
 
     def probe(self, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> None:
         """Probe a candidate and record what it showed; ``reserve_seconds`` of what time is left are not for it."""
-        trial = self.ledger.start(candidate, purpose, self.predictor.predict(candidate))
+        trial = self.log.start(candidate, purpose, self.predictor.predict(candidate))
         measurement = self._run(ProbeRun(trial.number, candidate, purpose, self.effort.probe), reserve_seconds)
         record = Record(trial.number, candidate, purpose, measurement)
         if self._was_cut_off(record.number, measurement, reserve_seconds):
             self.cut_off.append(record)
         else:
-            record = self.ledger.finish(trial, measurement)
+            record = self.log.finish(trial, measurement)
             self._learn(record)
         self._finished(record, purpose, measurement)
 
@@ -146,7 +146,7 @@ class Session:
         )
         measurement = self._run(run)
         if not self._was_cut_off(record.number, measurement):
-            self.ledger.confirm(record.number, measurement)
+            self.log.confirm(record.number, measurement)
             self._passed += measurement.ok and record.candidate != self.baseline_candidate
         self._finished(record, run.purpose, measurement)
 
@@ -156,11 +156,11 @@ class Session:
 
     def compare(self, turn: Turn) -> None:
         """Do one short run of a comparison, and record what it showed."""
-        record = next(record for record in self.ledger.records if record.number == turn.number)
+        record = next(record for record in self.log.records if record.number == turn.number)
         run = ProbeRun(turn.number, record.candidate, Purpose.COMPARISON, self.effort.comparison, turn)
         measurement = self._run(run)
         if not self._was_cut_off(turn.number, measurement):
-            self.ledger.compare(turn, measurement)
+            self.log.compare(turn, measurement)
         self._finished(record, run.purpose, measurement)
 
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
@@ -176,7 +176,7 @@ class Session:
 
     def veto(self, candidate: Candidate, purpose: Purpose, veto: Veto) -> None:
         """Record a candidate that is not worth a probe."""
-        record = self.ledger.veto(candidate, purpose, veto.reason, veto.prediction)
+        record = self.log.veto(candidate, purpose, veto.reason, veto.prediction)
         self._learn(record)
         self._listener(CandidateVetoed(record.number, candidate, veto.reason))
 

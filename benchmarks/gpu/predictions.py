@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.protocol import TraceReply
 from autotune.planning.extrapolation.memory import TRACED_ERROR
-from autotune.planning.planner import Planner, Target
+from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache
 from benchmarks.gpu.accuracy import Prediction
 from benchmarks.gpu.cases import Case
@@ -70,7 +70,7 @@ def _plan(pool: TracePool, where: Prepared, cases: Sequence[Case], folder: Path,
     problem = where.problem
     model = problem.setting.workload.model
     traces = traces_of(problem.setting.workload, problem.setting.machine, pool.trace_all, Cache(folder))
-    target = Target(where.planned.gpu, where.budget_bytes)
+    target = Accelerator(where.planned.gpu, where.budget_bytes)
     candidates: dict[Case, Candidate] = {case: where.candidate(case) for case in cases}
     # All ways to train, or only those that differ from the baseline in a single technique; the same traces serve both.
     for kind, limit, origin in (("planned", len(cases) + 1, Origin.TRACED), ("composed", 0, Origin.COMPOSED)):

@@ -26,7 +26,7 @@ from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import legal_candidates
-from autotune.planning.planner import Planner, Target
+from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
@@ -97,7 +97,7 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
         problem = problem_of(options, rows_of_length(workload, _TOKENS, batch), planned.machine, batch)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = legal_candidates(problem)
-        target = Target(planned.gpu, planned.machine.hardware.memory_bytes)
+        target = Accelerator(planned.gpu, planned.machine.hardware.memory_bytes)
         planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
         planner.explore()
         for candidate in _drawn(candidates, samples):

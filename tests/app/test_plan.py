@@ -46,7 +46,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ({"seq_len": 0}, "A length of 0 tokens is not possible"),
         ({"seq_len": 64, "gpu": "24GiB", "memory_budget": 25 << 30}, "larger than 24GiB"),
         ({"seq_len": 64, "gpu": "24GiB", "memory_budget": "0GiB"}, "'0GiB' is not a size"),
-        ({"seq_len": 64, "gpu": "24GiB", "trainer": "dpo"}, "dpo"),
+        ({"seq_len": 64, "gpu": "24GiB", "trainer": "ppo"}, "ppo"),
     ],
 )
 def test_what_cannot_be_used_is_said(model: str, options: dict[str, object], message: str) -> None:

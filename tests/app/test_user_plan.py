@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig
 from transformers import BitsAndBytesConfig
-from trl import DPOConfig, ModelConfig, SFTConfig
+from trl import DPOConfig, KTOConfig, ModelConfig, SFTConfig
 
 from autotune.app.user_plan import user_plan
 from autotune.core.batch_geometry import Layout
@@ -124,8 +124,8 @@ def test_what_cannot_be_sent_to_another_process_is_named() -> None:
 
 
 def test_the_configuration_of_another_trainer_is_refused() -> None:
-    with pytest.raises(InputError, match="A DPOConfig is no configuration that autotune knows") as raised:
-        plan_of(DPOConfig(use_cpu=True, bf16=False))
+    with pytest.raises(InputError, match="A KTOConfig is no configuration that autotune knows") as raised:
+        plan_of(KTOConfig(use_cpu=True, bf16=False))
     assert "SFTConfig" in raised.value.hint
 
 
@@ -242,3 +242,11 @@ def test_a_type_to_compute_in_that_is_not_the_models_is_said_to_be_left_out() ->
 def test_quantisation_that_is_not_understood_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan_of(sft(model_init_kwargs={"quantization_config": given}))
+
+
+def test_a_configuration_of_dpo_keeps_what_it_says_of_its_loss_and_its_reference() -> None:
+    plan = plan_of(DPOConfig(use_cpu=True, bf16=False, beta=0.3, precompute_ref_log_probs=True, loss_type=["ipo"]))
+    assert plan.trainer == "dpo"
+    assert (plan.args["beta"], plan.args["loss_type"]) == (0.3, ["ipo"])
+    assert plan.args["precompute_ref_log_probs"] is True
+    assert find_trainer("dpo").layout(plan, 1) is Layout.PADDED

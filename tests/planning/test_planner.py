@@ -10,7 +10,7 @@ from autotune.core.estimate import Estimate, Origin
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.changes import smallest_changes
-from autotune.planning.planner import Planner, Target
+from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes
@@ -31,7 +31,7 @@ def problem_of(lengths: dict[int, int] | None = None, **fixed: str | int) -> Tra
 
 def planner_of(problem: TrainerProblem, tracer: AnalyticTracer, directory: Path, budget_bytes: int) -> Planner:
     traces = Traces(tracer, Cache(directory), "model", {})
-    target = Target(H100, budget_bytes)
+    target = Accelerator(H100, budget_bytes)
     return Planner(problem, target, traces, ("full",) * LAYERS, legal_candidates(problem))
 
 

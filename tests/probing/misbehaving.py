@@ -31,7 +31,7 @@ def request(behaviour: str, limit_bytes: int | None = None) -> ProbeRequest:
 def misbehave(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Do what the plan's trainer says."""
     globals()[f"_{request.plan.trainer}"](context.folder)
-    return ProbeReply(Measurement(ProbeStatus.OK))
+    return ProbeReply((Measurement(ProbeStatus.OK),))
 
 
 JOBS = {Job.PROBE: JobType(ProbeRequest, misbehave)}

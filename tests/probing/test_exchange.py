@@ -35,7 +35,7 @@ def test_a_request_arrives_as_it_was_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        ProbeReply(Measurement(ProbeStatus.OUT_OF_MEMORY, "x", out_of_memory=OutOfMemory(FORWARD, 1, None, 2))),
+        ProbeReply((Measurement(ProbeStatus.OUT_OF_MEMORY, "x", out_of_memory=OutOfMemory(FORWARD, 1, None, 2)),)),
         InputProblem("the file is empty", "fill it"),
         Failure("KeyError", "'x'", "Traceback …"),
     ],

@@ -1,4 +1,4 @@
-"""Which ways to train to trace, so that all others follow from them as well as can be with so few."""
+"""Selects the technique combinations to trace; the others are predicted by an additive model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from autotune.core.candidate import Choice
 from autotune.planning.additive.group import Group
 from autotune.planning.extrapolation.fit import Fit
 
-Fact = tuple[str, Choice]
-"""A knob and its choice; or how rows lie, as if it were a knob."""
+Level = tuple[str, Choice]
+"""A factor and its level: a knob and its choice, or the layout of rows, as if it were a knob."""
 # Share of the memory of a micro-batch that counts as no difference.
 _NO_DIFFERENCE = 0.002
 
@@ -28,16 +28,18 @@ class Design:
     def __init__(self, groups: Collection[Group], base: Group, recipes: Sequence[Group]) -> None:
         self._groups = groups
         self._recipes = recipes
-        kinds = dict.fromkeys([base.layout, *sorted({group.layout for group in groups})])
+        layouts = dict.fromkeys([base.layout, *sorted({group.layout for group in groups})])
         every = [base, *groups]
-        self._centres = {kind: _nearest(base, [group for group in every if group.layout is kind]) for kind in kinds}
+        self._centres = {
+            layout: _nearest(base, [group for group in every if group.layout is layout]) for layout in layouts
+        }
 
     def wanted(self, fits: Mapping[Group, Fit], need: Callable[[Group], int], limit: int) -> Iterator[list[Group]]:
         """Yield groups that are to be traced together, the most telling ones first; some may have been traced.
 
-        First what shows each choice once. Then, for each kind of rows, those choices that do not change the memory of
-        a micro-batch by the same at every size; last, pairs of these, since such choices may not add up, from the
-        largest effects on.
+        First what shows each choice once. Then, for each layout of rows, those choices that do not change the memory of
+        a micro-batch by the same at every size; last, pairs of these, whose interaction may be large, from the largest
+        effects on.
 
         Args:
             fits: those that were traced, which change while this goes on.
@@ -50,39 +52,39 @@ class Design:
         base = next(iter(self._centres.values()))
         yield list(dict.fromkeys([base, *self._each_once(base), *self._centres.values(), *self._recipes]))
         effects = self.effects(fits, need)
-        telling = {fact for found in effects.values() for fact in found}
+        interacting = {level for found in effects.values() for level in found}
         others = [centre for centre in self._centres.values() if centre is not base]
         yield [
             group
             for centre in others
             for group in _singles(centre, self._groups)
-            if all((fact, group.levels[fact]) in telling for fact in group.differences(centre))
+            if all((factor, group.levels[factor]) in interacting for factor in group.differences(centre))
         ][: max(0, limit - len(fits))]
         effects = self.effects(fits, need)
-        found = chain.from_iterable(_pairs(self._centres[kind], effects[kind], self._groups) for kind in effects)
+        found = chain.from_iterable(_pairs(self._centres[layout], effects[layout], self._groups) for layout in effects)
         ranked = [group for _, group in sorted(found, key=lambda pair: -pair[0]) if group not in fits]
         yield ranked[: max(0, limit - len(fits))]
 
-    def effects(self, fits: Mapping[Group, Fit], need: Callable[[Group], int]) -> dict[Layout, dict[Fact, float]]:
+    def effects(self, fits: Mapping[Group, Fit], need: Callable[[Group], int]) -> dict[Layout, dict[Level, float]]:
         """Return what single choices change in what the largest micro-batches need, where sizes tell how much."""
-        found: dict[Layout, dict[Fact, float]] = {}
-        for kind, centre in self._centres.items():
+        found: dict[Layout, dict[Level, float]] = {}
+        for layout, centre in self._centres.items():
             if centre in fits:
-                found[kind] = {
-                    (fact, group.levels[fact]): abs(need(group) - need(centre))
+                found[layout] = {
+                    (factor, group.levels[factor]): abs(need(group) - need(centre))
                     for group in _singles(centre, fits)
-                    for fact in group.differences(centre)
+                    for factor in group.differences(centre)
                     if fits[group].differs_by_sizes(fits[centre], _NO_DIFFERENCE)
                 }
         return found
 
     def _each_once(self, base: Group) -> Iterator[Group]:
         """Yield for each choice a group that has it, and one that differs in nothing else: the base where possible."""
-        having: dict[Fact, list[Group]] = {}
+        having: dict[Level, list[Group]] = {}
         for group in self._groups:
             if group.layout is base.layout:
-                for fact in group.levels.items():
-                    having.setdefault(fact, []).append(group)
+                for level in group.levels.items():
+                    having.setdefault(level, []).append(group)
         for (knob, choice), groups in having.items():
             nearest = _nearest(base, groups)
             if choice != base.levels[knob]:
@@ -97,14 +99,14 @@ def _nearest(base: Group, groups: Iterable[Group]) -> Group:
 
 
 def _singles(base: Group, groups: Iterable[Group]) -> list[Group]:
-    """Return the groups of the same kind of rows that differ by a single choice."""
+    """Return the groups of the same layout of rows that differ by a single choice."""
     return [group for group in groups if group.layout is base.layout and len(group.differences(base)) == 1]
 
 
-def _pairs(base: Group, effects: Mapping[Fact, float], groups: Iterable[Group]) -> Iterator[tuple[float, Group]]:
+def _pairs(base: Group, effects: Mapping[Level, float], groups: Iterable[Group]) -> Iterator[tuple[float, Group]]:
     """Yield the groups that differ by two choices with effects, each with the product of these."""
     for group in groups:
         if group.layout is base.layout:
-            facts = [(fact, group.levels[fact]) for fact in group.differences(base)]
-            if len(facts) == 2 and all(fact in effects for fact in facts):
-                yield effects[facts[0]] * effects[facts[1]], group
+            levels = [(factor, group.levels[factor]) for factor in group.differences(base)]
+            if len(levels) == 2 and all(level in effects for level in levels):
+                yield effects[levels[0]] * effects[levels[1]], group

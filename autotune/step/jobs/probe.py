@@ -38,7 +38,7 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
         passes = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
         measurement = _finished(progress, meter, context.sent_seconds, sum(passes.values()))
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
-    return ProbeReply(measurement)
+    return ProbeReply((measurement,))
 
 
 def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_seconds_per_row: float) -> Measurement:
@@ -73,6 +73,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
         pass_seconds=batches.population * pass_seconds_per_row,
+        peaks=progress.peaks,
     )
 
 
@@ -108,4 +109,5 @@ def _failed(
         worst_tokens=progress.worst_tokens,
         start_seconds=first - sent_seconds if first is not None else None,
         out_of_memory=out_of_memory,
+        peaks=progress.peaks,
     )

@@ -31,17 +31,19 @@ class HostMemory:
         self._limit_bytes: int | None = None
         self._rlimit: int | None = None
 
-    def lap(self) -> None:
-        """Take in the high-water mark since the last lap.
+    def lap(self) -> int:
+        """Take in the high-water mark since the last lap, and return it, in bytes above the baseline.
 
         The kernel keeps it for anonymous and file pages together. The file pages of now are taken off, which is exact
         for a lap in which no file was read for the first time, such as every training step but the first.
         """
         status = _status_bytes()
-        self._peak = max(self._peak, status["VmHWM"] - status["RssFile"] - status["RssShmem"])
+        held_bytes = status["VmHWM"] - status["RssFile"] - status["RssShmem"]
+        self._peak = max(self._peak, held_bytes)
         _reset_high_water()
         if self._limit_bytes is not None:
             self._enforce(self._limit_bytes, status)
+        return held_bytes - self._baseline
 
     @property
     def peak_bytes(self) -> int:

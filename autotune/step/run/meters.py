@@ -82,8 +82,8 @@ class Meter(ABC):
         """Mark where the device's work is now."""
 
     @abstractmethod
-    def lap(self) -> None:
-        """Take in what was held since the last lap; called where construction and each micro-batch end."""
+    def lap(self) -> int:
+        """Return the most bytes that were held since the last lap; called where a phase of the program ends."""
 
     @property
     @abstractmethod
@@ -121,9 +121,9 @@ class CpuMeter(Meter):
         """Return the time on the clock of :func:`time.monotonic`."""
         return HostMark(time.monotonic())
 
-    def lap(self) -> None:
-        """Take in the high-water mark of the process."""
-        self._host.lap()
+    def lap(self) -> int:
+        """Take in the high-water mark of the process, and return it."""
+        return self._host.lap()
 
     @property
     def held_bytes(self) -> int:
@@ -165,6 +165,7 @@ class CudaMeter(Meter):
         del side, _
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        self._allocated_bytes = self._reserved_bytes = 0
 
     def limit(self, limit_bytes: int) -> None:
         """Let context and caching allocator together hold no more than ``limit_bytes``.
@@ -190,14 +191,19 @@ class CudaMeter(Meter):
         event.record()
         return CudaMark(event)
 
-    def lap(self) -> None:
-        """Take in the high-water mark of the process on the host; the allocator keeps its own."""
+    def lap(self) -> int:
+        """Take in the high-water marks of the process on the host and of the allocator; return the allocator's."""
         self._host.lap()
+        held_bytes = int(torch.cuda.max_memory_allocated())
+        self._allocated_bytes = max(self._allocated_bytes, held_bytes)
+        self._reserved_bytes = max(self._reserved_bytes, int(torch.cuda.max_memory_reserved()))
+        torch.cuda.reset_peak_memory_stats()
+        return held_bytes
 
     @property
     def held_bytes(self) -> int:
         """Peak of bytes allocated by tensors."""
-        return int(torch.cuda.max_memory_allocated())
+        return max(self._allocated_bytes, int(torch.cuda.max_memory_allocated()))
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -207,8 +213,8 @@ class CudaMeter(Meter):
     def peaks(self) -> Peaks:
         """Return the caching allocator's peaks, and what the driver says this process holds."""
         return Peaks(
-            peak_bytes=torch.cuda.max_memory_allocated(),
-            reserved_bytes=torch.cuda.max_memory_reserved(),
+            peak_bytes=self.held_bytes,
+            reserved_bytes=max(self._reserved_bytes, int(torch.cuda.max_memory_reserved())),
             device_bytes=_driver_process_bytes(self._uuid),
             host_peak_bytes=self._host.peak_bytes,
             allocation_retries=torch.cuda.memory_stats().get("num_alloc_retries"),

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
-from autotune.core.program import CONSTRUCTION, FORWARD, OPTIMIZER_STEP
+from autotune.core.program import CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, Repeat, program
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
 from autotune.step.run.timing import TimedMicroBatch, WholeStep, enough
@@ -32,6 +32,8 @@ class Progress(TrainerCallback):
         worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
         batches: what the trainer trains on, or None before that is known.
         whole_step: what a step of the plan consists of, or None before that is known.
+        program: the phases of the run, or those that every trainer has before that is known.
+        peaks: by phase that ended, the most bytes that the device held above the baseline while it lasted.
         finishing: whether the step that comes is the last, and ends with the worst micro-batches again.
     """
 
@@ -46,6 +48,8 @@ class Progress(TrainerCallback):
         self.batches: Batches | None = None
         self.whole_step: WholeStep | None = None
         self.finishing = False
+        self.program = program()
+        self.peaks: dict[str, int] = {}
         self._schedule = schedule
         self._meter = meter
         self._fetch_seconds = 0.0
@@ -55,7 +59,12 @@ class Progress(TrainerCallback):
     def inside(self, phase: str) -> Iterator[None]:
         """Be in a phase until this ends; where it ends with an error, that is where the error came."""
         before, self.phase = self.phase, phase
+        apart = phase in self.program.repeated(Repeat.RUN) or phase in self.program.repeated(Repeat.STEP)
+        if apart:
+            self._lap(CONSTRUCTION if self.first_step_seconds is None else MICRO_BATCH)
         yield
+        if apart:
+            self._lap(phase)
         self.phase = before
 
     def fetched(self, seconds: float) -> None:
@@ -75,16 +84,17 @@ class Progress(TrainerCallback):
         self.phase = FORWARD
         self._marks.clear()
         if self.first_step_seconds is None:
-            self._meter.lap()
+            self._lap(CONSTRUCTION)
             self.first_step_seconds = time.monotonic()
 
     def on_substep_end(self, *events: Any, **more: Any) -> None:
         """Note that the next micro-batch follows."""
         self.phase = FORWARD
-        self._meter.lap()
+        self._lap(MICRO_BATCH)
 
     def on_pre_optimizer_step(self, *events: Any, **more: Any) -> None:
         """Note that the gradients are there."""
+        self._lap(MICRO_BATCH)
         self.phase = OPTIMIZER_STEP
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
@@ -105,8 +115,12 @@ class Progress(TrainerCallback):
                 control.should_training_stop = not self.finishing
         self.last_step_seconds = now
         self.phase = FORWARD
-        self._meter.lap()
+        self._lap(OPTIMIZER_STEP)
         return control
+
+    def _lap(self, phase: str) -> None:
+        """Note what the device held at the most in a phase that ends."""
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self._meter.lap())
 
     def _time_step(self, index: int, now: float, batches: Batches) -> None:
         first = index * batches.step_micro_batches

@@ -16,6 +16,7 @@ from autotune.step.run.followed import followed
 from autotune.step.run.progress import Progress
 from autotune.step.run.timing import WholeStep
 from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
 from autotune.trainers.geometry import micro_batches_of, rows_of
 
 OUTPUT_DIRECTORY = "output"
@@ -52,6 +53,7 @@ def step_size(plan: TrainingPlan) -> StepSize:
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:
     """Return the trainer, its model and its data, ready to train."""
     plan, source, known = request.plan, request.model, adapter(request.plan.trainer)
+    progress.program = find_trainer(plan.trainer).program(plan)
     in_step = step_size(plan).run(whole=request.schedule.whole_steps)
     # Its batches, and so the number of its steps, are known once it has packed and dropped rows.
     overrides = {**run_arguments(1, folder), "gradient_accumulation_steps": in_step}

@@ -8,8 +8,8 @@ from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Candidate
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
-from autotune.planning.additive.composition import Composition
 from autotune.planning.additive.group import Group
+from autotune.planning.additive.model import AdditiveModel
 from autotune.planning.extrapolation.forecast import Forecast, mixed
 
 STEP = (Part(MICRO_BATCH, Occurrence.FIRST), False)
@@ -25,7 +25,7 @@ def forecast(step_bytes: int, update_bytes: int) -> Forecast:
     return Forecast(stretches, 0.0, 0, 0, 0, {})
 
 
-def weights(composition: Composition, wanted: Group) -> dict[Group, float]:
+def weights(composition: AdditiveModel, wanted: Group) -> dict[Group, float]:
     found = composition.sum(wanted)
     assert found is not None
     return {term.group: term.weight for term in found.terms}
@@ -33,20 +33,20 @@ def weights(composition: Composition, wanted: Group) -> dict[Group, float]:
 
 def test_what_two_choices_change_is_added_to_what_neither_has() -> None:
     base, liger, loop = group(), group(liger="on"), group(optimizer="loop")
-    composition = Composition([base, liger, loop])
+    composition = AdditiveModel([base, liger, loop])
     assert weights(composition, group(liger="on", optimizer="loop")) == {liger: 1, loop: 1, base: -1}
 
 
 def test_a_choice_that_was_never_traced_is_not_composed() -> None:
-    assert Composition([group(), group(liger="on")]).sum(group(optimizer="loop")) is None
-    assert Composition([]).sum(group()) is None
+    assert AdditiveModel([group(), group(liger="on")]).sum(group(optimizer="loop")) is None
+    assert AdditiveModel([]).sum(group()) is None
 
 
 def test_what_a_choice_changes_is_also_known_by_way_of_a_third() -> None:
     base, loop = group(), group(optimizer="loop")
     other, single = group(checkpointing="off"), group(checkpointing="off", optimizer="single")
     nearest = group(checkpointing="off", liger="on", optimizer="single")
-    composition = Composition([base, loop, other, single, nearest], telling={("liger", "on")})
+    composition = AdditiveModel([base, loop, other, single, nearest], interacting={("liger", "on")})
 
     found = weights(composition, group(checkpointing="off", liger="on", optimizer="loop"))
 
@@ -57,14 +57,14 @@ def test_rows_that_lie_alike_show_best_what_a_choice_changes() -> None:
     flat, flat_liger = group(Layout.FLAT), group(Layout.FLAT, liger="on")
     known = [group(), group(liger="on"), group(optimizer="loop"), flat, flat_liger]
     wanted = group(Layout.FLAT, liger="on", optimizer="loop")
-    assert weights(Composition(known), wanted) == {flat_liger: 1, known[2]: 1, known[0]: -1}
+    assert weights(AdditiveModel(known), wanted) == {flat_liger: 1, known[2]: 1, known[0]: -1}
 
 
 def test_choices_count_as_unseen_together_where_they_may_not_add_up() -> None:
     base, liger, loop = group(), group(liger="on"), group(optimizer="loop")
     off = group(checkpointing="off")
     telling = {("liger", "on"), ("checkpointing", "off")}
-    composition = Composition([base, liger, loop, off], telling)
+    composition = AdditiveModel([base, liger, loop, off], telling)
     unseen = {
         wanted: found.unseen
         for wanted in (group(liger="on", optimizer="loop"), group(liger="on", checkpointing="off"))

@@ -36,7 +36,7 @@ class Unfinished:
     purpose: Purpose
 
 
-class Ledger:
+class TrialLog:
     """The records of a study; each method returns once what it says is stored.
 
     Attributes:

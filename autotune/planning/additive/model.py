@@ -1,4 +1,4 @@
-"""Forecasts for combinations of techniques that were not traced, from those that were."""
+"""An additive model: forecasts for combinations of techniques that were not traced, from those that were."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autotune.core.candidate import Choice
-from autotune.planning.additive.design import Fact
+from autotune.planning.additive.design import Level
 from autotune.planning.additive.group import LAYOUT, Group
 
 
@@ -30,19 +30,19 @@ class Sum:
     unseen: int
 
 
-class Composition:
+class AdditiveModel:
     """Adds up what each technique changed where it was traced, as near as can be to where it is wanted.
 
     Args:
         traced: groups whose figures are known.
-        telling: facts that may not add up with others, with their choices: sizes tell what they change.
+        interacting: levels that may interact with others, since what they change depends on sizes.
     """
 
-    def __init__(self, traced: Sequence[Group], telling: Collection[Fact] = ()) -> None:
+    def __init__(self, traced: Sequence[Group], interacting: Collection[Level] = ()) -> None:
         self._traced = list(traced)
-        self._telling = telling
+        self._interacting = interacting
         self._sums: dict[Group, Sum | None] = {}
-        # By the fact in which two traced groups alone differ.
+        # By the factor in which two traced groups alone differ.
         self._pairs: dict[str, list[tuple[Group, Group]]] = {}
         for first in self._traced:
             for second in self._traced:
@@ -59,8 +59,8 @@ class Composition:
     def _sum(self, group: Group) -> Sum | None:
         nearest = min(self._traced, key=lambda other: self._distance(group, other))
         weights: dict[Group, float] = {nearest: 1.0}
-        for fact in group.differences(nearest):
-            steps = self._steps(fact, group, nearest)
+        for factor in group.differences(nearest):
+            steps = self._steps(factor, group, nearest)
             if not steps:
                 return None
             for pairs in steps:
@@ -74,30 +74,30 @@ class Composition:
         return self._unseen(group, other), len(group.differences(other))
 
     def _unseen(self, group: Group, other: Group) -> int:
-        """Return in how many facts they differ that may not add up with others; how rows lie never does."""
+        """Return in how many factors they differ that may not add up with others; how rows lie never does."""
         return sum(
-            fact == LAYOUT or any((fact, of.levels[fact]) in self._telling for of in (group, other))
-            for fact in group.differences(other)
+            factor == LAYOUT or any((factor, of.levels[factor]) in self._interacting for of in (group, other))
+            for factor in group.differences(other)
         )
 
-    def _steps(self, fact: str, group: Group, nearest: Group) -> list[list[tuple[Group, Group]]]:
-        """Return pairs that show what a fact changes, if need be in two steps, with a third choice between."""
-        wanted, given = group.levels[fact], nearest.levels[fact]
-        direct = self._likest(fact, (wanted, given), group)
+    def _steps(self, factor: str, group: Group, nearest: Group) -> list[list[tuple[Group, Group]]]:
+        """Return pairs that show what a factor changes, if need be in two steps, with a third choice between."""
+        wanted, given = group.levels[factor], nearest.levels[factor]
+        direct = self._likest(factor, (wanted, given), group)
         if direct:
             return [direct]
-        for between in dict.fromkeys(changed.levels[fact] for changed, _ in self._pairs.get(fact, ())):
-            steps = [self._likest(fact, ends, group) for ends in ((wanted, between), (between, given))]
+        for between in dict.fromkeys(changed.levels[factor] for changed, _ in self._pairs.get(factor, ())):
+            steps = [self._likest(factor, ends, group) for ends in ((wanted, between), (between, given))]
             if all(steps):
                 return steps
         return []
 
-    def _likest(self, fact: str, choices: tuple[Choice, Choice], group: Group) -> list[tuple[Group, Group]]:
-        """Return the pairs of two choices of a fact that are most like the group, its kind of rows first of all."""
+    def _likest(self, factor: str, choices: tuple[Choice, Choice], group: Group) -> list[tuple[Group, Group]]:
+        """Return the pairs of two choices of a factor that are most like the group, its kind of rows first of all."""
         shown = [
             ((changed.layout is not group.layout, len(group.differences(changed))), (changed, unchanged))
-            for changed, unchanged in self._pairs.get(fact, ())
-            if (changed.levels[fact], unchanged.levels[fact]) == choices
+            for changed, unchanged in self._pairs.get(factor, ())
+            if (changed.levels[factor], unchanged.levels[factor]) == choices
         ]
         least = min((distance for distance, _ in shown), default=(False, 0))
         return [pair for distance, pair in shown if distance == least]
