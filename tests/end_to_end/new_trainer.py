@@ -22,6 +22,7 @@ class Toy(Trainer):
     trainer_class = SFT.trainer_class
     formats = (DatasetFormat("question+answer", ("question", "answer")),)
     parts = ("question", "answer")
+    stand_in = {"question": "a b", "answer": "b a b"}
     fields = SFT.fields
     config_fields = SFT.config_fields
     has_command = False
@@ -29,6 +30,10 @@ class Toy(Trainer):
     def document(self, lengths):
         """Return two sequences, each of which can be cut anywhere."""
         return (1, *lengths)
+
+    def row_of(self, tokens):
+        """Return a question and an answer of equal length, of which the answer counts."""
+        return (tokens, tokens), tokens
 
     def geometry(self, plan, documents):
         """Return the geometry of padded rows."""

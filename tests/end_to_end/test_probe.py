@@ -24,14 +24,14 @@ PLANNED = QUICK[:-1]
 # Enough knobs for a search, few enough for a test.
 SPACE = """
 techniques:
-  max_length: [coverage]
+  max_length: [coverage, batch/1]
   packing: [none, bfd]
   padding_free: ["off", "on"]
   gradient_checkpointing: ["on", "off"]
   precision: [float32+bf16, float32]
   per_device_train_batch_size: [1, 2, 8]
 recipes:
-  - {max_length: coverage, packing: bfd}
+  - {max_length: batch/1, packing: bfd, per_device_train_batch_size: 1}
   - {max_length: coverage, padding_free: "on"}
 """
 
