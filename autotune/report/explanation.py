@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune.core.batch_geometry import Shape
 from autotune.core.estimate import Estimate, Plan
 from autotune.core.explanation import Explanation, PartTime, Subject, TracedGroup
-from autotune.core.program import CONSTRUCTION, MICRO_BATCH
+from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.report.plan_words import BASIS, said_choices
 from autotune.report.words import BASELINE_NAME, said_bytes, said_rate
@@ -106,8 +106,7 @@ def _traces(explanation: Explanation) -> Iterator[RenderableType]:
         yield Text(f"Added up from {len(groups)} combinations of techniques, each with its weight:")
     for group in groups:
         if len(groups) > 1:
-            yield Text()
-            yield Text(f"{group.weight:+.2f} x {_said_group(group, explanation)}")
+            yield Padding(Text(f"{group.weight:+.2f} x {_said_group(group, explanation)}"), (1, 0, 0, 0), expand=False)
         yield _points(group)
     if not all(group.aligned for group in groups):
         yield Text("Moments differ between the traces, so that only their peaks were followed.")
@@ -137,7 +136,8 @@ def _peaks(explanation: Explanation) -> Table:
     for peak in explanation.peaks:
         ordered = sorted(peak.categories.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered)
-        name = _said_part(peak.part) + (", backward" if peak.backward else _said_forward(peak.part))
+        direction = ", backward" if peak.backward else ", forward"
+        name = _said_part(peak.part) + (direction if peak.part.of_micro_batch else "")
         mark, style = ("  <- peak", "bold") if peak is highest else ("", "")
         table.add_row(f"{name}{mark}", format_bytes(peak.total_bytes), parts, style=style)
     return table
@@ -198,10 +198,6 @@ def _said_part(part: Part) -> str:
         return "construction, earlier steps"
     words = {Occurrence.FIRST: f"first {part.phase}", Occurrence.FURTHER: f"further {part.phase}"}
     return words.get(part.occurrence, part.phase)
-
-
-def _said_forward(part: Part) -> str:
-    return ", forward" if part.phase == MICRO_BATCH else ""
 
 
 def _said_shape(shape: Shape) -> str:
