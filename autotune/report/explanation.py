@@ -120,7 +120,7 @@ def _points(group: TracedGroup) -> Table:
     for point in group.points:
         table.add_row(
             f"{point.layers}, {_said_shape(point.shape)}",
-            f"{point.weight:+.3f}",
+            f"{round(point.weight, 3) + 0.0:+.3f}",
             format_bytes(point.tensor_bytes),
             format_bytes(point.allocated_bytes),
             said_bytes(point.reserved_bytes),
