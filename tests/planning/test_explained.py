@@ -15,7 +15,7 @@ from autotune.core.timeline import Occurrence
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.explained import explained
-from autotune.planning.planner import Planner, Target
+from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes
@@ -35,7 +35,7 @@ class Planned:
     def __init__(self, directory: Path, problem: TrainerProblem = WHOLE) -> None:
         self.problem = problem
         self.traces = Traces(AnalyticTracer(), Cache(directory), "model", {})
-        target = Target(H100, 10 * GIB)
+        target = Accelerator(H100, 10 * GIB)
         self.planner = Planner(problem, target, self.traces, ("full",) * LAYERS, legal_candidates(problem))
         self.planner.explore(14)
 
