@@ -30,6 +30,7 @@ def plan(
     exclude: Iterable[str] = (),
     space: str | Path | None = None,
     top: int = 20,
+    explain: bool = False,
     listener: Listener = ignore,
 ) -> Plan:
     """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
@@ -50,13 +51,15 @@ def plan(
         exclude: knobs that stay at TRL's default.
         space: a space file instead of the one that ships with autotune.
         top: how many of the best candidates are to stand on traces of their own, as far as the time allows.
+        explain: whether :attr:`Plan.explanation` says how the estimate of one candidate came about: of the fastest that
+            fits, or of the baseline where nothing does. Fix knobs to choose the candidate.
         listener: is told what happens.
 
     Raises:
         InputError: something that was given cannot be used.
         AutotuneError: processes cannot be started.
     """
-    asked = Asked(model, dataset, gpu, seq_len, memory_budget, top)
+    asked = Asked(model, dataset, gpu, seq_len, memory_budget, top, explain)
     check_rows(asked, token_coverage)
     fixed, excluded = dict(fix or {}), tuple(exclude)
     options = checked_options(

@@ -14,6 +14,7 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener
+from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
@@ -21,6 +22,7 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
+from autotune.planning.explained import explained
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
@@ -41,6 +43,7 @@ class Asked:
     seq_len: int | None
     memory_budget: str | int | None
     top: int
+    explain: bool = False
 
 
 def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: Listener) -> Plan:
@@ -75,6 +78,11 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             planner.vary(best[0].candidate)
         estimates = tuple(planner.ranked())
         baseline = planner.estimate(problem.baseline)
+        subject = Subject.FASTEST if best and best[0].fits else Subject.BASELINE
+        chosen = best[0].candidate if subject is Subject.FASTEST else problem.baseline
+        explanation = (
+            explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
+        )
         offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
     shown = (baseline, *distinct(estimates, asked.top))
     return Plan(
@@ -100,6 +108,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             "seq_len": seq_len,
             "fix": dict(fixed),
         },
+        explanation=explanation,
     )
 
 

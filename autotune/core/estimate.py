@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.core.candidate import Candidate
+from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
 from autotune.core.result import LeftOut, Unlockable
 
@@ -92,6 +93,15 @@ class Estimate:
         return self.spare_bytes is not None and self.spare_bytes >= 0
 
 
+def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
+    """Return a key that sorts what fits first, the fastest of it first; then the least memory; then what is unknown."""
+    memory = estimate.memory
+    need_bytes = memory.device_bytes if memory is not None else 0
+    rate = estimate.tokens_per_second or 0.0
+    # Of those that do not fit, the nearest to fitting is what helps.
+    return memory is None, not estimate.fits, -rate if estimate.fits else need_bytes, need_bytes
+
+
 def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
     """Return the first so many that predict something else: choices such as padding may change nothing on some rows."""
     kept: dict[tuple[object, ...], Estimate] = {}
@@ -127,6 +137,7 @@ class Plan:
         changes: for those that do not fit and were asked about.
         trace_count: traces that the estimates stand on.
         new_trace_count: of these, how many were run now; the others were kept from before.
+        explanation: how the estimate of one candidate came about; None unless that was asked for.
     """
 
     schema: int
@@ -145,6 +156,7 @@ class Plan:
     new_trace_count: int = 0
     wall_seconds: float = 0.0
     settings: Mapping[str, object] = field(default_factory=dict)
+    explanation: Explanation | None = None
 
     @property
     def fastest(self) -> Estimate | None:

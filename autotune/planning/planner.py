@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
-from autotune.planning.additive.model import AdditiveModel, Sum
+from autotune.planning.additive.model import AdditiveModel, Sum, Term
+from autotune.planning.explained import Basis, TracedTerm
 from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit, Point, points
@@ -167,7 +169,7 @@ class Planner:
 
         Those that fit come first, the fastest first; then those that do not, the least memory first; then unknown ones.
         """
-        return sorted(map(self.estimate, self.candidates), key=_rank)
+        return sorted(map(self.estimate, self.candidates), key=rank)
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form; of the problem's space, or near it."""
@@ -184,6 +186,18 @@ class Planner:
         rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
+
+    def basis(self, candidate: Candidate) -> Basis:
+        """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
+        geometry, group = self._geometry(candidate), self._group(candidate)
+        found = self._additive.sum(group) if group not in self._untraceable else None
+        terms = [self._term(term, geometry) for term in found.terms] if found is not None else []
+        return Basis(geometry, len(self._layer_kinds), tuple(terms))
+
+    def _term(self, term: Term, geometry: BatchGeometry) -> TracedTerm:
+        requests = {point: self._request(term.group, point) for point in self._points(term.group)}
+        forecasts = self._forecast(term.group, geometry)
+        return TracedTerm(term.group, term.weight, self._fits[term.group], requests, *forecasts)
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of other lengths add to a candidate; its estimate says so from then on."""
@@ -210,12 +224,7 @@ class Planner:
         known = self._fits.keys() | self._untraceable.keys()
         groups = [group for group in dict.fromkeys(asked) if group not in known]
         wanted = {group: self._points(group) for group in groups}
-        setting, timed = self._problem.setting, self._target.gpu or self._target.cpu
-        requests = {
-            (group, point): trace_request(self._plan(group), group.layout, point[1], point[0], setting, timed)
-            for group in groups
-            for point in wanted[group]
-        }
+        requests = {(group, point): self._request(group, point) for group in groups for point in wanted[group]}
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
         for group in groups:
             replies = {point: found[group, point] for point in wanted[group]}
@@ -229,6 +238,10 @@ class Planner:
         interacting = {level for found in effects.values() for level in found}
         self._additive = AdditiveModel(tuple(self._fits), interacting)
         self._forecasts.clear()
+
+    def _request(self, group: Group, point: Point) -> TraceRequest:
+        timed = self._target.gpu or self._target.cpu
+        return trace_request(self._plan(group), group.layout, point[1], point[0], self._problem.setting, timed)
 
     def _points(self, group: Group) -> list[Point]:
         return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
@@ -285,11 +298,3 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]
 
 def _place(unseen: int) -> int:
     return min(unseen, len(COMPOSED_ERRORS) - 1)
-
-
-def _rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
-    memory = estimate.memory
-    need_bytes = memory.device_bytes if memory is not None else 0
-    rate = estimate.tokens_per_second or 0.0
-    # Of those that do not fit, the nearest to fitting is what helps.
-    return memory is None, not estimate.fits, -rate if estimate.fits else need_bytes, need_bytes

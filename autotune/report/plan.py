@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autotune.core.estimate import Plan, distinct
+from autotune.report.explanation import drawn_explanation
 from autotune.report.listing import listing
 from autotune.report.outlook import said_left_out, said_unlockable
 from autotune.report.plan_tables import breakdown, candidates
@@ -32,10 +33,17 @@ def show_plan(plan: Plan, console: Console, top: int) -> None:
 
 
 def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
-    """Return the parts of a plan for a console of ``width`` characters, top to bottom."""
+    """Return the parts of a plan for a console of ``width`` characters, top to bottom.
+
+    Where the plan explains an estimate, its stages take the place of the candidates.
+    """
     shown = distinct(plan.estimates, top)
     yield Text(said_target(plan))
     yield Text()
+    if plan.explanation is not None:
+        yield from drawn_explanation(plan.explanation, plan)
+        yield listing("Notes", plan.notes)
+        return
     yield from _found(plan)
     yield from candidates(plan, shown, width)
     yield from breakdown(plan, width)

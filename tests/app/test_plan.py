@@ -10,6 +10,7 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
+from autotune.core.explanation import Subject
 from autotune.errors import InputError
 from autotune.planning.tracing.cache import Cache
 from tests.planning.stand_in import AnalyticTracer
@@ -90,6 +91,30 @@ def test_rows_stay_whole_unless_the_user_says_where_they_are_cut(
 )
 def test_what_is_not_certain_of_a_device_is_noted(model: str, gpu: str, note: str) -> None:
     assert note in autotune.plan(model, seq_len=48, gpu=gpu, fix=ONE_WAY).notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "subject"), [("20GiB", Subject.FASTEST), ("1MiB", Subject.BASELINE)])
+def test_what_is_explained_is_the_fastest_that_fits_or_else_the_baseline(
+    model: str, budget: str, subject: Subject
+) -> None:
+    found = autotune.plan(model, seq_len=48, gpu="RTX4090", memory_budget=budget, fix=ONE_WAY, explain=True)
+    assert found.explanation is not None
+    assert found.explanation.subject is subject
+    shown = found.fastest if subject is Subject.FASTEST else found.baseline
+    assert shown is not None
+    assert shown.memory is not None
+    assert found.explanation.candidate == shown.candidate
+    assert found.explanation.peak is not None
+    assert {name: shown.memory.breakdown[name] for name in found.explanation.peak.categories} == dict(
+        found.explanation.peak.categories
+    )
+    assert found.explanation.geometry.worst.tokens == 48
+
+
+@pytest.mark.slow
+def test_nothing_is_explained_unless_that_is_asked_for(model: str) -> None:
+    assert autotune.plan(model, seq_len=48, gpu="RTX4090", fix=ONE_WAY).explanation is None
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedGroup, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.report.plan_words import BASIS
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", [Plan, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds])
+EXPLAINED = [Explanation, TracedGroup, TracedPoint, PartPeak, PartTime, Additions]
+
+
+@pytest.mark.parametrize("kind", [Plan, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, *EXPLAINED])
 def test_every_key_of_the_document_is_documented(kind: type) -> None:
     documented = set(re.findall(r"`([a-z_0-9]+)`", DOCUMENT))
     assert {field.name for field in dataclasses.fields(kind)} - documented == set()

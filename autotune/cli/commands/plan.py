@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_same_training(parser, batch="8", max_length="all")
     add_space(parser)
     parser.add_argument("--top", type=int, metavar="N", help="candidates to show, the best first (default: 20)")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="show how one estimate came about: of the fastest that fits, or of the baseline; --fix chooses which",
+    )
     add_json(parser, "all estimates")
 
 
@@ -51,6 +56,7 @@ def epilog() -> str:
         "  autotune plan Qwen/Qwen2.5-0.5B --seq-len 2048 --gpu RTX4090\n"
         "  autotune plan ./my-model chats.parquet --gpu 24GiB --allow lora,quantization\n"
         "  autotune plan ./my-model --seq-len 2048 --gpu T4 --fix lora=r16 --fix quantization=4bit-nf4 --json\n"
+        "  autotune plan ./my-model data.jsonl --gpu T4 --fix packing=bfd --fix attention=sdpa --explain\n"
         "  autotune plan --gpu list\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 something is predicted to fit, 1 nothing is, 2 the input cannot be used\n"

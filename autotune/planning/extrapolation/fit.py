@@ -77,6 +77,11 @@ class Fit:
             },
         )
 
+    def weighted(self, layers: int, shape: Shape) -> list[tuple[Point, TraceReply, float]]:
+        """Return each trace with the weight of its figures in those of a depth and a shape."""
+        weights = zip(self._points, self._weights(layers, shape), strict=True)
+        return [(point, self._replies[point], weight) for point, weight in weights]
+
     def differs_by_sizes(self, other: Fit, tolerance: float) -> bool:
         """Whether what another way to train needs in micro-batches differs by more or less from shape to shape.
 

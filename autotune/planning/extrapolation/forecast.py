@@ -53,9 +53,15 @@ class Forecast:
         """Return how long an optimizer step of so many micro-batches takes, or None where it is not known."""
         if not self.times:
             return None
-        # A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
-        times = {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1}
-        return sum(time.seconds * times.get(part.occurrence, 1) for part, time in self.times.items())
+        return sum(time.seconds * self.repeats(part, micro_batches) for part, time in self.times.items())
+
+    @staticmethod
+    def repeats(part: Part, micro_batches: int) -> int:
+        """Return how often the time of a part counts in an optimizer step of so many micro-batches.
+
+        A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
+        """
+        return {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1}.get(part.occurrence, 1)
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:

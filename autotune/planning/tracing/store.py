@@ -16,24 +16,28 @@ Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
 
 
 class Traces:
-    """Traces by request.
-
-    Attributes:
-        count: how many there are.
-        new_count: how many of them were run rather than found.
-    """
+    """Traces by request."""
 
     def __init__(self, tracer: Tracer, cache: Cache, model_fingerprint: str, versions: Mapping[str, str]) -> None:
         self._tracer = tracer
         self._cache = cache
         self._identity = (model_fingerprint, dict(versions))
         self._known: dict[str, Traced] = {}
-        self.new_count = 0
+        self._new: set[str] = set()
 
     @property
     def count(self) -> int:
         """How many traces there are."""
         return len(self._known)
+
+    @property
+    def new_count(self) -> int:
+        """How many of them were run rather than found."""
+        return len(self._new)
+
+    def is_new(self, request: TraceRequest) -> bool:
+        """Return whether the trace of a request was run rather than found."""
+        return self._key(request) in self._new
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
@@ -44,7 +48,7 @@ class Traces:
             self._known[key] = traced
             if not isinstance(traced, Untraceable) or traced.lasting:
                 self._keep(key, traced)
-            self.new_count += 1
+            self._new.add(key)
         return [self._known[key] for key in keys]
 
     def _run(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:

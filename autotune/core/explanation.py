@@ -1,0 +1,145 @@
+"""How the estimate of one candidate came about, stage by stage: what ``autotune plan --explain`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.candidate import Candidate
+from autotune.core.plan import TrainingPlan
+from autotune.core.timeline import Part
+
+
+class Subject(StrEnum):
+    """Which candidate is explained: the fastest that fits, or the baseline where nothing does."""
+
+    FASTEST = "fastest"
+    BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class TracedPoint:
+    """One trace that an estimate follows from.
+
+    Attributes:
+        layers: how many were traced.
+        shape: of the traced micro-batch.
+        weight: of its figures in those of the whole model on the worst micro-batch. Negative ones are subtracted.
+        new: whether it was run now; else it was in the cache.
+        tensor_bytes: the most bytes that tensors held at once.
+        allocated_bytes, reserved_bytes: of the simulated caching allocator; on a CPU of tensors, and None.
+        assumptions: what the trace took for granted, with how often.
+    """
+
+    layers: int
+    shape: Shape
+    weight: float
+    new: bool
+    tensor_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int | None
+    assumptions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TracedGroup:
+    """A combination of techniques that was traced.
+
+    Attributes:
+        choices: of all knobs that do not only choose sizes.
+        layout: of the traced micro-batches.
+        weight: of its figures in the estimate: 1 for a traced estimate, which has a single group.
+        aligned: whether the moments of its traces are the same, so that each was followed; else the peaks alone were.
+        points: its traces.
+    """
+
+    choices: Candidate
+    layout: Layout
+    weight: float
+    aligned: bool
+    points: tuple[TracedPoint, ...]
+
+
+@dataclass(frozen=True)
+class PartPeak:
+    """The most bytes of tensors in a part of the step, for the whole model on the worst micro-batch.
+
+    Attributes:
+        backward: whether it is the part's backward pass.
+        categories: the bytes, in PyTorch's words.
+    """
+
+    part: Part
+    backward: bool
+    categories: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """All categories together."""
+        return sum(self.categories.values())
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """How long a part of the step takes on a typical micro-batch, and how often an optimizer step has it."""
+
+    part: Part
+    seconds: float
+    times: int
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a device has to have beyond the bytes of tensors; nothing on a CPU.
+
+    Attributes:
+        rounding_bytes: tensors' sizes are rounded up to blocks.
+        workspace_bytes: what is always there, such as cuBLAS's workspaces.
+        fragmentation_bytes: reserved and not in use at the peak.
+        context_bytes: CUDA's context.
+    """
+
+    rounding_bytes: int = 0
+    workspace_bytes: int = 0
+    fragmentation_bytes: int = 0
+    context_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The stages of one estimate, in their order. The figures that they come to are the estimate's.
+
+    Attributes:
+        subject: why this candidate.
+        candidate: whose estimate is explained.
+        training_plan: what TRL's trainer is built from.
+        documents: in the dataset.
+        document_tokens: in all of them, before any cutting.
+        longest_tokens: of the longest sequence.
+        geometry: the micro-batches that the plan makes of them.
+        layers: of the whole model.
+        groups: what was traced; empty where nothing was.
+        peaks: by part of the step, in its order.
+        additions: to the highest of these.
+        times: by part of the step; empty where the speed of the device is not known.
+    """
+
+    subject: Subject
+    candidate: Candidate
+    training_plan: TrainingPlan
+    documents: int
+    document_tokens: int
+    longest_tokens: int
+    geometry: BatchGeometry
+    layers: int
+    groups: tuple[TracedGroup, ...] = ()
+    peaks: tuple[PartPeak, ...] = ()
+    additions: Additions = field(default_factory=Additions)
+    times: tuple[PartTime, ...] = ()
+
+    @property
+    def peak(self) -> PartPeak | None:
+        """The part of the step with the highest peak, or None where nothing was traced."""
+        return max(self.peaks, key=lambda peak: peak.total_bytes, default=None)
