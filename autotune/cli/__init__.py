@@ -1,4 +1,4 @@
-"""The command line: words to calls of ``autotune.api``, and results to the terminal."""
+"""The command line: parses arguments, calls ``autotune.api``, and shows results in the terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def main() -> int:
 
         code = run(sys.argv)
     except KeyboardInterrupt:
-        # Before the command line was read: nothing has begun.
+        # Interrupted before the command line was read: nothing has started.
         code = _INTERRUPTED
-    # What is left is the interpreter's own end, of which Python would show a traceback.
+    # An interrupt during the interpreter's shutdown would show a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and what their words come to; the names are those of the API's parameters."""
+"""Arguments shared by several commands and their conversion; the names are those of the API's parameters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from autotune.trainers import DEFAULT
 
 
 def add_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Declare MODEL, which has to be given unless it is optional."""
+    """Declare MODEL, which is required unless ``optional``."""
     text = "hub id, local directory, or config.json; no weights are needed"
     parser.add_argument("model", metavar="MODEL", help=text, nargs="?" if optional else None)
 
 
 def add_dataset(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Declare DATASET, which has to be given unless it is optional."""
+    """Declare DATASET, which is required unless ``optional``."""
     text = "hub id, or .jsonl, .json, .csv, .parquet file or directory"
     parser.add_argument("dataset", metavar="DATASET", help=text, nargs="?" if optional else None)
 
@@ -28,17 +28,17 @@ def add_trainer(parser: argparse._ActionsContainer) -> None:
 
 
 def add_device(parser: argparse._ActionsContainer, what: str) -> None:
-    """Declare --device; ``what`` says what it is asked for."""
+    """Declare --device; ``what`` describes its purpose."""
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help=f"{what} (default: auto, a GPU if any)")
 
 
 def add_memory_budget(parser: argparse._ActionsContainer, default: str) -> None:
-    """Declare --memory-budget; ``default`` says what it is where it is not given."""
+    """Declare --memory-budget; ``default`` describes its default."""
     parser.add_argument("--memory-budget", metavar="SIZE", help=f"memory for training, as 24GiB (default: {default})")
 
 
 def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_length: str) -> None:
-    """Declare what stays the same for every configuration; the texts say the defaults."""
+    """Declare the arguments that are the same for every configuration; the texts describe their defaults."""
     parser.add_argument(
         "--global-batch-size", type=int, metavar="N", help=f"documents per optimizer step (default: {batch})"
     )
@@ -52,7 +52,7 @@ def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_len
 
 
 def add_space(parser: argparse._ActionsContainer) -> None:
-    """Declare what the search space is."""
+    """Declare the arguments that define the search space."""
     parser.add_argument(
         "--allow", action="append", metavar="KNOB[,KNOB]", help="consider also this knob's choices that change training"
     )
@@ -64,12 +64,12 @@ def add_space(parser: argparse._ActionsContainer) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    """Declare --json; ``what`` says what is written."""
+    """Declare --json; ``what`` describes the output."""
     parser.add_argument("--json", action="store_true", help=f"write {what} to stdout as JSON, and nothing else")
 
 
 def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Return the arguments of the API's function, and whether JSON is asked for.
+    """Return the arguments of the API's function, and whether JSON output is requested.
 
     Raises:
         InputError: --fix has another form, or contradicts itself.
@@ -90,7 +90,7 @@ def names(lists: Iterable[str]) -> tuple[str, ...]:
 
 
 def fixes(texts: Iterable[str]) -> dict[str, str]:
-    """Return the choice by knob of texts such as ``packing=bfd``.
+    """Return choices by knob from texts such as ``packing=bfd``.
 
     Raises:
         InputError: a text has another form, or two contradict each other.
@@ -108,7 +108,7 @@ def fixes(texts: Iterable[str]) -> dict[str, str]:
 
 
 def trainer_names() -> str:
-    """Return the part of a help's end that lists what --trainer takes."""
+    """Return the part of a help's epilog that lists the values of --trainer."""
     from autotune.trainers import trainers
 
     return f"--trainer takes:\n{listed(trainers())}\n"

@@ -1,4 +1,4 @@
-"""The edge of the process: every way in which a command can end, as an exit code and one message."""
+"""The process boundary: maps every way in which a command can end to an exit code and one message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.cli.programs import resume_command
 from autotune.errors import AutotuneError
 
 USAGE = 2
-# sysexits.h; 1 would say that nothing fits.
+# sysexits.h; 1 means that nothing fits.
 BUG = os.EX_SOFTWARE
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -25,14 +25,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def run(argv: Sequence[str]) -> int:
     """Run the command that ``argv`` names and return the exit code.
 
-    0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted; beyond these 141 where whoever read the output
-    went away, and 70 for a bug.
+    0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted, 141 the reader of the output closed the pipe,
+    70 a bug.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that has no sign for a bar is no reason to fail.
+            # Do not fail in a terminal whose encoding lacks a character.
             stream.reconfigure(errors="replace")
-    # Known before anything is read, since reading can fail too.
+    # Read before parsing, since parsing can fail too.
     debug = "--debug" in argv
     code = _guarded(lambda: _read_and_run(argv), debug)
     if code == INTERRUPTED:
@@ -60,7 +60,7 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
     except MemoryError:
         _say("The memory of this machine ran out. Free some, or use a smaller dataset.", debug)
         return USAGE
-    except Exception as error:  # noqa: BLE001 - the process ends here, whatever it was
+    except Exception as error:  # noqa: BLE001 - the process ends here after any error
         if isinstance(error, OSError) and error.errno in _FULL:
             _say(f"{error.filename or 'A file'} cannot be written: {error.strerror}. Free some space.", debug)
             return USAGE
@@ -80,7 +80,7 @@ def _say(message: str, debug: bool) -> None:
 def _tell_interrupted(argv: Sequence[str]) -> None:
     command = resume_command(argv)
     going_on = f" Nothing that ended is lost; this goes on:\n  {command}" if command else ""
-    # Whoever is in a hurry presses the keys twice.
+    # Users may press Ctrl-C twice.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"autotune: Interrupted.{going_on}", file=sys.stderr)
     signal.signal(signal.SIGINT, before)
@@ -89,7 +89,7 @@ def _tell_interrupted(argv: Sequence[str]) -> None:
 def _leave_quietly(debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    # Python flushes its streams once more at exit, into what is no longer there (docs, "Note on SIGPIPE").
+    # Python flushes its streams again at exit, into a closed pipe (docs, "Note on SIGPIPE").
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())

@@ -1,4 +1,4 @@
-"""Where the command line writes: documents to stdout, everything that is said to stderr."""
+"""Where the command line writes: documents to stdout, messages to stderr."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autotune.emit.document import json_text
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        # Rich would exit with 1, which says that nothing fits.
+        # Rich would exit with 1, which means that nothing fits.
         raise BrokenPipeError
 
 
 def stdout_console() -> Console:
-    """Return the console for what a command was asked to show."""
+    """Return the console for the requested output of a command."""
     return _Console(highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""The parser of the command line, put together from the commands."""
+"""Builds the parser of the command line from the commands."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ exit codes: 0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted
 
 @dataclass(frozen=True)
 class Command:
-    """A command that was read: ``run`` takes ``arguments`` and returns the exit code."""
+    """A parsed command: ``run`` takes ``arguments`` and returns the exit code."""
 
     run: Callable[[argparse.Namespace], int]
     arguments: argparse.Namespace
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are the user's, told like all others."""
+    """An argument parser that raises ``InputError``, so that its errors are shown like all others."""
 
     def __init__(self, *, epilog_source: Callable[[], str] | None = None, **kwargs: object) -> None:
         # Options that are not given are left out of the namespace, so that defaults live in one place: the API.
@@ -48,13 +48,13 @@ class Parser(argparse.ArgumentParser):
         self._epilog_source = epilog_source
 
     def format_help(self) -> str:
-        """Return the help; what it takes from the catalogue is read only now."""
+        """Return the help; the catalogue is read only when the help is shown."""
         if self._epilog_source is not None:
             self.epilog = self._epilog_source()
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong."""
+        """Raise argparse's error as an ``InputError``."""
         raise InputError(f"{message[:1].upper()}{message[1:]}.", hint=f"See {self.prog} --help.")
 
     def unknown(self, words: Sequence[str]) -> InputError:
@@ -86,7 +86,7 @@ def build_parser() -> Parser:
 
 
 def read_arguments(words: Sequence[str]) -> Command:
-    """Return the command that the words name.
+    """Parse the command line into a command.
 
     Raises:
         InputError: they name none, or one of them is unknown, missing or malformed.

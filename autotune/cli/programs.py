@@ -1,4 +1,4 @@
-"""Commands that are printed for the user to run, so that they work when they are pasted."""
+"""Formats commands for the user to paste and run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def program(name: str) -> str:
-    """Return how a program that is installed beside this Python is started: by its name where that finds it."""
+    """Return the command that starts a program installed with this Python: its name if that is on the path."""
     beside = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if not beside.exists() or (found is not None and Path(found).samefile(beside)):
@@ -19,10 +19,10 @@ def program(name: str) -> str:
 
 
 def resume_command(argv: Sequence[str]) -> str | None:
-    """Return the command that goes on where ``argv`` was interrupted; None where the command has nothing to go on with.
+    """Return the command that resumes an interrupted ``argv``, or None where the command cannot be resumed.
 
     Args:
-        argv: as in ``sys.argv``: how this program was started, and its arguments.
+        argv: as in ``sys.argv``: the program and its arguments.
     """
     arguments = list(argv[1:])
     if not arguments or arguments[0] != "probe":

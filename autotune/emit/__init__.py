@@ -1,1 +1,1 @@
-"""What is handed over: ``config.yaml`` for ``trl``, ``train.py`` for Python, ``result.json`` for programs."""
+"""Writes the bundle: ``config.yaml`` for ``trl``, ``train.py`` for Python, ``result.json`` for programs."""

@@ -1,4 +1,4 @@
-"""A chosen candidate as the arguments of ``trl``: what ``config.yaml`` and ``train.py`` both say."""
+"""Converts a chosen candidate to the arguments of ``trl``, for both ``config.yaml`` and ``train.py``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
 def launch_arguments(hardware: Hardware) -> dict[str, object]:
     """Return the arguments that ``trl`` passes on to ``accelerate launch``.
 
-    Left to itself, ``accelerate launch`` starts a process on every GPU it sees, which multiplies the global batch, and
+    By default, ``accelerate launch`` starts a process on every visible GPU, which multiplies the global batch, and
     sets OMP_NUM_THREADS to 1, which on a CPU trains on one core (accelerate 1.15, ``commands/launch.py``).
     """
     return {
@@ -36,7 +36,7 @@ def launch_arguments(hardware: Hardware) -> dict[str, object]:
 
 
 def output_name(workload: Workload) -> str:
-    """Return the directory for the trained model: a name, so that it stays right wherever the bundle is moved."""
+    """Return the directory for the trained model: a relative name, so that it stays valid when the bundle is moved."""
     return f"{short_name(workload.model_source.name)}-{short_name(workload.dataset.name)}-{workload.trainer}"
 
 

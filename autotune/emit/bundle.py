@@ -1,4 +1,4 @@
-"""The bundle: the directory that a run of ``autotune probe`` hands over."""
+"""Writes the bundle: the output directory of a run of ``autotune probe``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_bundle(result: Result, directory: Path) -> None:
     """Write ``result.json``, and for a recommendation ``config.yaml``, ``train.py`` and the rows that they need.
 
     A run that ended without a recommendation removes an earlier one's configuration; an interrupted one leaves it.
-    ``result.json`` comes last, so that where it is, what it speaks of is there too.
+    ``result.json`` is written last, so that if it exists, the files it refers to exist too.
 
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.

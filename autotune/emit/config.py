@@ -13,7 +13,7 @@ _WIDTH = 100
 
 
 def config_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
-    """Return the YAML document, with a comment at its head that says where it comes from."""
+    """Return the YAML document, with its provenance in a comment at the top."""
     import yaml
 
     document = {

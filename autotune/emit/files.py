@@ -1,4 +1,4 @@
-"""Writing what is handed over: what keeps a file from being written is told with what to do about it."""
+"""Writes the files of a bundle atomically; errors say what to do about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.errors import InputError
 
 @contextmanager
 def written(file: Path) -> Iterator[Path]:
-    """Give a path to write ``file`` to; it is there as a whole, or as it was.
+    """Yield a path to write ``file`` to; afterwards the file is complete, or unchanged after an error.
 
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.

@@ -1,4 +1,4 @@
-"""Where a recommendation comes from, in plain sentences for the head of the files that are handed over."""
+"""Describes the provenance of a recommendation in sentences for the top of the bundle's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
 
 
 def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[str, ...]:
-    """Return what was measured, on what, with which versions, and what holds only there; one sentence each."""
+    """Return what was measured, on which machine, with which versions, and its validity; one sentence each."""
     sentences = [_what(result), _where(result), _measured(chosen), _beside(result), _confirmed(result)]
     sentences.append(
         "These figures hold for this model, dataset, device and software; for any other, run autotune again."

@@ -21,7 +21,7 @@ CUT_ROWS = "rows.parquet"
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Where ``trl`` finds the rows, in the words of an item of its ``datasets:``.
+    """The location of the rows, with the fields of an item of ``datasets:`` in TRL's configuration.
 
     Attributes:
         in_bundle: whether the file was made for the bundle, and moves with it.
@@ -56,8 +56,8 @@ def write_cut_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int
     """Write the tokenised rows, cut to so many tokens from the start, as Parquet; return the number of rows.
 
     Args:
-        trainer: which knows how it cuts rows by itself.
-        tokenized_directory: what ``datasets.Dataset.save_to_disk`` wrote.
+        trainer: the trainer whose way of cutting rows is applied.
+        tokenized_directory: a directory written by ``datasets.Dataset.save_to_disk``.
         truncate_to: tokens to keep.
         file: where to write.
 

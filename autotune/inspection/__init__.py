@@ -1,1 +1,1 @@
-"""What the user's words and this machine come to: model, dataset, hardware, software and memory budget."""
+"""Resolves the user's input on this machine: model, dataset, hardware, software and memory budget."""

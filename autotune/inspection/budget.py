@@ -1,4 +1,4 @@
-"""The memory that a candidate may need."""
+"""Determines the memory budget of candidates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from autotune.units import format_bytes, parse_size
 
 
 def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
-    """Return the memory budget in bytes: what was asked for, or all of the device that others do not use.
+    """Return the memory budget in bytes: as requested, or all device memory that other processes do not use.
 
     Args:
         asked: a size such as ``24GiB``, a number of bytes, or None.
-        hardware: the device that it is a part of.
+        hardware: the device.
 
     Raises:
-        InputError: it is no size, is larger than the device, or nothing of the device is left.
+        InputError: it is not a size or is larger than the device, or no device memory is left.
     """
     if asked is None:
         if hardware.available_bytes == 0:

@@ -14,11 +14,11 @@ from autotune.core.machine import Hardware
 
 @dataclass(frozen=True)
 class Limits:
-    """What control groups leave to this process; None where they set no limit.
+    """The limits that control groups set for this process; None where they set no limit.
 
     Attributes:
         memory_bytes: the tightest memory limit.
-        memory_left_bytes: the least memory that a limit still leaves.
+        memory_left_bytes: the smallest amount of memory left under a limit.
         cores: the tightest CPU quota, in cores.
     """
 

@@ -1,4 +1,4 @@
-"""The dataset that a user named: found on disk and checked as far as that is fast."""
+"""Finds the dataset that a user named on disk, with fast checks only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dataset_source(text: str) -> DatasetSource:
     A hub id is taken as it is: whether it exists shows when it is loaded.
 
     Raises:
-        InputError: it is missing, empty, in no format that is understood, or broken where that shows fast.
+        InputError: it is missing, empty, in no supported format, or broken in a way that the fast checks detect.
     """
     path = local_path(text, "dataset", frozenset(BUILDERS))
     if path is None:
@@ -82,7 +82,7 @@ def _check_files(files: Sequence[Path], place: Path) -> None:
 
 
 def _check_file(file: Path, limit_bytes: int) -> int | None:
-    """Return the number of rows where it is counted fast, else None."""
+    """Check a file; return its number of rows if counting them is fast, else None."""
     if file.stat().st_size == 0:
         raise InputError(f"{file} is empty.", hint="Give a dataset with at least two rows.")
     match BUILDERS[file.suffix.lower()]:

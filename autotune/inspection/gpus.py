@@ -1,4 +1,4 @@
-"""The catalogue of GPUs to plan for, and which one a user's word means."""
+"""The catalogue of GPUs to plan for, and the lookup of a GPU by name or size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.core.machine import Hardware
 from autotune.errors import InputError
 from autotune.units import GIB, parse_size
 
-# Where no report of it was found. What was found lies between 0.13 (T4) and 0.60 GiB (RTX 5090).
+# For GPUs without a report of it. Reported values are between 0.13 (T4) and 0.60 GiB (RTX 5090).
 UNMEASURED_CONTEXT_BYTES = GIB // 2
 
 
@@ -30,8 +30,8 @@ def gpus() -> tuple[Gpu, ...]:
 def find_gpu(word: str) -> Gpu:
     """Return the GPU that a name such as ``H100-80GB`` or a size such as ``24GiB`` means.
 
-    Case, spaces and punctuation do not matter, nor does the maker's name in front. A size means a GPU with just that
-    memory, whose speeds are not known.
+    Case, spaces, punctuation and a leading manufacturer's name are ignored. A size means a GPU with that much memory
+    and unknown speeds.
 
     Raises:
         InputError: it is neither a name in the catalogue nor a size.
@@ -48,7 +48,7 @@ def find_gpu(word: str) -> Gpu:
 
 
 def described(hardware: Hardware) -> Gpu:
-    """Return a GPU that is here: its memory as the driver says, its speeds as the catalogue does, where it has it."""
+    """Return a present GPU: its memory from the driver, its speeds from the catalogue if it is listed there."""
     known = _names().get(_plain(hardware.name))
     gpu = known or Gpu(hardware.name, hardware.memory_bytes, "usable", "", UNMEASURED_CONTEXT_BYTES)
     return replace(
@@ -61,7 +61,7 @@ def described(hardware: Hardware) -> Gpu:
 
 
 def _closest(plain: str, names: Mapping[str, Gpu]) -> list[str]:
-    """Return what begins with the word, since a variant may have been left out, or else what is spelt alike."""
+    """Return names that begin with the word, since a variant may have been left out, or else similar names."""
     return [name for name in names if plain and name.startswith(plain)] or get_close_matches(plain, names, n=3)
 
 

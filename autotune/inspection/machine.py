@@ -1,4 +1,4 @@
-"""The machine that training runs on: its device, how much of it is free, and the software that is installed."""
+"""Inspects the machine that training runs on: its device, free memory, and installed software."""
 
 from __future__ import annotations
 

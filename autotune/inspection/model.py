@@ -1,4 +1,4 @@
-"""The model that a user named: found and checked on disk, without reading anything large."""
+"""Finds and checks the model that a user named, without reading large files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what a user typed names something on this disk or something on the hub."""
+"""Decides whether a user's text names a local path or a repository on the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a JSON file: whether they are rows at all, and the first line where they are not."""
+"""Checks that a JSON file contains rows, and finds the first broken line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from autotune.errors import InputError
 from autotune.units import MIB
 
 CHECKED_BYTES = 64 * MIB
-"""How much of a file is read to find its first broken line: about a second's reading; what lies behind is found when
-the dataset is loaded."""
+"""How much of a file is read to find its first broken line: about a second's reading; later broken lines are
+found when the dataset is loaded."""
 
 _SHOWN_CHARACTERS = 60
 

@@ -1,4 +1,4 @@
-"""The software that is installed: versions that matter, what autotune requires, and whether torch can do CUDA."""
+"""Inspects the installed software: relevant versions, autotune's requirements, and torch's CUDA support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUIRED: Mapping[str, str] = {
     "datasets": ">=4.7",
     "optuna": ">=5,<6",
 }
-"""What has to be installed, and in which versions; the same as in ``pyproject.toml``, which a test checks."""
+"""Required distributions and versions; the same as in ``pyproject.toml``, which a test checks."""
 
 OPTIONAL = (
     "bitsandbytes",
@@ -35,11 +35,11 @@ OPTIONAL = (
     "apollo-torch",
     "lomo-optim",
 )
-"""Distributions that make more choices possible. FlashAttention 2, 3 and 4 are three distributions."""
+"""Distributions that enable further choices. FlashAttention 2, 3 and 4 are three distributions."""
 
 
 def installed_packages() -> dict[str, str]:
-    """Return the versions of the distributions that matter, by name; those that are not installed are absent."""
+    """Return the versions of the relevant distributions, by name; those that are not installed are absent."""
     found = {}
     for name in (*REQUIRED, *OPTIONAL):
         try:
@@ -68,7 +68,7 @@ def check_required(packages: Mapping[str, str]) -> None:
 def torch_cuda_version() -> str | None:
     """Return the CUDA version that the installed torch was built for, or None for a build without CUDA.
 
-    Torch is not imported, which takes seconds: its ``version.py`` is read.
+    Its ``version.py`` is read, because importing torch takes seconds.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

@@ -1,1 +1,1 @@
-"""What is shown: values are computed first, where tests can check them, and then drawn."""
+"""Terminal output: values are computed first, where tests can check them, and then rendered."""

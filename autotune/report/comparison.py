@@ -12,15 +12,15 @@ from autotune.units import format_bytes, format_duration
 
 _EQUALLY_FAST = "equally fast"
 _SAME_STEP = 0.1
-"""Share by which packed rows may miss the documents that an optimizer step was asked to hold."""
+"""Relative deviation allowed for the documents of a packed optimizer step."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One property of both, in words.
+    """One property of the recommendation and the baseline, in words.
 
     Attributes:
-        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None where no bar is due.
+        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None without a bar.
     """
 
     label: str
@@ -31,7 +31,7 @@ class Row:
 
 
 def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
-    """Return the rows of the comparison; what neither of both has measured is left out."""
+    """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
     rates = [one.tokens_per_second for one in (recommended, baseline) if one is not None]
     fastest = max((rate for rate in rates if rate is not None), default=None)
@@ -70,7 +70,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
 
 
 def said_contribution(contribution: Contribution) -> str:
-    """Return what changing one choice of the winner back to the baseline's did."""
+    """Return the effect of changing one choice of the winner back to the baseline's."""
     if contribution.speedup is None:
         if contribution.status in (ProbeStatus.OK, ProbeStatus.VETOED):
             return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
@@ -85,7 +85,7 @@ def said_contribution(contribution: Contribution) -> str:
 
 
 def headline(result: Result, recommended: Choosable) -> str:
-    """Return in one sentence what was found."""
+    """Return the result in one sentence."""
     baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
     if baseline is not None and recommended.candidate == baseline.candidate:
         return "TRL's default is already the fastest candidate that fits."
@@ -97,7 +97,7 @@ def headline(result: Result, recommended: Choosable) -> str:
 
 
 def said_runs(result: Result, recommended: Choosable) -> str:
-    """Return how many runs stand behind the figures of speed, and what their range means."""
+    """Return how many runs the speed figures are based on, and what their range means."""
     if recommended.tokens_per_second_low is None:
         return "The speed is that of one run, which says nothing of the spread between runs."
     turns = f", {result.pairs} of them in turn with {BASELINE_NAME}" if result.pairs else ""
@@ -105,7 +105,7 @@ def said_runs(result: Result, recommended: Choosable) -> str:
 
 
 def said_steps(result: Result) -> str:
-    """Return what the recommendation means for the learning rate and step counts, or nothing where it means nothing."""
+    """Return the consequences for the learning rate and step counts, or an empty text without any."""
     recommended, baseline = result.recommended, result.baseline
     if recommended is None or baseline is None:
         return ""
@@ -127,7 +127,7 @@ def _said_speedup(speedup: float) -> str:
 
 
 def _said_speed(result: Result, speedup: float) -> str:
-    """Return the speed-up and its interval, and whether it is one at all."""
+    """Return the speed-up and its interval, or that there may be none."""
     factor, low, high = f"{speedup:.2f}", result.speedup_low, result.speedup_high
     where = f"TRL's default at the same global batch of {result.global_batch_size}"
     if low is None or high is None:

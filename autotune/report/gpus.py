@@ -1,4 +1,4 @@
-"""``autotune plan --gpu list`` in a terminal: the catalogue of GPUs, and where its figures come from."""
+"""``autotune plan --gpu list`` in a terminal: the catalogue of GPUs and the sources of its figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show_gpus(gpus: Sequence[Gpu], console: Console) -> None:
 
 
 def drawn_gpus(gpus: Sequence[Gpu], width: int) -> Iterable[RenderableType]:
-    """Return the parts of the catalogue for a console of ``width`` characters; links are left out of a narrow one."""
+    """Return the parts of the catalogue for a console of ``width`` characters; a narrow one omits links."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     titles = [title for title in _columns(gpus[0]) if width >= _WIDE or title not in _LINKS]
     for title in titles:

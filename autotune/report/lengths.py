@@ -1,4 +1,4 @@
-"""``autotune lengths`` in a terminal: the histogram, the quantiles, and what each maximum length keeps."""
+"""``autotune lengths`` in a terminal: the histogram, the quantiles, and the tokens that each maximum length keeps."""
 
 from __future__ import annotations
 

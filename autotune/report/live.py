@@ -1,4 +1,4 @@
-"""Progress in a terminal: what is being done, a line for every probe that ended, and the best so far."""
+"""Live progress in a terminal: the current stage, a line for every finished probe, and the best so far."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FRAMES_PER_SECOND = 8
 
 
 class LiveListener:
-    """A context manager that draws while it is entered, and listens to events."""
+    """A listener and context manager that redraws the display while the context is active."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -39,18 +39,18 @@ class LiveListener:
         )
 
     def __enter__(self) -> LiveListener:
-        """Start to draw."""
+        """Start the display."""
         self._live.start(refresh=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Take the display away; the lines of finished probes stay."""
+        """Remove the display; the lines of finished probes stay."""
         self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Take in an event, and print what is to stay of it."""
+        """Handle an event, and print the lines that stay."""
         progress = self._display.progress
         progress.follow(event)
         match event:
@@ -78,7 +78,7 @@ class Display:
         self._spinner = Spinner("dots")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the state of this moment."""
+        """Render the current state."""
         progress = self.progress
         running = Table.grid(padding=(0, 1))
         running.add_column(min_width=1, no_wrap=True)
@@ -107,7 +107,7 @@ class Display:
 
 
 def finished_row(event: ProbeFinished, progress: Progress) -> Table:
-    """Return the line of a probe that ended."""
+    """Return the line of a finished probe."""
     measurement = event.measurement
     what = Text(progress.said_candidate(event.candidate, event.purpose))
     reason = said_reason(measurement)
@@ -127,7 +127,7 @@ def finished_row(event: ProbeFinished, progress: Progress) -> Table:
 
 
 def probe_row(number: str, status: str, peak: str, rate: str, what: Text, style: str) -> Table:
-    """Return one line of the list of probes; what does not fit goes on below in its own column."""
+    """Return one line of the list of probes; long texts wrap within their column."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=4, justify="right")
     grid.add_column(width=13, style=style)

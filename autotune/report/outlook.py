@@ -1,4 +1,4 @@
-"""What a run decided without a probe, what it left out, and what else could be tried, as sentences."""
+"""Sentences on vetoed candidates, choices that were not searched, and further options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REASONS_SHOWN = 4
 
 
 def said_trials(result: Result) -> str:
-    """Return how many candidates ended how, and how long that took."""
+    """Return the number of candidates by outcome, and the time taken."""
     counts = Counter(trial.status for trial in result.trials)
     parts = [f"{counts[status]} {said_status(status)}" for status in ProbeStatus if counts[status]]
     return f"{len(result.trials)} candidates in {format_duration(result.wall_seconds)}: {', '.join(parts) or 'none'}."
@@ -26,7 +26,7 @@ def said_vetoes(result: Result) -> tuple[str, ...]:
     """Return why candidates were vetoed, the most frequent reasons first, each with its count."""
     vetoed = [trial for trial in result.trials if trial.status is ProbeStatus.VETOED]
     needs = sorted(trial.predicted_bytes for trial in vetoed if trial.predicted_bytes is not None)
-    # Each prediction is a reason of its own; together they are one.
+    # Every predicted size is a reason of its own; they are grouped into one.
     predicted = f"predicted to need {format_bytes(needs[0])}" if needs else ""
     if len(set(needs)) > 1:
         predicted += f" to {format_bytes(needs[-1])}"
@@ -37,7 +37,7 @@ def said_vetoes(result: Result) -> tuple[str, ...]:
 
 
 def said_left_out(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
-    """Return the choices that were not searched, those of a knob with the same reason together."""
+    """Return the choices that were not searched, grouped by knob and reason."""
     together: dict[tuple[str, str], list[str]] = {}
     for item in left_out:
         together.setdefault((item.knob, item.reason), []).append(str(item.choice))
@@ -60,7 +60,7 @@ def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
 
 
 def said_interrupted(result: Result) -> str:
-    """Return what an interrupted run had found."""
+    """Return the result of an interrupted run so far."""
     best = best_so_far(result.trials)
     if best is None:
         return "Interrupted before any candidate ran to the end."
@@ -77,7 +77,7 @@ def said_all(trial: Trial) -> str:
 
 
 def said_nothing_fits(result: Result) -> str:
-    """Return that nothing fits, and how far it was from fitting."""
+    """Return that nothing fits, and by how much."""
     ran_out = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
     other = next((trial for trial in result.trials if trial.status not in (*ran_out, ProbeStatus.VETOED)), None)
     if other is not None and not any(trial.status in ran_out for trial in result.trials):
@@ -89,7 +89,7 @@ def said_nothing_fits(result: Result) -> str:
 
 
 def said_ways_out(result: Result) -> tuple[str, ...]:
-    """Return what might make something fit; none of it was measured."""
+    """Return changes that might make a candidate fit; none of them was measured."""
     documents = result.workload.dataset.documents
     tried = [int(trial.candidate["max_length"]) for trial in result.trials if "max_length" in trial.candidate]
     shortest = min([*tried, documents.longest])

@@ -1,4 +1,4 @@
-"""Memory against speed of all candidates that ran, as a picture in text."""
+"""A scatter plot in text of memory against speed, for all candidates that ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.units import format_bytes
 
 RECOMMENDED, BASELINE, OTHER = "●", "○", "·"
 _ORDER = (OTHER, BASELINE, RECOMMENDED)
-# Below a third of the budget the points would crowd at the left edge.
+# Below a third of the budget, points would be too close to the left edge.
 _CROWDED = 1 / 3
 _HEIGHT = 9
 
@@ -25,7 +25,7 @@ class Point:
 
 
 def points(result: Result) -> tuple[Point, ...]:
-    """Return a point for every candidate that ran to the end; for the two that are compared, with those figures."""
+    """Return a point for every candidate that ran to the end; the two compared ones with their compared figures."""
     compared = {
         one.candidate: (one.peak_bytes, one.tokens_per_second, mark)
         for one, mark in ((result.baseline, BASELINE), (result.recommended, RECOMMENDED))
@@ -46,11 +46,11 @@ def points(result: Result) -> tuple[Point, ...]:
 def scatter(drawn: tuple[Point, ...], budget_bytes: int, width: int) -> list[str]:
     """Return the lines of a scatter plot: speed upwards, memory to the right, both from zero.
 
-    Where points fall on one another, the recommendation is seen before the baseline, and both before others.
+    Where points coincide, the recommendation is drawn over the baseline, and both over the others.
 
     Args:
         drawn: at least one point.
-        budget_bytes: where the memory axis ends, unless all points lie far below or one lies beyond.
+        budget_bytes: the end of the memory axis, unless all points are far below it or one is beyond it.
         width: characters in a line, at least 40.
     """
     most_peak = max(point.peak_bytes for point in drawn)

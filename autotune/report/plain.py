@@ -20,14 +20,14 @@ from autotune.report.words import said_bytes, said_rate, said_status
 
 
 class PlainListener:
-    """Writes a line for every event; ``write`` gets it without its end."""
+    """Writes a line for every event; ``write`` gets it without the newline."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._progress = Progress()
 
     def __call__(self, event: Event) -> None:
-        """Take in an event and write its line."""
+        """Write the line of an event."""
         self._progress.follow(event)
         self._write(self._line(event).replace("\n", " "))
 

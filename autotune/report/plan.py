@@ -1,4 +1,4 @@
-"""``autotune plan`` in a terminal: the fastest that fits, the candidates, and what their memory goes to."""
+"""``autotune plan`` in a terminal: the fastest that fits, the candidates, and a breakdown of their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two tables of ``autotune plan``: the candidates with their figures, and what memory goes to, as bars."""
+"""The two tables of ``autotune plan``: the candidates with their figures, and the breakdown of memory as bars."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TITLES = ("", "needs", "to spare", "host", "tok/s", "")
 _WIDTHS = (3, 10, 10, 10, 9)
 _FIGURES_WIDTH = sum(_WIDTHS) + 2 * len(_WIDTHS) + max(map(len, BASIS.values()))
 _INDENT = _WIDTHS[0] + 2
-# From this many characters on, choices have room beside the figures; else they stand below them.
+# With at least this many characters left, choices are shown beside the figures, otherwise below them.
 _CHOICES_BESIDE = 40
-# PyTorch's words for memory in the order of training, then what the allocator and the driver add.
+# PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
     "parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "rounding", "fragmentation",
     "context",
@@ -31,12 +31,12 @@ _OTHER = "other"
 _SMALLEST_SHARE = 1e-3
 _CROWDED = 1 / 3
 _WIDEST_BAR, _NARROWEST_BAR = 24, 5
-# What the table of memory has beside its bars: the longest category, two sizes, and what separates five columns.
+# Width of the memory table without its bars: the longest category, two sizes, and the separators of five columns.
 _BESIDE_BARS = 15 + 2 * 10 + 4 * 3
 
 
 def candidates(plan: Plan, shown: Sequence[Estimate], width: int) -> Iterable[RenderableType]:
-    """Return estimates line by line, the baseline last, each with what differs from the baseline."""
+    """Return one line per estimate, the baseline last, each with its differences from the baseline."""
     listed = [(str(number), estimate) for number, estimate in enumerate(shown, 1)]
     if plan.baseline.candidate not in [estimate.candidate for estimate in shown]:
         listed.append((MISSING, plan.baseline))
@@ -87,7 +87,7 @@ def _choices(plan: Plan, estimate: Estimate, changes: Mapping[Candidate, Change]
 
 
 def breakdown(plan: Plan, width: int) -> Iterable[RenderableType]:
-    """Return what memory goes to, of the best candidate beside the baseline; nothing where neither is known."""
+    """Return the memory breakdown of the best candidate and the baseline; nothing where neither is known."""
     best = plan.fastest or smallest(plan)
     columns = {} if best is None else {"fastest" if best.fits else "least": best.memory}
     if best is None or best.candidate != plan.baseline.candidate:
@@ -97,7 +97,7 @@ def breakdown(plan: Plan, width: int) -> Iterable[RenderableType]:
         return
     needs = [memory.device_bytes for memory in known.values()]
     most_bytes = max(needs)
-    # Of far less than the budget, bars against the budget would show nothing.
+    # For sizes far below the budget, bars relative to the budget would be empty.
     scale_bytes = max(plan.budget_bytes, most_bytes) if most_bytes > plan.budget_bytes * _CROWDED else most_bytes
     bar_width = max(_NARROWEST_BAR, min(_WIDEST_BAR, (width - _BESIDE_BARS) // 2))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -116,7 +116,7 @@ def breakdown(plan: Plan, width: int) -> Iterable[RenderableType]:
 
 
 def _parts(memories: Sequence[MemoryEstimate]) -> dict[str, list[int]]:
-    """Return the sizes by category, of each estimate; what is too small for a row of its own is among the others."""
+    """Return the sizes of each estimate by category; categories too small for a row are summed under "other"."""
     found = dict.fromkeys(_CATEGORIES) | dict.fromkeys(name for memory in memories for name in memory.breakdown)
     sizes = {name: [memory.breakdown.get(name, 0) for memory in memories] for name in found}
     small = max(memory.device_bytes for memory in memories) * _SMALLEST_SHARE

@@ -1,4 +1,4 @@
-"""What a plan found, as sentences and figures, before anything is drawn."""
+"""The results of a plan as sentences and figures, before rendering."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.report.words import BASELINE_NAME, said_bytes, said_rate
 from autotune.units import format_bytes, format_duration
 
 BASIS = {Origin.TRACED: "traced", Origin.COMPOSED: "about", Origin.UNKNOWN: "unknown"}
-"""What an estimate stands on, in the one word that a table has room for."""
+"""The basis of an estimate in one word, for tables."""
 _MEANINGS = {
     Origin.TRACED: "traced: traces of this very combination",
     Origin.COMPOSED: "about: added up from traces of combinations with fewer techniques",
@@ -21,7 +21,7 @@ _MEANINGS = {
 
 
 def said_target(plan: Plan) -> str:
-    """Return what was planned, and for what."""
+    """Return the workload and the target of the plan."""
     part = plan.budget_bytes < plan.gpu.memory_bytes
     memory = f"{format_bytes(plan.budget_bytes)} of {plan.gpu.name}" if part else plan.gpu.name
     has = "" if part else f", which has {format_bytes(plan.budget_bytes)}"
@@ -34,14 +34,14 @@ def said_target(plan: Plan) -> str:
 
 
 def said_choices(candidate: Candidate, plan: Plan) -> str:
-    """Return what a candidate does differently from TRL's default, beside what was fixed."""
+    """Return a candidate's differences from TRL's default, without the fixed choices."""
     differences = candidate.differences(plan.baseline.candidate)
     words = " ".join(f"{knob}={choice}" for knob, choice in differences.items())
     return words or f"{BASELINE_NAME}{' beside that' if plan.settings.get('fix') else ''}"
 
 
 def headline(plan: Plan) -> str:
-    """Return in one sentence what is predicted to be best."""
+    """Return the candidate predicted to be best in one sentence."""
     best, alone = plan.fastest, len(plan.estimates) == 1
     if best is not None:
         spare = f"with {said_bytes(best.spare_bytes)} to spare"
@@ -59,19 +59,19 @@ def headline(plan: Plan) -> str:
 
 
 def smallest(plan: Plan) -> Estimate | None:
-    """Return what needs the least memory, or None where nothing could be predicted."""
+    """Return the estimate with the least memory, or None where nothing could be predicted."""
     known = [estimate for estimate in plan.estimates if estimate.memory is not None]
     return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
 
 
 def sure(estimate: Estimate) -> bool:
-    """Return whether it fits even if its memory was underestimated by its stated error, after varied lengths."""
+    """Return whether it fits after varied lengths even if its memory is underestimated by its stated error."""
     memory, spare_bytes = estimate.memory, estimate.spare_bytes
     return memory is not None and spare_bytes is not None and memory.device_bytes + spare_bytes >= memory.most_bytes
 
 
 def said_doubt(plan: Plan) -> str:
-    """Return what else is known where the best may not fit after all, or nothing where it is sure to."""
+    """Return the alternatives where the best might not fit, or an empty text where it is sure to fit."""
     best = plan.fastest
     if best is None or best.memory is None or sure(best):
         return ""
@@ -90,19 +90,19 @@ def said_doubt(plan: Plan) -> str:
 
 
 def said_change(change: Change) -> str:
-    """Return in a few words what makes a candidate fit."""
+    """Return in a few words the change that makes a candidate fit."""
     made = change.instead.candidate.differences(change.candidate)
     words = " ".join(f"{knob}={choice}" for knob, choice in made.items())
     return f"fits with {words}, {said_bytes(change.instead.spare_bytes)} to spare"
 
 
 def said_ways_out(plan: Plan) -> tuple[str, ...]:
-    """Return what might make something fit that was not looked at."""
+    """Return changes outside of the plan that might make a candidate fit."""
     return (*said_unlockable(plan.unlockable), "rows cut by a smaller --max-length", "a GPU with more memory")
 
 
 def said_counts(plan: Plan) -> str:
-    """Return how many candidates fit, and what the estimates stand on."""
+    """Return how many candidates fit, and the basis of the estimates."""
     fitting = sum(estimate.fits for estimate in plan.estimates)
     unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in plan.estimates)
     counts = {"fitting": fitting, "not fitting": len(plan.estimates) - fitting - unknown, "unknown": unknown}
@@ -113,7 +113,7 @@ def said_counts(plan: Plan) -> str:
 
 
 def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
-    """Return what the words of the table's last column mean, with the errors of those that are shown."""
+    """Return the meaning of the words in the table's last column, with the errors of the estimates shown."""
     errors: dict[Origin, float] = {}
     for estimate in estimates:
         error = estimate.memory.error if estimate.memory is not None else 0.0
@@ -126,11 +126,11 @@ def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
 
 
 def said_unknown(plan: Plan) -> tuple[str, ...]:
-    """Return why there are estimates missing, the most frequent reasons first, each with its count."""
+    """Return why estimates are missing, the most frequent reasons first, each with its count."""
     reasons = Counter(estimate.reason for estimate in plan.estimates if estimate.reason)
     return tuple(f"{count:,} unknown: {reason}" for reason, count in reasons.most_common())
 
 
 def _percent(error: float) -> str:
-    """Return an error, as a share that may be more than the whole, in per cent."""
+    """Return an error, given as a share that may exceed 1, in per cent."""
     return f"{100 * error:.0f} %"

@@ -1,4 +1,4 @@
-"""How far a run is, followed from its events: what both the live display and the plain lines say."""
+"""Derives the progress of a run from its events, for the live display and for plain lines."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _PURPOSES = {
 }
 
 UNCOUNTED = ("audit", "confirmation", "comparison")
-"""Purposes of probes that the limit does not count."""
+"""Purposes of probes that do not count towards the limit."""
 
 
 @dataclass
 class Progress:
-    """What is known of a run so far.
+    """The state of a run so far.
 
     Attributes:
-        stage: what is being done, in words.
-        baseline: what candidates are shown as differences from.
-        limit: probes at the most, :data:`UNCOUNTED` ones excluded; None before it is known.
-        done: probes that ended, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
-        vetoed: candidates that were decided without a probe, those of a resumed study included.
+        stage: the current stage, in words.
+        baseline: the candidate from which differences are shown.
+        limit: maximum number of probes, :data:`UNCOUNTED` ones excluded; None before it is known.
+        done: finished probes, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
+        vetoed: candidates rejected without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
     """
 
@@ -52,7 +52,7 @@ class Progress:
     _probe_seconds: list[float] = field(default_factory=list)
 
     def follow(self, event: Event) -> None:
-        """Take in what happened."""
+        """Update the state by an event."""
         match event:
             case StageStarted(text=text):
                 self.stage = text
@@ -74,7 +74,7 @@ class Progress:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """At most how long the probes that are left will take, by the mean of those that ended; None before any did."""
+        """Upper estimate of the time for the remaining probes, by the mean of finished ones; None before the first."""
         if self.limit is None or not self._probe_seconds:
             return None
         mean = sum(self._probe_seconds) / len(self._probe_seconds)
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def said_running(self) -> str:
-        """The probe that is running, in words, or the stage when none is."""
+        """The running probe in words, or the stage if none is running."""
         if self.running is None:
             return self.stage
         return f"probe {self.running.number}: {self.said_candidate(self.running.candidate, self.running.purpose)}"
@@ -97,19 +97,19 @@ class Progress:
         return f"best so far: {said(self.best.candidate, self.baseline)} ({figures})"
 
     def said_candidate(self, candidate: Candidate, purpose: str) -> str:
-        """Return a candidate as its differences from the baseline, and what it is probed for where that matters."""
+        """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
         return BASELINE_NAME if purpose == "baseline" else _PURPOSES.get(purpose, "") + said(candidate, self.baseline)
 
 
 def said_resumed(progress: Progress) -> str:
-    """Return what a resumed study holds, in one line."""
+    """Return the contents of a resumed study in one line."""
     vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
     found = progress.said_best or "nothing fits so far"
     return f"resumed with {progress.done} of at most {progress.limit} probes{vetoed}; {found}"
 
 
 def said_reason(measurement: Measurement) -> str:
-    """Return why a probe did not end well, in words; empty when it did."""
+    """Return why a probe failed, in words; empty if it did not."""
     if measurement.out_of_memory is None or measurement.reason:
         return measurement.reason
     asked = measurement.out_of_memory.requested_bytes
@@ -117,7 +117,7 @@ def said_reason(measurement: Measurement) -> str:
 
 
 def said_workload(event: WorkloadReady) -> str:
-    """Return what is to be trained, in one line."""
+    """Return the workload in one line."""
     model, dataset = event.workload.model, event.workload.dataset
     return (
         f"{model.architecture} ({format_count(model.parameters)} parameters) on {dataset.lengths.rows:,} rows, "

@@ -1,4 +1,4 @@
-"""What is shown when a run of ``autotune probe`` has ended."""
+"""The summary at the end of a run of ``autotune probe``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NARROW = 100
 
 
 def show_summary(result: Result, console: Console, trl: str = "trl") -> None:
-    """Print a result; ``trl`` is how that program is started on this machine."""
+    """Print a result; ``trl`` is the command that starts TRL on this machine."""
     for part in summary(result, console.width, trl):
         console.print(part)
 

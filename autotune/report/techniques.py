@@ -1,4 +1,4 @@
-"""``autotune techniques`` in a terminal: every knob with its choices, and what this machine cannot do."""
+"""``autotune techniques`` in a terminal: every knob with its choices, and what this machine does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way a run is followed: live in a terminal, in plain lines elsewhere."""
+"""Chooses the progress output: live in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.report.plain import PlainListener
 
 @contextmanager
 def watching(console: Console) -> Iterator[Listener]:
-    """Give a listener that shows on ``console`` what a run does, for as long as the context lasts."""
+    """Yield a listener that shows the progress of a run on ``console`` during the context."""
     if console.is_terminal and not console.is_dumb_terminal:
         with LiveListener(console) as listener:
             yield listener

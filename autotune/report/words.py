@@ -1,4 +1,4 @@
-"""How candidates, statuses, shares and paths are said to a reader."""
+"""Formats candidates, statuses, shares and paths for display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def said(candidate: Candidate, baseline: Candidate) -> str:
-    """Return a candidate as what it does differently from the baseline, such as ``packing=bfd liger=on``."""
+    """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``."""
     return " ".join(f"{knob}={choice}" for knob, choice in candidate.differences(baseline).items()) or BASELINE_NAME
 
 
@@ -40,7 +40,7 @@ def said_share(share: float) -> str:
 
 
 def said_path(path: Path) -> str:
-    """Return a path as seen from the working directory where it lies below it, else in full."""
+    """Return a path relative to the working directory if it is inside it, else in full."""
     here = Path.cwd()
     absolute = path.absolute()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)

@@ -1,4 +1,4 @@
-"""THE training step, in a process of its own: plan to TRL trainer, worst and typical batches, meters.
+"""Runs training steps in child processes: builds TRL's trainer from a plan, chooses batches, and measures.
 
-Run as ``python -m autotune.step``; see :mod:`autotune.step.__main__`. Nothing in the parent imports it.
+Run as ``python -m autotune.step``; see :mod:`autotune.step.__main__`. The parent process never imports it.
 """

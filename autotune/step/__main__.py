@@ -49,10 +49,10 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         status = main()
-    except Exception:  # noqa: BLE001 the process boundary: the parent shows what was said last
+    except Exception:  # noqa: BLE001 the process boundary: the parent shows the end of the log
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # What the libraries do at exit takes long and prints about leaks.
+    # The libraries' exit handlers take long and print warnings about leaks.
     os._exit(status)

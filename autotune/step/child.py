@@ -1,4 +1,4 @@
-"""A job's own process: cut off from the server, it reads the request, runs the job, and writes the reply."""
+"""The process of one job: detached from the server, it reads the request, runs the job, and writes the reply."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.step.job import JobContext, JobType, failure_of
 
 
 def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
-    """Return the kinds of job by name, with those of another module's ``JOBS``."""
+    """Return the job types by name, including those in the ``JOBS`` of another module."""
     from autotune.step.jobs import JOBS
 
     extra = importlib.import_module(extra_module).JOBS if extra_module is not None else {}
@@ -25,14 +25,14 @@ def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
 
 
 def run_once(folder: Path, jobs_module: str | None) -> int:
-    """Run the job in ``folder`` in this process, from the imports on; return the exit status."""
+    """Import the libraries and run the job in ``folder`` in this process; return the exit status."""
     redirect_output(folder)
     import_libraries()
     return execute(folder, offered_jobs(jobs_module))
 
 
 def redirect_output(folder: Path) -> None:
-    """Point standard output and error at the job's log, and standard input at nothing."""
+    """Redirect standard output and error to the job's log, and standard input from the null device."""
     sys.stdout.flush()
     sys.stderr.flush()
     log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -50,7 +50,7 @@ def execute(folder: Path, jobs: Mapping[str, JobType]) -> int:
         reply = _reply(folder, jobs)
     except InputError as error:
         reply = InputProblem(message=error.message, hint=error.hint)
-    except Exception as error:  # noqa: BLE001 the process boundary: whatever went wrong is told to the parent
+    except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent
         reply = failure_of(error)
     write_reply(folder, reply)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What is imported before jobs are forked, and how importing it leaves the accelerator alone."""
+"""Imports the libraries before jobs are forked, without initialising the accelerator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 
-# CUDA_ERROR_NOT_INITIALIZED of cuda.h: what every driver call but cuInit answers before cuInit.
+# CUDA_ERROR_NOT_INITIALIZED of cuda.h: what every driver call but cuInit returns before cuInit.
 _CUDA_ERROR_NOT_INITIALIZED = 3
-# Asks the driver for the device's properties while it is imported, and peft imports it.
+# Queries the device's properties from the driver when it is imported, and peft imports it.
 _TOUCHES_CUDA = "bitsandbytes"
 _PRELOADED = (
     "torch",
@@ -32,7 +32,7 @@ _PRELOADED = (
 
 
 class _Deferring(importlib.abc.MetaPathFinder):
-    """Finds the module that touches CUDA and puts off running it to its first use, which is in a forked job."""
+    """Import hook that delays executing the module that touches CUDA until its first use, in a forked job."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -62,20 +62,20 @@ def prepare_environment(device: str) -> None:
 
 
 def preload(device: str) -> None:
-    """Make this process one to fork jobs from: import all that they use, without initialising CUDA."""
+    """Prepare this process for forking jobs: import all that they use, without initialising CUDA."""
     if device == "cuda":
         sys.meta_path.insert(0, _Deferring())
         _import(_PRELOADED)
     else:
         import_libraries()
     _compile_weight_renamings()
-    # Whatever is alive now stays: a job's collections need not look at it, nor copy the pages that it lies on.
+    # Freeze all live objects: the garbage collector of a job then does not visit them or copy their pages.
     gc.collect()
     gc.freeze()
 
 
 def import_libraries() -> None:
-    """Import everything that jobs use, so that none of it is counted as theirs."""
+    """Import everything that jobs use, so that imports do not count as memory of a job."""
     _import((_TOUCHES_CUDA,) if importlib.util.find_spec(_TOUCHES_CUDA) is not None else ())
     _import(_PRELOADED)
 
@@ -86,7 +86,7 @@ def _import(names: Iterable[str]) -> None:
 
 
 def _compile_weight_renamings() -> None:
-    """Have transformers compile and keep the expressions that it matches the names in every checkpoint with."""
+    """Make transformers compile and cache the regular expressions that it matches checkpoint names with."""
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     get_checkpoint_conversion_mapping("llama")

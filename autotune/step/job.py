@@ -1,4 +1,4 @@
-"""What a job is: a request, a function that answers it, and how an error becomes an answer."""
+"""Defines a job: its request, the function that runs it, and the conversion of errors to replies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from autotune.core.protocol import Failure
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a job knows beside its request.
+    """The context of a job, in addition to its request.
 
     Attributes:
-        folder: the job's folder, for what it has to write.
-        sent_seconds: when it was asked for, on the clock of :func:`time.monotonic`.
+        folder: the job's folder, for the files that it writes.
+        sent_seconds: when the parent sent the request, on the clock of :func:`time.monotonic`.
     """
 
     folder: Path
@@ -26,14 +26,14 @@ class JobContext:
 
 @dataclass(frozen=True)
 class JobType:
-    """A kind of job: the dataclass of its request, and what runs it and returns the dataclass of its reply."""
+    """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply."""
 
     request: type
     run: Callable[[Any, JobContext], object]
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return an error as it is told to the parent; the job's log has it too."""
+    """Convert an error to the reply for the parent, and write it to the job's log."""
     traceback.print_exception(error)
     text = "".join(traceback.format_exception(error))
     return Failure(kind=type(error).__name__, message=str(error), traceback=text)

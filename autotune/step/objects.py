@@ -1,4 +1,4 @@
-"""From a training plan to TRL's own objects, made as TRL's own scripts make them. Also for users, through the API."""
+"""Builds TRL's objects from a training plan as TRL's scripts do; users call it through the API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model_arguments(plan: TrainingPlan) -> ModelConfig:
 
 
 def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
-    """Return the keyword arguments with which a model is loaded, put together as ``trl/scripts/`` do."""
+    """Return the keyword arguments with which a model is loaded, composed as in ``trl/scripts/``."""
     arguments = model_arguments(plan)
     kwargs: dict[str, Any] = {
         "revision": arguments.model_revision,

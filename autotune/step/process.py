@@ -1,4 +1,4 @@
-"""What Linux offers to keep a process from outliving its parent, and a group from outliving its leader."""
+"""Linux process control: ends a process with its parent, and a process group with its leader."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end at once when that has already happened.
+    """Make the kernel kill this process when its parent ends; exit at once if it has already ended.
 
     Args:
-        parent: the process id of the parent as it knows itself.
+        parent: the process id of the parent, in the parent's own view.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -23,7 +23,7 @@ def die_with(parent: int) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill a process that is not yet reaped, and every process of the group that it leads."""
+    """Kill a process that is not yet reaped, and every process in its process group."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(leader, signal.SIGKILL)

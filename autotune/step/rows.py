@@ -1,4 +1,4 @@
-"""Sizes of tokenised rows, read from Arrow's buffers without making Python objects of the tokens."""
+"""Reads the sizes of tokenised rows from Arrow's buffers, without creating Python objects for the tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Sizes of each row that a trainer iterates over.
+    """Sizes of the rows that a trainer iterates over.
 
     Attributes:
-        lengths: tokens of each sequence that a row sends through the model, once cut; shape (rows, sequences).
+        lengths: tokens of each sequence that a row passes through the model, after truncation; shape (rows, sequences).
         trainable: tokens per row that the loss counts; shape (rows,).
-        documents: documents per row as the ``seq_lengths`` of packing count them, or None where there are none.
+        documents: documents per row according to the ``seq_lengths`` of packing, or None without that column.
     """
 
     lengths: Counts
@@ -33,7 +33,7 @@ class RowSizes:
 
     @property
     def tokens(self) -> Counts:
-        """Tokens per row, of all its sequences; shape (rows,)."""
+        """Tokens per row, summed over its sequences; shape (rows,)."""
         return np.asarray(self.lengths.sum(axis=1))
 
     @property
@@ -48,7 +48,7 @@ class RowSizes:
 
 
 def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
-    """Return the lengths of the lists in columns of a ``datasets.Dataset``; shape (rows, columns)."""
+    """Return the lengths of the lists in some columns of a ``datasets.Dataset``; shape (rows, columns)."""
     found = (
         np.stack([np.diff(_offsets(batch.column(name))[0]) for name in columns], axis=1)
         for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
@@ -57,7 +57,7 @@ def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
 
 
 def counted_values(rows: Any, column: str) -> Counts:
-    """Return how many values of each list in a column the loss counts; shape (rows,)."""
+    """Return the number of values that the loss counts in each list of a column; shape (rows,)."""
     found = [np.zeros(0, dtype=np.int64)]
     for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS):
         offsets, values = _offsets(batch.column(column))
@@ -69,7 +69,7 @@ def counted_values(rows: Any, column: str) -> Counts:
 def first_counted(rows: Any, column: str) -> Counts:
     """Return the index of the first value of each list in a column that the loss counts; shape (rows,).
 
-    Lists without one give their length.
+    For a list without one, it is the length of the list.
     """
     found = [np.zeros(0, dtype=np.int64)]
     for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS):
@@ -81,7 +81,7 @@ def first_counted(rows: Any, column: str) -> Counts:
 
 
 def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
-    """Return where each list of a column starts and ends, and the values that the offsets count into."""
+    """Return the offsets of the lists in a column, and the array of values that the offsets index."""
     lists = column.combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks)

@@ -17,7 +17,7 @@ from autotune.step.imports import accelerator_is_initialized, preload
 from autotune.step.job import JobType
 from autotune.step.process import die_with, kill_group
 
-# How long a lost parent can go unnoticed where something else still holds the other end of standard input.
+# Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
 
 
@@ -30,7 +30,7 @@ class Server:
         self._jobs_module = jobs_module
         self._parent = os.getppid()
         self._running: int | None = None
-        # Whatever a library prints must not get between the events.
+        # Output of libraries must not mix with the events.
         self._events = os.dup(1)
         os.dup2(2, 1)
 
@@ -94,7 +94,7 @@ class Server:
             os.close(self._events)
             redirect_output(folder)
             status = execute(folder, jobs)
-        except BaseException:  # noqa: BLE001 nothing may return into the server's loop
+        except BaseException:  # noqa: BLE001 the forked process must not return into the server's loop
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -107,13 +107,13 @@ class Server:
         return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD])
 
     def _reap(self) -> None:
-        """Tell of the running job's end, once nothing of its process group is left."""
+        """Report the end of the running job, after killing the rest of its process group."""
         if self._running is None:
             return
         ended = os.waitid(os.P_PID, self._running, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return
-        # The leader is not reaped yet, so that its group's number cannot be another's.
+        # The leader is not reaped yet, so its group id cannot have been reused.
         kill_group(self._running)
         _, status = os.waitpid(self._running, 0)
         self._running = None
@@ -125,4 +125,4 @@ class Server:
 
 
 def _wake(*_: object) -> None:
-    """Take a signal, which Python then also writes to the wake-up pipe."""
+    """Handle a signal, so that Python writes it to the wake-up pipe."""

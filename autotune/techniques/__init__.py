@@ -16,17 +16,17 @@ __all__ = ["catalogue", "find"]
 
 @cache
 def catalogue() -> tuple[Technique, ...]:
-    """Return all techniques in the order of their names; a trainer has some of them."""
+    """Return all techniques, sorted by name; each trainer supports a subset."""
     modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
     declared = [module.TECHNIQUE for module in modules if hasattr(module, "TECHNIQUE")]
     return tuple(sorted(declared, key=lambda item: item.name))
 
 
 def find(knob: str, techniques: Iterable[Technique]) -> Technique:
-    """Return the one of some techniques that has a name.
+    """Return the technique named ``knob``.
 
     Raises:
-        InputError: there is none; the message names the nearest.
+        InputError: there is none; the message suggests the closest names.
     """
     named = {item.name: item for item in techniques}
     if knob in named:

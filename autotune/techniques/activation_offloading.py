@@ -26,13 +26,13 @@ class ActivationOffloading(Technique):
     patches_libraries = False
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """On a CPU, TRL 1.16 fails on the missing accelerator."""
+        """Return a reason on a CPU, where TRL 1.16 fails for lack of an accelerator."""
         if choice == ON and machine.hardware.kind == "cpu":
             return "it moves activations from an accelerator to the host, and there is no accelerator"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Two mechanisms for the same tensors."""
+        """Return a reason where checkpointing offloads too: both mechanisms would handle the same tensors."""
         if choice == ON and candidate["gradient_checkpointing"] == OFFLOAD:
             return "gradient_checkpointing=offload moves the same activations already"
         return None

@@ -60,12 +60,12 @@ class Attention(Technique):
     patches_libraries = False
 
     def default(self, setting: Setting) -> Choice:
-        """Transformers falls back to eager where an architecture has no sdpa and none was asked for."""
+        """Return sdpa, or eager where the architecture has no sdpa, as transformers does by default."""
         check = setting.workload.packing_checks.get(SDPA)
         return EAGER if check is not None and not check.supported else SDPA
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Fused kernels need a GPU of a generation and a package."""
+        """Return a reason where the GPU generation or the package that a fused kernel needs is missing."""
         hardware = machine.hardware
         if choice == FLEX and hardware.kind == "cpu":
             return "flex_attention has no backward pass on a CPU"
@@ -84,14 +84,14 @@ class Attention(Technique):
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """The architecture has to have it."""
+        """Return a reason where the architecture does not support the implementation."""
         check = setting.workload.packing_checks.get(str(choice))
         if check is not None and not check.supported:
             return f"{setting.workload.model.model_type} does not run with attention={choice}: {check.reason}"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """FlashAttention computes in half precision only."""
+        """Return a reason for FlashAttention outside of half precision, the only types it computes in."""
         if choice in _FLASH and candidate["precision"] == "float32":
             return f"{choice} computes in bf16 or fp16 only, and precision=float32 has neither"
         return None

@@ -1,4 +1,4 @@
-"""What a technique is: one knob, declared once, from which every spelling, table and plan entry derives."""
+"""Defines a technique: one knob, declared once, from which every spelling, table and plan entry derives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON = "on"
 
 
 class Effect(StrEnum):
-    """What a choice does to training. See law 3: the second kind is searched only when allowed by name."""
+    """The effect of a choice on training. See law 3: the second kind is searched only when allowed by name."""
 
     EXACT = "exact"
     CHANGES_TRAINING = "changes-training"
@@ -31,9 +31,9 @@ class Option:
     """One documented choice of a technique.
 
     Attributes:
-        choice: its spelling; for a family of choices, one that stands for all, such as ``r16``.
+        choice: its spelling; for a family of choices, a representative such as ``r16``.
         summary: what it does, in a few words.
-        effect: what it does to training, all else at TRL's defaults.
+        effect: its effect on training with all other techniques at TRL's defaults.
     """
 
     choice: Choice
@@ -48,20 +48,20 @@ class Technique(ABC):
         name: the knob's spelling everywhere.
         summary: what it trades, in one sentence.
         options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
-        trl_default: what TRL does when it is told nothing.
+        trl_default: the choice that equals TRL's behaviour without any setting.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD`` or ``truncate_to``; a further part
             names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
-        without_effect: by the name of a trainer whose configuration has the fields, why they do nothing there. Which
-            other trainers have the technique follows from the fields of their configurations.
+        without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
+            Which other trainers support the technique follows from the fields of their configurations.
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
-        needs: what it needs, in words, for the catalogue; empty when nothing.
+        needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
-        ordered: whether, all else equal, a larger choice never needs less memory. Lets one out-of-memory probe veto
-            the candidates that it implies.
-        only_sizes: whether it chooses the sizes of micro-batches and nothing else of a step, so that traces at other
-            sizes stand for it.
-        patches_libraries: whether it may change classes or functions of a library, which stay changed as long as their
-            process lives: a trace without it then has another process.
+        ordered: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
+            the candidates with larger choices.
+        only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
+            traces at other sizes.
+        patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
+            ends: a trace without it then needs another process.
     """
 
     name: ClassVar[str]
@@ -78,18 +78,18 @@ class Technique(ABC):
     patches_libraries: ClassVar[bool] = True
 
     def default(self, setting: Setting) -> Choice:
-        """Return the choice of the baseline: TRL's default, as near as this setting allows."""
+        """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
         return self.trl_default
 
     @abstractmethod
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the plan entries of a choice: a value for keys out of :attr:`writes`."""
+        """Return the plan entries of a choice: values for keys in :attr:`writes`."""
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the choice that a spelling names; symbolic ones become concrete once there is a setting.
+        """Return the choice that a spelling names; with a setting, symbolic spellings are resolved to concrete ones.
 
         Raises:
-            InputError: no choice is spelled so.
+            InputError: the spelling names no choice.
         """
         spellings = {str(option.choice): option.choice for option in self.options}
         if str(text) in spellings:
@@ -97,26 +97,26 @@ class Technique(ABC):
         raise self.unknown(text)
 
     def unknown(self, text: Choice) -> InputError:
-        """Return the error for a spelling that names no choice, with the nearest ones."""
+        """Return the error for a spelling that names no choice, with the closest ones."""
         spellings = [str(option.choice) for option in self.options]
         near = difflib.get_close_matches(str(text), spellings, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         return InputError(f"{text!r} is no choice of {self.name}.", hint=f"{hint}It takes {', '.join(spellings)}.")
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Return what a choice does to training in this candidate."""
+        """Return the effect of a choice on training in this candidate."""
         return next((option.effect for option in self.options if option.choice == choice), Effect.EXACT)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return why this machine cannot do a choice at all, or None when it can."""
+        """Return why a choice is not available on this machine, or None if it is."""
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return why a choice is impossible for this workload whatever else is chosen, or None when it is not."""
+        """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
         return None
 
     def impossible(self, choice: Choice, setting: Setting) -> str | None:
-        """Return why a choice is impossible here whatever else is chosen, or None when it is not."""
+        """Return why a choice is impossible in this setting in every candidate, or None if it is possible."""
         return (
             self.unavailable(choice, setting.machine)
             or self.refused.get((setting.workload.trainer, choice))
@@ -124,13 +124,13 @@ class Technique(ABC):
         )
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why a choice is illegal or silently different in this candidate, or None when it is legal."""
+        """Return why a choice is illegal or silently changed in this candidate, or None if it is legal."""
         return None
 
     def layer_period(self, plan: TrainingPlan) -> int:
-        """Return after how many layers what a plan says of this technique repeats: 2 for every second layer."""
+        """Return the period, in layers, of the technique's effect in a plan: 2 if it applies to every second layer."""
         return 1
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return the choice that stands for this one where several come to the same plan."""
+        """Return the canonical choice among those that result in the same plan."""
         return choice

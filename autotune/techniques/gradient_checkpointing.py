@@ -16,14 +16,14 @@ from autotune.techniques.versions import installed
 SELECTIVE = "selective"
 OFFLOAD = "offload"
 _EVERY = re.compile(r"every_(\d+)")
-# `every_n_layers` and `offload` came with transformers 5.23's activation checkpointing.
+# `every_n_layers` and `offload` were added with transformers 5.23's activation checkpointing.
 _TRANSFORMERS_WITH_KEYS = ">=5.23"
-# `selective` came with TRL 1.15.
+# `selective` was added in TRL 1.15.
 _TRL_WITH_SELECTIVE = ">=1.15"
 
 
 class GradientCheckpointing(Technique):
-    """Activation checkpointing, by transformers and TRL."""
+    """Activation checkpointing of transformers and TRL."""
 
     name = "gradient_checkpointing"
     summary = "Keeps fewer activations and computes them again in the backward pass."
@@ -43,12 +43,12 @@ class GradientCheckpointing(Technique):
     patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the choice, ``every_N`` for any N above one included."""
+        """Return the choice; ``every_N`` is accepted for any N above one."""
         every = _EVERY.fullmatch(str(text))
         return str(text) if every and int(every.group(1)) > 1 else super().parse(text)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Some of its keys came late, and offloading pins host memory, which only an accelerator's driver does."""
+        """Return a reason where a library is too old, or for offloading on a CPU, where memory cannot be pinned."""
         if choice == OFFLOAD and machine.hardware.kind == "cpu":
             return "offloading moves activations from an accelerator to the host, and there is no accelerator"
         late = choice == OFFLOAD or _EVERY.fullmatch(str(choice))
@@ -59,7 +59,7 @@ class GradientCheckpointing(Technique):
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Every n-th layer needs n layers."""
+        """Return a reason for ``every_N`` on a model with fewer than N layers."""
         every = _EVERY.fullmatch(str(choice))
         layers = setting.workload.model.layers
         if every and int(every.group(1)) > layers:
@@ -67,7 +67,7 @@ class GradientCheckpointing(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """On a model with adapters, transformers 5.23 no longer calls what TRL wraps to take its key out."""
+        """Return a reason where transformers 5.23, with adapters, skips the function in which TRL removes its key."""
         renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
         if choice == SELECTIVE and candidate["lora"] != "none" and renamed:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
@@ -83,7 +83,7 @@ class GradientCheckpointing(Technique):
         return {"args.gradient_checkpointing": choice == ON}
 
     def layer_period(self, plan: TrainingPlan) -> int:
-        """Every n-th layer repeats after n."""
+        """Return n for ``every_n``."""
         keys = plan.args.get("gradient_checkpointing_kwargs")
         every = keys.get("every_n_layers") if isinstance(keys, Mapping) else None
         return every if isinstance(every, int) else 1

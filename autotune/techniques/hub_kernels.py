@@ -15,7 +15,7 @@ _KERNELS = ">=0.18.2,<0.19"
 
 
 def kernels_missing(machine: Machine) -> str | None:
-    """Return why transformers will not load kernels of the Hub here, or None when it will."""
+    """Return why transformers cannot load kernels of the Hub here, or None if it can."""
     if "kernels" not in machine.packages:
         return "the package kernels is not installed"
     if not installed(machine, "kernels", _KERNELS):
@@ -40,7 +40,7 @@ class HubKernels(Technique):
         return "its kernels are for CUDA GPUs" if machine.hardware.kind == "cpu" else kernels_missing(machine)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Left unsaid when off, since older releases do not know the word."""
+        """Return no entry when off, since older releases do not accept the argument."""
         return {"args.model_init_kwargs.use_kernels": True} if choice == ON else {}
 
 

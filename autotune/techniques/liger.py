@@ -11,7 +11,7 @@ from autotune.techniques.base import OFF, ON, Option, Technique
 
 
 class Liger(Technique):
-    """``use_liger_kernel``. TRL 1.15 and later keep its layer kernels and turn its fused loss off."""
+    """``use_liger_kernel``. TRL 1.15 and later enable its layer kernels and disable its fused loss."""
 
     name = "liger"
     summary = "Replaces normalisation, rotary embedding and MLP by fused Triton kernels."
@@ -21,7 +21,7 @@ class Liger(Technique):
     writes = frozenset({"args.use_liger_kernel"})
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Triton has no driver on a CPU."""
+        """Return a reason on a CPU, for which Triton has no driver, and where Liger is missing."""
         if choice == OFF:
             return None
         if machine.hardware.kind == "cpu":

@@ -11,7 +11,7 @@ from autotune.techniques.base import Effect, Option, Technique
 
 NONE = "none"
 _GRAMMAR = re.compile(r"r(?P<rank>[1-9]\d*)(?P<attention>-attention)?(?P<rslora>-rslora)?(?P<dora>-dora)?")
-# How transformers' modeling files name the projections of attention.
+# Names of the attention projections in transformers' modeling files.
 _ATTENTION_MODULES = frozenset(
     {
         "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv",
@@ -23,7 +23,7 @@ _ALPHA_PER_RANK = 2
 
 
 class Lora(Technique):
-    """LoRA by PEFT, with the words of ``trl.ModelConfig``."""
+    """LoRA by PEFT, set through the fields of ``trl.ModelConfig``."""
 
     name = "lora"
     summary = "Trains small adapters beside a frozen model: gradients and optimizer state shrink to theirs."
@@ -55,11 +55,11 @@ class Lora(Technique):
         return str(text) if _GRAMMAR.fullmatch(str(text)) else super().parse(text)
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Every adapter changes what is trained."""
+        """Return that every adapter changes training."""
         return Effect.EXACT if choice == NONE else Effect.CHANGES_TRAINING
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Targets have to exist, and PEFT's adapters of fused experts (``ParamWrapper``) take no DoRA."""
+        """Return a reason for missing targets, and for DoRA on fused experts (PEFT's ``ParamWrapper`` has none)."""
         found = _GRAMMAR.fullmatch(str(choice))
         if found and found["dora"] and not found["attention"] and setting.workload.model.fused_experts:
             instead = f"r{found['rank']}-attention-dora"
@@ -92,8 +92,8 @@ class Lora(Technique):
 
     def _targets(self, setting: Setting) -> list[str] | str:
         modules = self._attention_modules(setting)
-        # TRL's ModelConfig makes a string of a list of one, and PEFT takes a string for an expression that has to
-        # match the whole name of a module.
+        # TRL's ModelConfig turns a list of one into a string, and PEFT treats a string as a regular expression that has
+        # to match the full name of a module.
         return modules if len(modules) > 1 else rf".*\.{modules[0]}"
 
     @staticmethod

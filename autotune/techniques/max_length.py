@@ -1,4 +1,4 @@
-"""``max_length``: to how many tokens rows are cut, or packed."""
+"""``max_length``: the number of tokens to which rows are truncated or packed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from autotune.techniques.base import ON, Option, Technique
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
 from autotune.units import format_share
 
-# Strategies that move what overflows a row into the next one, so that no token is dropped.
+# Strategies that move a row's overflow into the next row, so that no token is dropped.
 _KEEP_OVERFLOW = frozenset({SPLIT, WRAPPED})
 # Tensor cores work on tiles of 8 and more elements (NVIDIA, "Matrix Multiplication Background"), so a length that is
 # not a multiple of 8 costs as much as the next one that is.
 _ROUND_TO = 8
 _COVERAGE = re.compile(r"coverage(?:\*(\d+))?")
 _BATCH = re.compile(r"batch/([1-9]\d*)")
-# Times that a length is corrected by what rows of the length before hold; they settle after one or two.
+# Number of corrections of a length by the documents that rows of it hold; it converges after one or two.
 _CORRECTIONS = 4
 _SETTLED = 0.01
 
@@ -34,7 +34,7 @@ def token_coverage(candidate: Candidate, setting: Setting) -> float:
 
 
 class MaxLength(Technique):
-    """Rows longer than this lose their end; packed rows are filled up to it."""
+    """Longer rows are truncated to this length; packed rows are filled up to it."""
 
     name = "max_length"
     summary = "Cuts long rows, so that the largest micro-batch is smaller; with packing, the length of a packed row."
@@ -52,7 +52,7 @@ class MaxLength(Technique):
     patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the number of tokens; a symbolic word stays as it is until there is a setting."""
+        """Return the number of tokens; without a setting, a symbolic word is returned unchanged."""
         word = str(text)
         covering, filling = _COVERAGE.fullmatch(word), _BATCH.fullmatch(word)
         if covering or filling or word == "longest":
@@ -71,13 +71,13 @@ class MaxLength(Technique):
         raise InputError(f"{word!r} is no choice of {self.name}.", hint=hint)
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Cutting beyond the longest row is cutting nothing; packing still fills rows up to the length."""
+        """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows."""
         if candidate.get("packing", "none") != "none":
             return choice
         return min(int(choice), setting.workload.dataset.documents.longest)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """A candidate may not drop more of the dataset than the user agreed to."""
+        """Return a reason where a candidate drops more of the dataset than the user allowed."""
         kept = token_coverage(candidate, setting)
         if kept < setting.token_coverage:
             return (
@@ -87,7 +87,7 @@ class MaxLength(Technique):
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """TRL refuses a length for padding-free rows that are not packed: those are cut beforehand."""
+        """Return the length; padding-free rows without packing, for which TRL refuses one, are truncated beforehand."""
         if candidate.get("padding_free") == ON and candidate["packing"] == "none":
             cuts = int(choice) < setting.workload.dataset.documents.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
@@ -98,7 +98,7 @@ TECHNIQUE = MaxLength()
 
 
 def _holding(documents: Documents, wanted: float) -> int:
-    """Return the length, in tokens, of packed rows that hold so many documents on average."""
+    """Return the length, in tokens, at which packed rows hold ``wanted`` documents on average."""
     tokens = documents.tokens / documents.rows * wanted
     for _ in range(_CORRECTIONS):
         length = max(_ROUND_TO, round(tokens / _ROUND_TO) * _ROUND_TO)

@@ -1,4 +1,4 @@
-"""``optimizer``: which optimizer steps, and how large its state is."""
+"""``optimizer``: which optimizer is used, which determines the size of its state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Optimizer(Technique):
     patches_libraries = False
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """See ``needs``; paging moves between a GPU and the host."""
+        """Return a reason where ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
         package = _PACKAGES.get(str(choice))
         if package and package not in machine.packages:
             return f"the package {package} is not installed"

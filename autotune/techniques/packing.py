@@ -14,17 +14,17 @@ from autotune.techniques.base import Effect, Option, Technique
 
 NONE = "none"
 CUTTING = "bfd"
-"""The strategy that drops what overflows a row."""
+"""The strategy that drops a row's overflow."""
 SPLIT = "bfd_split"
 WRAPPED = "wrapped"
 SEPARATING = frozenset({CUTTING, SPLIT})
-"""Strategies whose documents must not see one another; TRL makes them padding-free."""
-# Rows that datasets.Dataset.map hands over at a time, which pack_dataset leaves at its default.
+"""Strategies whose documents must not attend to each other; TRL makes them padding-free."""
+# Batch size of datasets.Dataset.map, which pack_dataset leaves at its default.
 _PACKED_AT_ONCE = 1000
 
 
 def not_separated(candidate: Candidate, setting: Setting) -> str | None:
-    """Return why documents that share a row would see one another in this candidate, or None when they do not."""
+    """Return why documents in one row would attend to each other in this candidate, or None if they do not."""
     attention = str(candidate["attention"])
     check = setting.workload.packing_checks.get(attention)
     model = setting.workload.model.model_type
@@ -36,7 +36,7 @@ def not_separated(candidate: Candidate, setting: Setting) -> str | None:
 
 
 def never_separated(setting: Setting) -> str | None:
-    """Return why no attention implementation keeps documents apart here, or None when one does."""
+    """Return why no attention implementation separates documents here, or None if one does."""
     checks = setting.workload.packing_checks
     if any(check.separates for check in checks.values()):
         return None
@@ -49,8 +49,8 @@ def never_separated(setting: Setting) -> str | None:
 def packed_rows(documents: Documents, strategy: str, length: int) -> int:
     """Return how many rows of ``length`` tokens TRL packs documents into.
 
-    ``trl.pack_dataset`` packs so many documents at a time as ``datasets.Dataset.map`` hands it, in the order of the
-    dataset. Each time is taken to get documents of all lengths, as a shuffled dataset has them.
+    ``trl.pack_dataset`` packs documents in the batches of ``datasets.Dataset.map``, in the order of the dataset. Each
+    batch is assumed to contain documents of all lengths, as in a shuffled dataset.
     """
     whole, rest = divmod(documents.rows, _PACKED_AT_ONCE)
     rows = whole * _packed_at_once(documents, strategy, length, _PACKED_AT_ONCE) if whole else 0
@@ -63,7 +63,7 @@ def documents_per_row(documents: Documents, strategy: str, length: int) -> float
 
 
 def _packed_at_once(documents: Documents, strategy: str, length: int, count: int) -> int:
-    """Return the rows that so many documents are packed into, which are spread evenly over all lengths."""
+    """Return the number of rows that ``count`` documents, spread evenly over all lengths, are packed into."""
     chosen: Counter[int] = Counter()
     seen = taken = 0
     for group in sorted(documents.groups, key=lambda group: group[2:]):
@@ -108,20 +108,20 @@ class Packing(Technique):
     patches_libraries = False
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Where no document overflows a row there is nothing to split."""
+        """Merge the splitting strategy with the cutting one where no document overflows a row."""
         overflows = setting.workload.dataset.documents.longest > int(candidate["max_length"])
         return CUTTING if choice == SPLIT and not overflows else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """See law 4: offered only after the self-test."""
+        """Return a reason unless the self-test passed (law 4)."""
         return never_separated(setting) if choice in SEPARATING else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Documents that share a row have to stay apart, except where the strategy says that they do not."""
+        """Return a reason where a strategy that separates documents is combined with attention that does not."""
         return not_separated(candidate, setting) if choice in SEPARATING else None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """A strategy is named only where there is packing, so that plans without it are equal."""
+        """Return the entries, with a strategy only if packing is on, so that plans without packing are equal."""
         if choice == NONE:
             return {"args.packing": False}
         return {"args.packing": True, "args.packing_strategy": choice}

@@ -11,7 +11,7 @@ from autotune.techniques.base import Option, Technique
 
 
 class PadToMultipleOf(Technique):
-    """Padding of the collated length, beside what the longest row needs."""
+    """Padding of the collated length beyond the longest row."""
 
     name = "pad_to_multiple_of"
     summary = "Rounds the length of a micro-batch up, which suits the tiles of matrix units and repeats shapes."

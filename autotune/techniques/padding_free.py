@@ -1,4 +1,4 @@
-"""``padding_free``: the rows of a micro-batch end to end in one, instead of padding."""
+"""``padding_free``: the rows of a micro-batch concatenated into one, instead of padded."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class PaddingFree(Technique):
     patches_libraries = False
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """TRL turns it on by itself for the strategies that need it (in its trainer's ``__init__``)."""
+        """Merge both choices for strategies with which TRL turns it on by itself (in its trainer's ``__init__``)."""
         return OFF if candidate["packing"] in SEPARATING else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """See law 4: offered only after the self-test."""
+        """Return a reason unless the self-test passed (law 4)."""
         return never_separated(setting) if choice == ON else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Rows laid end to end have to stay apart, and there must be padding to remove."""
+        """Return a reason where concatenated rows would not be separated, or where there is no padding to remove."""
         if choice == OFF or candidate["packing"] in SEPARATING:
             return None
         if candidate["packing"] != NONE:

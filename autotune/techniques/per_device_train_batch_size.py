@@ -1,4 +1,4 @@
-"""``per_device_train_batch_size``: how the rows of an optimizer step are cut into micro-batches."""
+"""``per_device_train_batch_size``: how the rows of an optimizer step are divided into micro-batches."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from autotune.techniques.packing import NONE, documents_per_row
 from autotune.units import format_share
 
 _NEAR = 0.10
-"""Share by which the documents of a packed optimizer step may miss those asked for: packed rows hold what they hold."""
+"""Relative deviation allowed for the documents of a packed optimizer step: rows hold varying numbers of documents."""
 
 
 def rows_per_step(candidate: Candidate, setting: Setting) -> int:
-    """Return the rows of an optimizer step in one process: those that hold the documents asked for.
+    """Return the rows of an optimizer step in one process that hold the requested documents.
 
-    Rows of one document are as many as those. Packed rows are the multiple of the micro-batch that comes nearest.
+    With one document per row, it is the number of documents. With packed rows, it is the multiple of the micro-batch
+    size that comes closest.
     """
     rows, documents = int(candidate["per_device_train_batch_size"]), setting.documents_per_process
     return rows * max(1, round(documents / (rows * _held(candidate, setting))))
 
 
 def documents_per_step(candidate: Candidate, setting: Setting) -> float:
-    """Return how many documents an optimizer step holds on average, over all processes."""
+    """Return the mean number of documents in an optimizer step, over all processes."""
     processes = setting.machine.hardware.processes
     return rows_per_step(candidate, setting) * processes * _held(candidate, setting)
 
 
 class PerDeviceTrainBatchSize(Technique):
-    """Rows per micro-batch; accumulation makes up the rest of the global batch, which is counted in documents."""
+    """Rows per micro-batch; gradient accumulation provides the rest of the global batch, counted in documents."""
 
     name = "per_device_train_batch_size"
     summary = "Rows per micro-batch; gradient accumulation follows, so that the global batch stays."
@@ -45,7 +46,7 @@ class PerDeviceTrainBatchSize(Technique):
     patches_libraries = False
 
     def default(self, setting: Setting) -> Choice:
-        """TRL's own, or the largest below it that divides the global batch."""
+        """Return TRL's default, or the largest smaller size that divides the global batch."""
         largest = min(int(self.trl_default), setting.documents_per_process)
         return next(rows for rows in range(largest, 0, -1) if setting.documents_per_process % rows == 0)
 
@@ -56,13 +57,13 @@ class PerDeviceTrainBatchSize(Technique):
         raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number of rows.")
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """A row holds a document or more, and the global batch is the user's."""
+        """Return a reason where a micro-batch would exceed the user's global batch, at one document or more per row."""
         if int(choice) > setting.documents_per_process and GLOBAL_BATCH not in setting.allowed:
             return f"each process has {setting.documents_per_process} documents in a global batch"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """An optimizer step holds the documents asked for: exactly, or nearly where rows are packed."""
+        """Return a reason where a step does not hold the requested documents, exactly or, if packed, approximately."""
         if GLOBAL_BATCH in setting.allowed:
             return None
         if candidate.get("packing", NONE) == NONE:
@@ -80,7 +81,7 @@ class PerDeviceTrainBatchSize(Technique):
         )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Evaluation would run at TRL's default of 8 rows, whatever training was found to fit."""
+        """Return the entries; evaluation gets the same size, since TRL's default of 8 rows might not fit."""
         return {
             "args.per_device_train_batch_size": int(choice),
             "args.per_device_eval_batch_size": int(choice),
@@ -92,7 +93,7 @@ TECHNIQUE = PerDeviceTrainBatchSize()
 
 
 def _held(candidate: Candidate, setting: Setting) -> float:
-    """Return how many documents a row of the trainer holds."""
+    """Return the mean number of documents in a row of the trainer."""
     packing = str(candidate.get("packing", NONE))
     if packing == NONE:
         return 1.0

@@ -10,12 +10,12 @@ from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
 
 _BF16_WEIGHTS = "bfloat16"
-# bf16 arithmetic came with Ampere (CUDA C++ Programming Guide, compute capabilities).
+# bf16 arithmetic is available since Ampere (CUDA C++ Programming Guide, compute capabilities).
 _BF16_CAPABILITY = (8, 0)
 
 
 class Precision(Technique):
-    """Load type and autocast, which belong together."""
+    """The type of loaded weights together with autocast."""
 
     name = "precision"
     summary = "Chooses the type of the weights and of matrix products."
@@ -35,13 +35,13 @@ class Precision(Technique):
     patches_libraries = False
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """A frozen base is rounded to bf16 by autocast anyway; what is trained then are fp32 adapters."""
+        """Return the effect; with a frozen base, autocast rounds it to bf16 anyway, and the adapters train in fp32."""
         if choice == _BF16_WEIGHTS and candidate["lora"] != "none":
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Half precision is a matter of the GPU; a CPU computes in any of them."""
+        """Return a reason where the GPU lacks the type; a CPU computes in all of them."""
         hardware = machine.hardware
         too_old = hardware.compute_capability is not None and hardware.compute_capability < _BF16_CAPABILITY
         if "bf" in str(choice) and too_old:

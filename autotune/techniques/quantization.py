@@ -14,7 +14,7 @@ NONE = "none"
 
 
 class Quantization(Technique):
-    """bitsandbytes' quantised linear modules, with the words of ``trl.ModelConfig``."""
+    """bitsandbytes' quantised linear modules, set through the fields of ``trl.ModelConfig``."""
 
     name = "quantization"
     summary = "Holds the frozen weights in 8 or 4 bits and expands them as they are used."
@@ -30,13 +30,13 @@ class Quantization(Technique):
     patches_libraries = False
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """See ``needs``."""
+        """Return a reason where ``needs`` is not met."""
         if choice != NONE and "bitsandbytes" not in machine.packages:
             return "the package bitsandbytes is not installed"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Rounded weights take no gradient (transformers refuses to train them)."""
+        """Return a reason without adapters: quantised weights get no gradient (transformers refuses to train them)."""
         if choice != NONE and candidate["lora"] == lora.NONE:
             return f"quantization={choice} freezes the model, so that there is nothing to train without lora"
         return None

@@ -12,7 +12,7 @@ PRECOMPUTED = "precomputed"
 
 
 class Reference(Technique):
-    """``precompute_ref_log_probs``. With adapters, the model itself without them is the reference, at no memory."""
+    """``precompute_ref_log_probs``. With adapters, the model without them is the reference, at no extra memory."""
 
     name = "reference"
     summary = "Asks the reference model beside each micro-batch, or once about all rows before training."

@@ -10,7 +10,7 @@ from autotune.techniques.base import OFF, ON, Option, Technique
 
 
 class TorchCompile(Technique):
-    """``torch_compile`` of ``TrainingArguments``. In no default space: compiling takes minutes per probe."""
+    """``torch_compile`` of ``TrainingArguments``. Not in the default space: compiling takes minutes per probe."""
 
     name = "torch_compile"
     summary = "Compiles the model, which fuses kernels and takes minutes whenever shapes are new."

@@ -1,4 +1,4 @@
-"""What a training plan says of its traces, as the techniques declare it: sizes, libraries, layers that repeat."""
+"""Derives from the techniques which plans can share traces: sizes, patched libraries, period of layers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _Fields = Mapping[str, object]
 
 
 def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
-    """Return the arguments and model arguments of a plan, less those that only choose the sizes of micro-batches."""
+    """Return a plan's arguments and model arguments, without those that only set the sizes of micro-batches."""
     return _without(plan, _size_paths())
 
 
 def same_step(plan: TrainingPlan) -> str:
-    """Return a text that is equal for plans that differ in the sizes of their micro-batches alone."""
+    """Return a key that is equal for plans that differ only in the sizes of their micro-batches."""
     return _digest(plan.trainer, *without_sizes(plan))
 
 
 def libraries_of(plan: TrainingPlan) -> str:
-    """Return a text that is equal for plans that leave libraries in the same way, and so may share a process.
+    """Return a key that is equal for plans that patch libraries in the same way, and so may share a process.
 
-    Liger, for instance, changes the classes of models, which stay changed as long as their process lives. What no
-    technique writes is taken to do the same.
+    Liger, for instance, patches model classes, which stay patched until the process ends. Arguments that no technique
+    writes are assumed to do the same.
     """
     return _digest(plan.trainer, *_without(plan, _size_paths() | _harmless_paths()))
 
 
 def layer_period(plan: TrainingPlan) -> int:
-    """Return after how many layers all that a plan says of layers repeats: 6 for every second and every third one."""
+    """Return the common period, in layers, of all techniques in a plan: 6 for every second and every third layer."""
     return lcm(*(technique.layer_period(plan) for technique in catalogue()))
 
 
 def size_knobs() -> frozenset[str]:
-    """Return the names of the techniques that choose the sizes of micro-batches, and nothing else of a step."""
+    """Return the names of the techniques that change only the sizes of micro-batches."""
     return frozenset(technique.name for technique in catalogue() if technique.only_sizes)
 
 

@@ -1,4 +1,4 @@
-"""Whether a package is installed in a version that a technique works with."""
+"""Checks whether a package is installed in a version that a technique supports."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from autotune.core.machine import Machine
 
 
 def installed(machine: Machine, package: str, versions: str) -> bool:
-    """Return whether a package is installed in one of these versions, such as ``>=1.15,<2`` (PEP 440).
+    """Return whether a package is installed in a version range, such as ``>=1.15,<2`` (PEP 440).
 
     A pre-release comes before its release: ``5.23.0.dev0`` is not in ``>=5.23``, nor is ``0.19.0.dev0`` in ``<0.19``.
-    Text that is no version is in no range.
+    A text that is not a version is in no range.
     """
     return package in machine.packages and _lies_in(machine.packages[package], versions)
 
 
-@cache  # techniques ask for every combination of a space
+@cache  # called for every combination of a space
 def _lies_in(version: str, versions: str) -> bool:
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version

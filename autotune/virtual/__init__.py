@@ -1,4 +1,4 @@
-"""The virtual accelerator: any PyTorch training step, run with no GPU and no storage, tells what memory it needs."""
+"""The virtual accelerator: runs PyTorch training steps on fake tensors, without a GPU, and records their memory use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["adopt", "assume", "for_real", "phase", "settled", "trace"]
 
 
 def __getattr__(name: str) -> object:
-    """Import PyTorch where tracing is wanted, not where only the records are."""
+    """Import the tracing functions on first use, so that importing the records alone does not import PyTorch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from autotune.virtual import tracing

@@ -1,7 +1,8 @@
-"""How the autograd engine adds up gradients: in place where nobody else holds the first one, as for real tensors.
+"""Applies the autograd engine's rule for accumulating gradients in place to fake tensors.
 
-For tensor subclasses, and tensors without storage are one, the engine never adds in place (PyTorch's
-``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and ``can_accumulate_inplace``), so its rule is applied here.
+For real tensors the engine adds in place when it holds the only reference to the first gradient. For tensor
+subclasses, such as fake tensors, it never does (PyTorch's ``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and
+``can_accumulate_inplace``), so the rule for real tensors is applied here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _add = torch.ops.aten.add.Tensor
 
 
 class Accumulation:
-    """Tells the engine's additions that would be in place from all others."""
+    """Recognises the additions of the autograd engine that would be in place for real tensors."""
 
     def __init__(self) -> None:
         with FakeTensorMode(), _Watch() as watch:
@@ -26,7 +27,7 @@ class Accumulation:
         self._unshared = watch.counts
 
     def is_in_place(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operator is the engine adding to a gradient that nobody else holds."""
+        """Whether an operator is the engine's addition to a gradient that has no other reference."""
         if func is not _add or kwargs or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return False
         first, second = args[0], args[1]
@@ -40,7 +41,7 @@ class Accumulation:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes how often a gradient is held while the engine adds to it, in the case that nobody else holds it."""
+    """Records the reference count of a gradient during the engine's addition when there is no other reference."""
 
     counts = (0, 0)
 

@@ -22,13 +22,13 @@ _UNLIMITED_BYTES = 1 << 48
 
 
 class OutOfMemoryError(Exception):
-    """A request that the device cannot hold, even after everything that was cached has been given back.
+    """A request does not fit the device, even after the allocator released its whole cache.
 
     Attributes:
-        requested_bytes: what was asked for, unrounded.
-        allocated_bytes: what tensors held at that moment.
-        reserved_bytes: what the allocator held of the device at that moment, allocated bytes included.
-        limit_bytes: what it may hold.
+        requested_bytes: the size of the request, before rounding.
+        allocated_bytes: bytes allocated to tensors at that moment.
+        reserved_bytes: bytes that the allocator had reserved on the device at that moment, allocated bytes included.
+        limit_bytes: the most that it may reserve.
     """
 
     def __init__(self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
@@ -44,15 +44,15 @@ class OutOfMemoryError(Exception):
 
 @dataclass(frozen=True)
 class Fragment:
-    """Memory that is reserved and free.
+    """A block of memory that is reserved but free.
 
     Attributes:
-        address: where it begins, in the simulator's own address space.
+        address: its start, in the simulator's own address space.
         nbytes: its size.
         small: whether it belongs to the pool for requests of up to 1 MiB.
         stream: the stream that may reuse it.
-        whole: whether it is a whole segment, which the allocator can give back to the device. Pages of an expandable
-            segment can be given back singly and are never whole.
+        whole: whether it is a whole segment, which the allocator can release to the device. Pages of an expandable
+            segment can be released one by one and are never whole.
     """
 
     address: int
@@ -63,24 +63,24 @@ class Fragment:
 
 
 class CachingAllocator:
-    """The allocator of one device, at its default settings, by the rules of c10/cuda/CUDACachingAllocator.cpp.
+    """The caching allocator of one device at its default settings, following c10/cuda/CUDACachingAllocator.cpp.
 
     Sizes are bytes. ``allocated_bytes`` and ``reserved_bytes`` are what ``torch.cuda.memory_allocated`` and
-    ``torch.cuda.memory_reserved`` would say: allocated counts whole blocks, so the rounding and what was too little to
-    be split off are in it.
+    ``torch.cuda.memory_reserved`` would return: allocated counts whole blocks, including rounding and remainders that
+    are too small to be split off.
 
     Not simulated: CUDA graphs' private pools, ``max_split_size_mb``, ``roundup_power2_divisions`` and
-    ``garbage_collection_threshold``. Segments get ever higher addresses, as a fresh device gives them; addresses only
-    decide between free blocks of the same size.
+    ``garbage_collection_threshold``. Each new segment gets a higher address than the one before, as on a fresh device;
+    addresses only decide between free blocks of the same size.
 
     Attributes:
-        limit_bytes: what the allocator may reserve: the device's memory less what others and the context hold; or None.
-            It stands for the driver that refuses more, not for ``set_per_process_memory_fraction``, which differs in
+        limit_bytes: the most that the allocator may reserve: the device's memory less the context and other processes;
+            or None. It models the driver's refusal, not ``set_per_process_memory_fraction``, which differs for
             expandable segments by less than a page.
         expandable_segments: PyTorch's setting of that name.
-        allocated_bytes, reserved_bytes: now.
-        peak_allocated_bytes, peak_reserved_bytes: the most since the beginning or :meth:`reset_peaks`.
-        retries: how often the cache had to be given back to the device for a request (``num_alloc_retries``).
+        allocated_bytes, reserved_bytes: current values.
+        peak_allocated_bytes, peak_reserved_bytes: maxima since the beginning or the last :meth:`reset_peaks`.
+        retries: how often the cache had to be released before a request could be met (``num_alloc_retries``).
     """
 
     def __init__(self, limit_bytes: int | None = None, *, expandable_segments: bool = False) -> None:
@@ -94,14 +94,14 @@ class CachingAllocator:
         self._lists: dict[tuple[int, bool], FreeList] = {}
         self._waiting: list[Block] = []
         self._used_by_others: set[Block] = set()
-        # No segment begins at address zero, as on a device.
+        # As on a device, no segment begins at address zero.
         self._next_address = SMALL_BUFFER_BYTES
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Return a block that holds ``nbytes``, to be handed to :meth:`free`.
+        """Allocate a block of at least ``nbytes``; release it with :meth:`free`.
 
         Raises:
-            OutOfMemoryError: the device cannot hold it.
+            OutOfMemoryError: it does not fit the device.
             ValueError: the size is negative.
         """
         if nbytes <= 0:
@@ -130,7 +130,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back to the cache; one that other streams use waits until they have been synchronised.
+        """Return a block to the cache; a block that other streams use becomes reusable at :meth:`synchronize`.
 
         Raises:
             ValueError: the block has been freed already.
@@ -149,30 +149,30 @@ class CachingAllocator:
             block.merge_into_cache()
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Note that another stream uses the block, so that freeing it waits for that stream."""
+        """Record that another stream uses the block, so that freeing it waits for that stream."""
         if stream != block.free_list.stream:
             self._used_by_others.add(block)
 
     def synchronize(self) -> None:
-        """Let all streams finish their work: what waited for them becomes reusable."""
+        """Synchronise all streams: freed blocks that waited for a stream become reusable."""
         waiting, self._waiting = self._waiting, []
         for block in waiting:
             block.pending = False
             block.merge_into_cache()
 
     def empty_cache(self) -> None:
-        """Give every segment that is wholly free back to the device, and every free page of expandable segments."""
+        """Release every wholly free segment, and every free page of expandable segments, to the device."""
         self.synchronize()
         for free_list in self._lists.values():
             self.reserved_bytes -= free_list.release()
 
     def reset_peaks(self) -> None:
-        """Let the peaks begin again at what is held now."""
+        """Reset the peaks to the current values."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
     def fragments(self) -> list[Fragment]:
-        """Return what is reserved and free, by address; blocks that wait for a stream are not free."""
+        """Return the blocks that are reserved but free, by address; blocks that wait for a stream are not free."""
         return sorted(self._fragments(), key=lambda fragment: fragment.address)
 
     def _fragments(self) -> Iterator[Fragment]:
@@ -207,8 +207,8 @@ class CachingAllocator:
             address = free_list.whole_pages(self._next_address)
             self._next_address = address + span
             block = free_list.add_expandable(address, span)
-        # The block is free memory followed by unmapped addresses, or begins with the latter: pages are mapped until the
-        # whole request is. What is mapped stays mapped when a later page does not fit.
+        # The block is free memory followed by unmapped addresses, or unmapped from its start: pages are mapped until
+        # they cover the request. Pages stay mapped when a later one does not fit.
         while not block.mapped or block.size < size:
             unmapped = block if not block.mapped else block.next
             assert unmapped is not None

@@ -1,4 +1,4 @@
-"""Scaled dot product attention by CUDA's own rule for which fused operator runs (aten/src/ATen/native/transformers)."""
+"""Selects the fused operator of scaled dot product attention as CUDA does (aten/src/ATen/native/transformers)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _HALF = (torch.bfloat16, torch.float16)
 _AMPERE = (8, 0)
 # cuda/sdp_utils.cpp, check_head_dim_size_flash.
 _LARGEST_FLASH_HEAD = 256
-# The same file, check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: between these heads, these GPUs
-# have no flash attention to train with.
+# The same file, check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: for head sizes between these,
+# training with flash attention is not possible on these GPUs.
 _NO_FLASH_HEADS = (192, 224)
 _NO_FLASH_CAPABILITIES = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
-# The same file, check_cudnn_tensor_shapes, for cuDNN before 9.22.1: heads of queries and keys, and of values.
+# The same file, check_cudnn_tensor_shapes, for cuDNN before 9.22.1: head sizes of queries and keys, and of values.
 _LARGEST_CUDNN_HEAD = 128
 _LARGE_CUDNN_HEADS = (192, 128)
-# The same file, check_prefer_cudnn_attention, which came with PyTorch 2.10: the oldest cuDNN, and the GPUs.
+# The same file, check_prefer_cudnn_attention (since PyTorch 2.10): the oldest cuDNN version and the GPUs.
 _CUDNN_PREFERRED_FROM = 91501
 _CUDNN_PREFERRED_ON = (9, 10)
-# The first release whose wheel of the package index brings such a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13
+# The first release whose wheel on PyPI depends on such a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13
 # 9.19.0.56, 2.12.0 and 2.13.0 require 9.20.0.48 (https://github.com/huggingface/transformers/pull/48163).
 _TORCH_WITH_CUDNN = (2, 11)
 # attention.cpp, pad_last_dim for flash, and mem-efficient attention's alignment of the mask.
@@ -39,7 +39,7 @@ _CUDNN_ALIGNMENT = 8
 def prefers_cudnn(capability: tuple[int, int]) -> bool:
     """Return whether PyTorch tries cuDNN's attention first on a GPU (``cuda/sdp_utils.cpp``, ``priority_order``).
 
-    A PyTorch that was built without CUDA stands for the same release of the package index, built with CUDA 13.
+    A PyTorch built without CUDA is treated as the same release's PyPI wheel, which is built with CUDA 13.
     """
     major, minor = capability
     if major not in _CUDNN_PREFERRED_ON:
@@ -53,7 +53,7 @@ def prefers_cudnn(capability: tuple[int, int]) -> bool:
 
 @contextmanager
 def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Iterator[None]:
-    """Have ``scaled_dot_product_attention`` on a device run the operator that CUDA would run."""
+    """Patch ``scaled_dot_product_attention`` to call, on a device, the operator that PyTorch would call on CUDA."""
     cudnn_first = prefers_cudnn(capability)
     original = functional.scaled_dot_product_attention
 

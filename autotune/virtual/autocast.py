@@ -1,4 +1,4 @@
-"""Autocast on the device that stands in for a GPU, by CUDA's lists (aten/src/ATen/autocast_mode.h)."""
+"""Autocast on the virtual GPU, with CUDA's operator lists (aten/src/ATen/autocast_mode.h)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FLOAT32 = (
     "group_norm", "cosine_similarity", "nll_loss", "nll_loss2d", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
     "mse_loss", "binary_cross_entropy_with_logits", "dist", "cdist", "renorm", "logsumexp", "cross_entropy_loss",
 )  # fmt: skip
-# These are told the type of their result where they are not told one already.
+# Operators that autocast passes `dtype=float32`, unless the caller passed a dtype.
 _FLOAT32_RESULT = ("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum",
                    "sum.dim_IntList")  # fmt: skip
 _WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "index_put", "tensordot", "scatter_add")
@@ -34,7 +34,7 @@ _casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
-    """Return the floating-point tensors of the device in ``value`` in a type; parameters are cast once per region."""
+    """Cast the device's floating-point tensors in ``value`` to ``dtype``; parameters are cast once per region."""
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         eligible = (
@@ -55,7 +55,7 @@ def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
 
 @contextmanager
 def forgetting_casts() -> Iterator[None]:
-    """Have the end of the outermost autocast region forget the casts of parameters."""
+    """Clear the cache of cast parameters at the end of the outermost autocast region."""
     original = torch.clear_autocast_cache
 
     def clear() -> None:
@@ -69,7 +69,7 @@ def forgetting_casts() -> Iterator[None]:
 
 @cache
 def register_autocast(device_type: str) -> tuple[torch.library.Library, ...]:
-    """Register autocast for the device, once; what is returned has to be kept."""
+    """Register autocast for the device, once; the caller keeps the returned libraries alive."""
     everything = torch.library.Library("_", "IMPL", _KEY)
     everything.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL", _KEY)

@@ -1,4 +1,4 @@
-"""FlexAttention's block masks in a trace: tensors of the right sizes, and which blocks there are, from known values."""
+"""FlexAttention's block masks in a trace: index tensors of the right sizes, and block counts from known values."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ _TENSORS = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
     "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
 )  # fmt: skip
-# A mask over more pairs is looked at in every second, fourth, … place of a block.
+# A mask over more pairs than this is evaluated at every second, fourth, … position of a block.
 _LOOKED_AT = 2**22
 
 
 class UnknownMaskError(LookupError):
-    """A mask depends on values that a trace does not have."""
+    """A mask function reads values that are not known in a trace."""
 
 
 def block_mask_on(device: torch.device, mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[int, int]) -> Any:
     """Return the ``BlockMask`` that PyTorch's compiled ``create_block_mask`` makes; its indices have no values.
 
-    Compiled, the mask of single tokens is summed up by blocks as it is computed and never held.
+    The compiled function reduces the mask of single tokens to blocks as it computes it and never stores it.
 
     Args:
-        mask_mod: says of a row, a head, a query and a key, given as tensors, whether the one looks at the other.
+        mask_mod: maps the indices of row, head, query and key, given as tensors, to whether the query attends to the
+            key.
         shape: rows, heads, queries, keys.
-        size: queries and keys of a block.
+        size: queries and keys per block.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -55,7 +56,7 @@ def block_mask_on(device: torch.device, mask_mod: Any, shape: tuple[int, int, in
 
 
 def captured(block_mask: Any) -> list[Tensor]:
-    """Return the tensors that a backward pass with a block mask needs: its own, and those that its function holds."""
+    """Return the tensors that the backward pass needs of a block mask: its own and those its function captures."""
     if block_mask is None:
         return []
     own = [getattr(block_mask, name) for name in _TENSORS]
@@ -65,9 +66,9 @@ def captured(block_mask: Any) -> list[Tensor]:
 
 
 def pairs_of(block_mask: Any, query: Tensor, key: Tensor) -> int:
-    """Return how many pairs of a query and a key are looked at, in all rows of the batch, by a head.
+    """Return how many query-key pairs one head attends to, summed over the rows of the batch.
 
-    Every pair is where there is no mask, or one whose blocks are not known.
+    Without a mask, or where its blocks are not known, every pair counts.
     """
     batch, _, queries, _ = query.shape
     whole: int = batch * queries * key.size(2)
@@ -83,7 +84,7 @@ def pairs_of(block_mask: Any, query: Tensor, key: Tensor) -> int:
 
 
 def _ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
-    # torch/nn/attention/flex_attention.py, _dense_to_ordered: a stable sort of integers, whose values are thrown away.
+    # torch/nn/attention/flex_attention.py, _dense_to_ordered: a stable sort of integers; the sorted values are dropped.
     # Sizes are [B, H, rows, columns].
     numbers = torch.empty(dense.shape, dtype=torch.int32, device=dense.device)
     values, order = torch.empty_like(numbers), torch.empty_like(numbers, dtype=torch.int64)
@@ -93,13 +94,13 @@ def _ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_blocks(mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return the numbers of partial and of full blocks in each row of blocks, on the host; shapes (B, H, rows).
+    """Return the numbers of partial and of full blocks per row of blocks, on the host; shapes (B, H, rows).
 
     Args:
-        mask_mod: see :func:`block_mask_on`, as is ``shape`` and ``size``.
+        mask_mod: see :func:`block_mask_on`, also for ``shape`` and ``size``.
 
     Raises:
-        UnknownMaskError: the function looks at values that are not known.
+        UnknownMaskError: the function reads values that are not known.
     """
     batch, heads, queries, keys = shape
     step = 1
@@ -127,7 +128,7 @@ def _broadcast(places: list[Tensor]) -> list[Tensor]:
 
 
 class _OnKnownValues(TorchDispatchMode):
-    """Computes with the values that are known of tensors without storage."""
+    """Dispatch mode that computes with the known values of fake tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         values, words = tree_map(_value, (args, kwargs or {}))

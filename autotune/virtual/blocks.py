@@ -1,25 +1,25 @@
-"""The blocks that segments of device memory are cut into, and the free ones of them in the order of best fit."""
+"""Blocks of the simulated caching allocator, and its lists of free blocks in best-fit order."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-# A key orders by size, then by address: the size stands above the 64 bits of an address.
+# A sort key orders by size, then by address: the size is shifted above the 64 bits of the address.
 _ADDRESS_BITS = 64
 
 
 class Block:
-    """A stretch of addresses within a segment, between the neighbours that the segment has been cut into.
+    """A contiguous range of addresses within a segment, linked to its neighbours.
 
     Attributes:
-        address: where it begins.
-        size: bytes.
+        address: its start.
+        size: in bytes.
         free_list: the pool and stream that it belongs to.
         previous, next: the neighbours in the segment, or None at its ends.
-        allocated: whether it has been handed out.
+        allocated: whether it is in use.
         pending: whether it was freed while other streams still use it.
-        mapped: whether memory stands behind the addresses; False only within expandable segments.
+        mapped: whether its addresses are backed by memory; False only within expandable segments.
         expandable: whether its segment can grow.
     """
 
@@ -43,17 +43,17 @@ class Block:
 
     @property
     def expandable_size(self) -> int:
-        """What it could grow to: itself and the unmapped addresses behind it."""
+        """The size that it could grow to: its own plus that of the unmapped block after it."""
         following = self.next
         return self.size + (following.size if following is not None and not following.mapped else 0)
 
     def split(self, size: int) -> Block:
-        """Cut the block down to ``size``, put the rest into the cache, and return the block."""
+        """Shrink the block to ``size``, return the remainder to the cache, and return the block."""
         self.free_list.add(self.cut(size))
         return self
 
     def cut(self, size: int) -> Block:
-        """Cut the block down to ``size`` and return the rest, which nothing else knows of yet."""
+        """Shrink the block to ``size`` and return the remainder, which is in no free list yet."""
         rest = Block(self.address + size, self.size - size, self.free_list)
         rest.mapped, rest.expandable = self.mapped, self.expandable
         rest.previous, rest.next = self, self.next
@@ -64,12 +64,12 @@ class Block:
         return rest
 
     def merge_into_cache(self) -> None:
-        """Make the block reusable, together with the free neighbours that have memory behind them."""
+        """Merge the block with its free, mapped neighbours and return it to the cache."""
         self.join_neighbours()
         self.free_list.add(self)
 
     def join_neighbours(self) -> None:
-        """Take in the neighbours that are free and, like the block itself, mapped or not."""
+        """Merge with the neighbours that are free and have the same mapping state as the block."""
         before, after = self.previous, self.next
         if before is not None and not before.allocated and not before.pending and before.mapped is self.mapped:
             self.free_list.remove(before)
@@ -86,7 +86,7 @@ class Block:
                 after.next.previous = self
 
     def map(self, nbytes: int) -> Block:
-        """Put memory behind the first ``nbytes`` of an unmapped block; return the free block they are now part of."""
+        """Map the first ``nbytes`` of an unmapped block; return the free block that they are now part of."""
         self.free_list.remove(self)
         if nbytes < self.size:
             self.free_list.add(self.cut(nbytes))
@@ -95,7 +95,7 @@ class Block:
         return self
 
     def unmap(self, page_bytes: int) -> int:
-        """Take the memory away from the whole pages within a free block; return how many bytes that were."""
+        """Unmap the whole pages within a free block; return how many bytes that were."""
         begin = -(-self.address // page_bytes) * page_bytes
         end = (self.address + self.size) // page_bytes * page_bytes
         if begin >= end:
@@ -118,7 +118,7 @@ class FreeList:
     Attributes:
         stream: the stream that may reuse the blocks.
         small: whether this is the pool for small requests.
-        page_bytes: what an expandable segment of this pool grows by.
+        page_bytes: the granularity by which an expandable segment of this pool grows.
     """
 
     __slots__ = ("_blocks", "_keys", "_unmapped", "page_bytes", "small", "stream")
@@ -132,7 +132,7 @@ class FreeList:
         self._unmapped: list[int] = []
 
     def add(self, block: Block) -> None:
-        """Take in a block that is free."""
+        """Add a free block."""
         if block.mapped:
             key = block.size << _ADDRESS_BITS | block.address
             insort(self._keys, key)
@@ -142,7 +142,7 @@ class FreeList:
             self._blocks[block.address] = block
 
     def remove(self, block: Block) -> None:
-        """Let a block go that was taken in."""
+        """Remove a block that was added."""
         if block.mapped:
             keys, key = self._keys, block.size << _ADDRESS_BITS | block.address
         else:
@@ -151,10 +151,10 @@ class FreeList:
         del self._blocks[key]
 
     def take_best_fit(self, size: int, *, expandable: bool) -> Block | None:
-        """Remove and return the smallest mapped block that holds ``size``, the lowest of equals, or None.
+        """Remove and return the smallest mapped block of at least ``size``, lowest address first, or None.
 
-        Where segments can expand, a block counts with what it can grow to, so that the growing end of a segment is the
-        last to be used (get_free_block in c10/cuda/CUDACachingAllocator.cpp).
+        With expandable segments, a block is compared by the size that it can grow to, so that the growing end of a
+        segment is used last (get_free_block in c10/cuda/CUDACachingAllocator.cpp).
         """
         keys = self._keys
         index = bisect_left(keys, size << _ADDRESS_BITS)
@@ -169,7 +169,7 @@ class FreeList:
         return self._blocks.pop(keys.pop(index))
 
     def first_expandable(self, size: int) -> Block | None:
-        """Return the lowest free or unmapped block that, with what follows it, has addresses for ``size``, or None."""
+        """Return the lowest free or unmapped block that has, with its successor, addresses for ``size``, or None."""
         for address in self._unmapped:
             block: Block = self._blocks[address]
             before = block.previous
@@ -186,7 +186,7 @@ class FreeList:
         return None
 
     def add_expandable(self, address: int, span: int) -> Block:
-        """Take in a new expandable segment, with no memory behind its addresses yet, and return its one block."""
+        """Add a new expandable segment, not mapped yet, and return its only block."""
         block = Block(address, span, self)
         block.mapped, block.expandable = False, True
         self.add(block)
@@ -197,7 +197,7 @@ class FreeList:
         return -(-nbytes // self.page_bytes) * self.page_bytes
 
     def release(self) -> int:
-        """Drop whole free segments and unmap free pages; return the bytes that the device has back."""
+        """Drop whole free segments and unmap free pages; return the bytes released to the device."""
         released = 0
         for block in list(self.blocks()):
             if block.expandable:

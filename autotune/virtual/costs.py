@@ -1,4 +1,4 @@
-"""The time of a step on a GPU: each operator against the roofline, with launches and copies beside it."""
+"""Estimates the time of a step on a GPU: roofline per operator, launch overhead, and copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.errors import InputError
 
 
 class Kind(StrEnum):
-    """What an operator keeps busy."""
+    """The resource that an operator occupies."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
@@ -25,14 +25,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one operator does.
+    """The work of one operator.
 
     Attributes:
-        kind: what it keeps busy; ``NOTHING`` is a view, an allocation, or an operator of the host.
+        kind: the resource it occupies; ``NOTHING`` is a view, an allocation, or an operator of the host.
         dtype: the type that it computes in, such as ``bfloat16``.
         flops: floating-point operations, a multiply-add counted as two.
-        bytes_read: what it reads of the device's memory, or of the host's when it copies from there.
-        bytes_written: what it writes.
+        bytes_read: bytes read from the device's memory, or from the host's for a copy from there.
+        bytes_written: bytes written.
         waits: for a copy, whether the host waits until it is done.
     """
 
@@ -45,7 +45,7 @@ class Work:
 
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors) -> float:
-    """Return how long an operator keeps the device or a copy engine busy: the larger of computing and moving bytes."""
+    """Return how long an operator occupies the device or a copy engine: the larger of compute and memory time."""
     if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
         return work.bytes_written / speeds.pcie * factors.copies
     moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth * factors.memory
@@ -59,12 +59,12 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors) -> float:
 
 
 def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None) -> StepTime:
-    """Return the time of the operators ``works``, in their order, on a GPU.
+    """Return the time of a sequence of operators on a GPU.
 
-    The host launches one operator after the other and runs ahead of the device, which computes one after the other;
-    so a step is bound by the launches where operators are short, and by the device where they are long. Copies that
-    the host does not wait for take place beside that, one in each direction at a time, not before what they copy has
-    been computed; nothing is held up by waiting for what they bring, so their overlap is the best possible.
+    The host launches operators one after another and runs ahead of the device, which executes them in order. A step is
+    therefore bound by launches where operators are short, and by the device where they are long. Asynchronous copies
+    overlap with that, one in each direction at a time, and start when their source has been computed. No operator waits
+    for their result, so the overlap is the best possible.
 
     Raises:
         InputError: the speeds of the GPU are not known.

@@ -1,4 +1,4 @@
-"""What PyTorch's CPU kernels take for themselves while they run, each rule with the source that has it."""
+"""Workspaces of PyTorch's CPU kernels, each rule with its source."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 _aten = torch.ops.aten
-# aten/src/ATen/native/ReduceOps.cpp: on the CPU a reduction first converts its input to the type of its result.
+# aten/src/ATen/native/ReduceOps.cpp: on the CPU a reduction first casts its input to the type of its result.
 _REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum})
-# These are tagged as pointwise, but convert as they go or take a mask beside their data.
+# These are tagged as pointwise, but cast element by element or take a mask in addition to their data.
 _CONVERT_THEMSELVES = frozenset({
     _aten.copy_, _aten._to_copy, _aten.where, _aten.clone, _aten.masked_fill, _aten.masked_fill_,
 })  # fmt: skip
@@ -32,7 +32,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
 
 
 def _promoted(args: Any) -> tuple[int, ...]:
-    # aten/src/ATen/TensorIterator.cpp, promote_inputs_to_common_dtype: on the CPU, operands are copied to one type.
+    # aten/src/ATen/TensorIterator.cpp, promote_inputs_to_common_dtype: on the CPU, operands are cast to a common type.
     operands = [argument for argument in args if isinstance(argument, torch.Tensor)]
     if len(operands) < 2 or len({operand.dtype for operand in operands}) == 1:
         return ()
@@ -47,7 +47,7 @@ def _converted(operands: Any, dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def _splits(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
-    # aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: queries by 256, 64 or 32, keys by 512.
+    # aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: blocks of 256, 64 or 32 queries and of 512 keys.
     # Sizes are [B, H, tokens, D].
     queries, keys = query.size(2), key.size(2)
     split = 256 if queries >= 768 else 64 if queries >= 192 else 32

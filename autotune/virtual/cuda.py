@@ -1,4 +1,4 @@
-"""What CUDA's kernels take for themselves while they run, each rule with the source that has it."""
+"""Workspaces of CUDA kernels, each rule with its source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
 _CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
 _FLEX_BACKWARD = "autotune_flex_attention.backward.default"
-# Largest head, and blocks of queries and of keys, for GPUs with 99 KiB of shared memory or more per block.
+# Largest head size, with the block sizes of queries and keys, for GPUs with 99 KiB of shared memory or more per block.
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
 
@@ -37,7 +37,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
 
 def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum in float32, and
-    # keys' and values' gradients for every query head where heads are grouped. Sizes are [B, H, tokens, D].
+    # with grouped-query attention the gradients of keys and values per query head. Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
     rounded_tokens = -(-tokens // 128) * 128
     rounded_head = -(-head // 32) * 32 if head <= 192 else 256
@@ -50,11 +50,11 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
 
 
 def _cudnn_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
-    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph asks for. What its
-    # engines take is not published; https://github.com/NVIDIA/cudnn-frontend,
+    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. The
+    # engines' workspace is not published; https://github.com/NVIDIA/cudnn-frontend,
     # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode::expand_node, has
-    # softmax_sum and dQ_accum in float32, and where heads are grouped dK_fullhead and dV_fullhead in the query's type:
-    # the engine may hold the last two or not, and here it does. Sizes are [B, H, tokens, D].
+    # softmax_sum and dQ_accum in float32, and with grouped heads dK_fullhead and dV_fullhead in the query's type:
+    # the engine may or may not store the last two; here they are counted. Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
     size = 4 * batch * heads * tokens * (1 + head)
     if heads != key.size(1):
@@ -65,7 +65,7 @@ def _cudnn_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     # aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta in float32, and
     # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the gradient of queries in float32,
-    # by blocks of queries and of elements with 16 bytes each, and that of keys and values by splits where a head's
+    # in blocks of queries and of elements with 16 bytes each, and that of keys and values per split where a head's
     # elements do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order.
     # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
@@ -80,16 +80,16 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
 
 
 def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is expanded, then multiplied; scales that
-    # are quantised themselves are expanded first. (A, B, shapeB, absmax, blocksize, quant_type).
+    # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is dequantised, then multiplied; scales
+    # that are quantised themselves are dequantised first. (A, B, shapeB, absmax, blocksize, quant_type).
     weight = args[2][0] * args[2][1]
     nested = 4 * -(-weight // args[4]) if kwargs.get("absmax_8bit") is not None else 0
     return (nested, weight * args[0].itemsize)
 
 
 def _int8_product(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    # bitsandbytes/backends/default/ops.py, int8_scaled_mm: a product in int32, which becomes float16, and then the type
-    # of the input where that is another.
+    # bitsandbytes/backends/default/ops.py, int8_scaled_mm: a product in int32, cast to float16, and then to the type of
+    # the input where that differs.
     output = result[0] if isinstance(result, (tuple, list)) else result
     return (4 * output.numel(), 0 if output.dtype == torch.float16 else 2 * output.numel())
 

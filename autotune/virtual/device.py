@@ -1,4 +1,4 @@
-"""The device that stands in for a GPU: registered with PyTorch from Python, for the rest of the process."""
+"""Registers a virtual GPU with PyTorch, from Python and for the rest of the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autotune.virtual.scaling import scaling_as_on_cuda
 NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
-# No tensor has as many elements as this many bits can count.
+# Every tensor has fewer than 2**48 elements.
 _ADDRESS_BITS = 48
 
 
@@ -48,7 +48,7 @@ class _Event:
 
 
 class _Stream(_Event):
-    """A stream on which everything has happened already; as a context manager, it is the current one."""
+    """A stream on which all work is already done; as a context manager, it is the current stream."""
 
     def wait_stream(self, stream: Any) -> None:
         pass
@@ -74,9 +74,9 @@ _real_address = torch.UntypedStorage.data_ptr
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    # Activation offloading tells storages apart by an address, to which it adds the place of a view in its storage
-    # (trl/models/activation_offloading.py, _get_unique_tensor_key): those without memory are given one that is so far
-    # from all others that no view of another is there.
+    # Activation offloading identifies a tensor by the address of its storage plus the offset of the view
+    # (trl/models/activation_offloading.py, _get_unique_tensor_key): storages without memory get addresses so far apart
+    # that no two views collide.
     return int(_real_address(storage) or storage._cdata << _ADDRESS_BITS)
 
 
@@ -118,11 +118,11 @@ def _registered() -> torch.device:
 
 @contextmanager
 def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterator[tuple[torch.device, Any]]:
-    """Yield the device, and the rule of what CUDA's kernels take for themselves, with code taking it for a GPU.
+    """Yield the virtual device and the function for kernels' workspaces; libraries see the device as a GPU.
 
     Args:
-        ledger: of a trace on the device that is called :data:`NAME`.
-        capability: CUDA's compute capability of that GPU.
+        ledger: the ledger of a trace on the device named :data:`NAME`.
+        capability: CUDA compute capability of that GPU.
     """
     device = _registered()
     with ExitStack() as stack:
@@ -132,12 +132,12 @@ def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterato
         stack.enter_context(noting_launches(ledger))
         stack.enter_context(forgetting_casts())
         stack.enter_context(scaling_as_on_cuda(NAME))
-        # A tensor without storage has no pages to pin.
+        # A fake tensor has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _address))
         stack.enter_context(_data_first_on_the_host())
-        # PyTorch lets optimizers go over all parameters at once where these are of exactly these types.
+        # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             module = import_module(name)
             known = [*module._foreach_supported_types, FakeTensor]
@@ -147,7 +147,7 @@ def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterato
 
 @contextmanager
 def _data_first_on_the_host() -> Iterator[None]:
-    """Have ``torch.tensor(data, device=…)`` build on the host and then move, so that modes see the move."""
+    """Patch ``torch.tensor(data, device=…)`` to build on the host and copy, so that dispatch modes see the copy."""
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     try:

@@ -1,4 +1,4 @@
-"""What happens at every operator of a trace: it is run without storage, and what it does to memory is noted."""
+"""The dispatch mode of a trace: runs every operator on fake tensors and records its effect on memory."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from autotune.virtual.work import operator_work
 _aten = torch.ops.aten
 
 Scratch = Callable[[Any, Any, Any, Any], tuple[int, ...]]
-"""Bytes of the blocks that an operator's kernel takes for itself and gives back, from the operator, its positional and
-named arguments, and its result."""
+"""Returns the sizes in bytes of a kernel's workspaces, given the operator, its positional and named arguments, and its
+result."""
 
-# What these return has a shape that depends on values.
+# The shape of their results depends on values.
 _SHAPED_BY_VALUES = frozenset({
     _aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.unique_consecutive.default,
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
 })  # fmt: skip
 _INDEXES = frozenset({_aten.index.Tensor})
-# Asked for more often than all others together are run.
+# Called more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
 
 
 class UnknownShapeError(RuntimeError):
-    """The shape of a result depends on values that a trace does not have."""
+    """The shape of a result depends on values that are not known in a trace."""
 
 
 class VirtualMode(TorchDispatchMode):
-    """Runs operators under the fake tensor mode below it on the stack, and keeps the ledger."""
+    """Runs operators under the fake tensor mode below it on the stack, and updates the ledger."""
 
     def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class VirtualMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled while this mode is on, so that no operator need be kept from the compiler."""
+        """Return False: nothing is compiled while this mode is active."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,7 +83,7 @@ class VirtualMode(TorchDispatchMode):
         return result
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Run an operator whose result has a shape that follows from shapes; return what ran, and what it returned."""
+        """Run an operator whose result shape follows from input shapes; return the operator that ran and its result."""
         if self._accumulation.is_in_place(func, args, kwargs):
             return _aten.add_.Tensor, _aten.add_.Tensor(*args)
         if (stand_in := STAND_INS.get(operator_name(func))) is not None:
@@ -92,7 +92,7 @@ class VirtualMode(TorchDispatchMode):
         return func, memo.run(func, args, kwargs, self._fake)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a storage-less copy, on the host, of a real tensor, whose values it knows."""
+        """Return a fake copy, on the host, of a real tensor, with the real values as its known values."""
         with self._fake:
             copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         set_known(copy, tensor)
@@ -108,7 +108,7 @@ class VirtualMode(TorchDispatchMode):
 
     def _shaped(self, func: Any, args: Any, values: Any) -> Any:
         if func in _INDEXES:
-            # An index by a mask is an index by the places where it is true.
+            # Indexing with a mask equals indexing with the positions where it is true.
             masks = [known(index) if index is not None else None for index in args[1]]
             places = [_expanded(index, mask) for index, mask in zip(args[1], masks, strict=True)]
             indices = [self._place(place) for group in places for place in group]
@@ -128,7 +128,7 @@ class VirtualMode(TorchDispatchMode):
 
     def _keep(self, func: Any, args: Any, result: Any, values: Any) -> None:
         if func is _aten.lift_fresh.default and isinstance(result, FakeTensor):
-            # The fake tensor mode would compute on its own constant for real, on a device that can compute nothing.
+            # The fake tensor mode would compute with its own constant on a device that has no kernels.
             result.constant = None
         if values is not None:
             for leaf, value in zip(tree_leaves(result), tree_leaves(values), strict=True):
@@ -164,7 +164,7 @@ class VirtualMode(TorchDispatchMode):
         )
 
     def _follow_autograd(self) -> None:
-        """Tag what the forward pass, or a recomputation in the backward pass, has left for the backward pass."""
+        """Tag the storages that the forward pass, or its recomputation, saved for the backward pass."""
         in_backward = torch._C._current_graph_task_id() != -1
         recomputing = in_backward and torch.is_grad_enabled()
         if in_backward and not self._in_backward:

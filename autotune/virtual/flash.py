@@ -1,4 +1,4 @@
-"""FlashAttention 2, 3 and 4 in a trace: functions with the names of the packages' own, which allocate what those do."""
+"""FlashAttention 2, 3 and 4 in a trace: functions with the packages' names that allocate what the kernels allocate."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch.nn import functional
 from autotune.virtual.known import known
 from autotune.virtual.operators import defined
 
-# By the words "flash_attn", TRL's selective checkpointing knows the operators whose results it keeps
-# (trl/models/selective_activation_checkpointing.py). FlashAttention 4 has no operators that PyTorch knows of.
+# TRL's selective checkpointing recognises the operators whose results it keeps by "flash_attn" in their names
+# (trl/models/selective_activation_checkpointing.py). FlashAttention 4 registers no operators with PyTorch.
 _NAMESPACES = {2: "autotune_flash_attn", 3: "autotune_flash_attn", 4: "autotune_flash_cute"}
 BACKWARD = frozenset(f"{namespace}.backward.default" for namespace in _NAMESPACES.values())
-"""The full names of the operators of the backward passes."""
-# Names that transformers knows them by, with the version whose allocations they make.
+"""Full names of the backward operators."""
+# Names under which transformers knows the implementations, with the version whose allocations they make.
 _VERSIONS = {
     "flash_attention_2": 2,
     "kernels-community/flash-attn2": 2,
@@ -32,7 +32,7 @@ _VERSIONS = {
     "flash_attention_4": 4,
     "kernels-community/flash-attn4": 4,
 }
-# What transformers calls them through.
+# The function through which transformers calls them.
 _ATTEND = "_flash_attention_forward"
 # Heads are padded to a multiple of 8 (flash_attn/flash_attn_interface.py, FlashAttnVarlenFunc).
 _HEAD_ALIGNMENT = 8
@@ -40,9 +40,9 @@ _HEAD_ALIGNMENT = 8
 
 @contextmanager
 def flash_attention_installed() -> Iterator[None]:
-    """Have transformers take the FlashAttention packages for installed, and get the functions of this module."""
+    """Patch transformers to report FlashAttention as installed and to use the functions of this module."""
     module = sys.modules.get("transformers.modeling_flash_attention_utils")
-    # Releases before 5 load the packages without this function.
+    # transformers before 5 loads the packages without this function.
     if not hasattr(module, "_lazy_imports"):
         yield
         return
@@ -62,7 +62,7 @@ def flash_attention_installed() -> Iterator[None]:
     with ExitStack() as stack:
 
         def installed(model: Any, *args: Any, **kwargs: Any) -> None:
-            # Some models take this name over only where a package was there as they were imported.
+            # Some modeling files import this name only if a package was installed when they were imported.
             file = sys.modules[type(model).__module__]
             if not hasattr(file, _ATTEND):
                 stack.enter_context(mock.patch.object(file, _ATTEND, getattr(module, _ATTEND), create=True))
@@ -74,7 +74,7 @@ def flash_attention_installed() -> Iterator[None]:
 
 
 def _register(implementation: str) -> None:
-    """Make a kernel of the Hub known as transformers does once it has been loaded."""
+    """Register a kernel of the Hub in the way that transformers does after loading it."""
     from transformers.integrations.flash_attention import flash_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -117,7 +117,7 @@ def _varlen(
     softcap: float = 0.0,
     deterministic: bool = False,
 ) -> Tensor:
-    """``flash_attn_varlen_func``: documents after one another; tensors are [tokens, heads, head]."""
+    """``flash_attn_varlen_func``: concatenated documents; tensors are [tokens, heads, head]."""
     bounds = known(cu_seqlens_q)
     if bounds is None:
         lengths = [q.size(0) // (cu_seqlens_q.numel() - 1)] * (cu_seqlens_q.numel() - 1)
@@ -129,7 +129,7 @@ def _varlen(
 
 
 def _pairs(queries: int, keys: int, window: tuple[int, int]) -> int:
-    """Return how many pairs of a query and a key are looked at, whichever side of the diagonal they are on."""
+    """Return how many query-key pairs attend to each other, on either side of the diagonal."""
     return queries * (keys if window[0] < 0 else min(keys, window[0] + window[1] + 1))
 
 
@@ -165,8 +165,8 @@ def _operators(version: int) -> Any:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int, version: int) -> tuple[Tensor, Tensor, Tensor]:
     # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), hopper/flash_api.cpp, mha_fwd (3),
-    # and flash_attn/cute/interface.py, _flash_attn_fwd (4): beside the output, softmax_lse in float32 for every query
-    # and head, and in (2) two integers of random state.
+    # and flash_attn/cute/interface.py, _flash_attn_fwd (4): in addition to the output, softmax_lse in float32 for
+    # every query and head, and in (2) two integers of random state.
     queries = q.shape[:-2].numel()
     lse = q.new_empty(q.size(-2) * queries, dtype=torch.float32)
     return torch.empty_like(q), lse, q.new_empty(2 if version == 2 else 0, dtype=torch.int64)
@@ -196,12 +196,12 @@ _LIBRARIES = [
 
 
 def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int) -> tuple[int, ...]:
-    """Return the bytes of the blocks that the backward pass takes for itself.
+    """Return the sizes in bytes of the backward pass's workspaces.
 
     FlashAttention 2 (csrc/flash_attn/flash_api.cpp, mha_bwd and mha_varlen_bwd): softmax_d and dq_accum in float32, and
-    keys' and values' gradients for every query head where heads are grouped. FlashAttention 3 (hopper/flash_api.cpp,
-    mha_bwd): also softmax_lse_log2, and keys' and values' gradients in float32 where heads are grouped.
-    FlashAttention 4 (flash_attn/cute/interface.py, _flash_attn_bwd): the same, by the blocks that it has on Blackwell.
+    with grouped heads the gradients of keys and values per query head. FlashAttention 3 (hopper/flash_api.cpp,
+    mha_bwd): also softmax_lse_log2, and with grouped heads the gradients of keys and values in float32.
+    FlashAttention 4 (flash_attn/cute/interface.py, _flash_attn_bwd): the same, with its block sizes on Blackwell.
     """
     heads, head = query.size(-2), query.size(-1)
     keys = key.shape[:-2].numel()
@@ -224,7 +224,7 @@ def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int)
 
 
 def _padded(tensor: Tensor, documents: int, step: int) -> int:
-    """Return how many tokens there are once every row, or all documents together, are padded to whole blocks."""
+    """Return the number of tokens after padding every row, or all documents together, to whole blocks."""
     rows = int(tensor.size(0)) if tensor.dim() == 4 else 1
     tokens = int(tensor.size(1) if tensor.dim() == 4 else tensor.size(0) + step * documents)
     return rows * -(-tokens // step) * step

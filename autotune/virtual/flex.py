@@ -1,4 +1,4 @@
-"""FlexAttention in a trace: block masks and a fused kernel, with the allocations of the compiled ones."""
+"""FlexAttention in a trace: block masks and the fused kernel, with the allocations of their compiled versions."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from autotune.virtual.block_mask import block_mask_on, captured, pairs_of
 from autotune.virtual.operators import defined
 
 _NAMESPACE = "autotune_flex_attention"
-# Modules that may have taken PyTorch's functions over by name.
+# Modules that may have imported PyTorch's functions by name.
 _HOLDERS = (
     "torch.nn.attention.flex_attention",
     "transformers.integrations.flex_attention",
     "transformers.masking_utils",
 )
-# torch/_inductor/kernel/flex/flex_attention.py, flex_attention: Triton's products take no fewer elements.
+# torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the smallest size of a matrix product in Triton.
 _SMALLEST_HEAD = 16
 
 
 @contextmanager
 def flex_attention_compiled(device_type: str) -> Iterator[None]:
-    """Have FlexAttention and its block masks on a device be taken for compiled ones, as transformers has them.
+    """Patch FlexAttention and its block masks on a device to allocate like the compiled ones that transformers uses.
 
-    What a kernel for fewer than 128 queries (``flex_decoding.py``) takes for itself is left out.
+    The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
     with ExitStack() as stack:
         for name in _HOLDERS:
@@ -121,14 +121,14 @@ class _Flex(torch.autograd.Function):
         ctx.pairs, ctx.wants_lse = pairs, wants_lse
         ctx.mark_non_differentiable(most)
         ctx.set_materialize_grads(False)
-        # torch/nn/attention/flex_attention.py, _finalize_outputs: the kernel's logarithms are those to the base of two.
+        # torch/nn/attention/flex_attention.py, _finalize_outputs: the kernel returns logarithms to base two.
         return out, lse * math.log(2) if wants_lse else None, most
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> Any:
         q, k, v, out, lse, *saved = ctx.saved_tensors
-        # A compiled function is given zeros for the gradients of all that it returned (torch/_functorch/_aot_autograd/
-        # runtime_wrappers.py, which leaves autograd's default on).
+        # A compiled function gets zeros for missing gradients of its outputs (torch/_functorch/_aot_autograd/
+        # runtime_wrappers.py, which keeps autograd's default of materialising gradients).
         dout = torch.zeros_like(out) if dout is None else dout
         dlse = torch.zeros_like(lse) if ctx.wants_lse and dlse is None else dlse
         dq, dk, dv = torch.ops.autotune_flex_attention.backward(dout, dlse, q, k, v, out, lse, ctx.pairs)
@@ -137,7 +137,7 @@ class _Flex(torch.autograd.Function):
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
     # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the output in the order of the query's strides, and
-    # in float32 the logarithms and the largest scores, both written whether they are asked for or not.
+    # in float32 the logarithms and the largest scores, both written even if they are not requested.
     order = sorted(range(4), key=lambda dimension: -q.stride(dimension))
     out = torch.empty_permuted((*q.shape[:3], v.size(3)), order, dtype=q.dtype, device=q.device)
     return out, q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -146,13 +146,13 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tensor, Tenso
 def _backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, pairs: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # The same file, flex_attention_backward: the kernel adds up over the query heads that share a key, so there is
-    # nothing as wide as the queries but their own gradient.
+    # The same file, flex_attention_backward: the kernel sums over the query heads that share a key, so only the
+    # gradient of the queries has the queries' size.
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def backward_workspace(query: Tensor) -> tuple[int, ...]:
-    """Return the bytes of the blocks that the backward pass takes for itself: ``delta``, a float32 per query and head.
+    """Return the sizes in bytes of the backward pass's workspaces: ``delta``, a float32 per query and head.
 
     The source is ``flex_attention_backward`` of ``torch/_inductor/kernel/flex/flex_attention.py``.
     """

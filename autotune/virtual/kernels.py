@@ -1,4 +1,4 @@
-"""Triton kernels in a trace: their host code runs and allocates as on a GPU, their launches are only noted."""
+"""Triton kernels in a trace: their host code runs and allocates as on a GPU; launches are recorded, not executed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FUSED_HEAD = "trl.kernels.chunked_logprob"
 
 @contextmanager
 def noting_launches(ledger: Ledger) -> Iterator[None]:
-    """Have launches of Triton kernels only be noted, and TRL's fused head take the device for one that has Triton.
+    """Patch Triton to record kernel launches without executing them, and TRL's fused head to accept the device.
 
-    Builds of PyTorch for CUDA bring Triton along; those for the CPU do not, so that it may be missing here.
+    CUDA builds of PyTorch install Triton; CPU builds do not, so it may be missing here.
     """
     with ExitStack() as stack:
         if importlib.util.find_spec("triton") is not None:
@@ -46,7 +46,7 @@ def _launching(ledger: Ledger) -> Any:
         tensors = [tensor for tensor in tensors if type_of_device(tensor) == ledger.device_type]
         if not tensors:
             return
-        # What a kernel reads and what it writes is not told apart; each of its tensors is passed over once.
+        # Reads and writes of a kernel cannot be distinguished; each of its tensors is counted as accessed once.
         passed_over = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         elements = max(tensor.numel() for tensor in tensors)
         dtype = str(tensors[0].dtype).removeprefix("torch.")
@@ -64,7 +64,7 @@ def _launching(ledger: Ledger) -> Any:
 
 
 class _Kernel:
-    """A kernel that nothing compiled; it is launched as Triton's are."""
+    """A kernel that is not compiled; it has the launch syntax of Triton's kernels."""
 
     def __init__(self, name: str, launch: Any) -> None:
         self.__name__ = name
@@ -75,7 +75,7 @@ class _Kernel:
 
 
 def _stand_in_for_kernels(stack: ExitStack, module: ModuleType, launch: Any) -> None:
-    """Give a module that found no Triton what the host code of its kernels asks of it."""
+    """Give a module that was imported without Triton the names that the host code of its kernels uses."""
     triton = SimpleNamespace(cdiv=lambda count, size: -(-count // size))
     stack.enter_context(mock.patch.object(module, "triton", triton, create=True))
     for name, found in list(vars(module).items()):
@@ -88,7 +88,7 @@ def _patch_fused_head(stack: ExitStack, device_type: str) -> None:
         return bool(device.type == device_type)
 
     def add_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-        # On CUDA, cuBLAS multiplies half types into float32 with no copies; the product itself is only noted.
+        # On CUDA, cuBLAS multiplies half-precision types into float32 without copies; the product is only recorded.
         if a.dtype == acc.dtype:
             acc.addmm_(a, b)
         else:

@@ -1,9 +1,9 @@
-"""Known values: integers and booleans that depend on nothing but shapes and the batch are computed for real.
+"""Known values: integers and booleans that depend only on shapes and the batch are computed for real.
 
-A training step looks at values: whether a padding mask is all true, how many tokens count, where packed documents
-begin. Those are integers and booleans, computed from the batch alone, so beside the storage-less tensor a small real
-one is kept and every operator on it is done twice. Floating-point data is never computed. What a function reads of it
-anyway is answered by an assumption, and counted.
+A training step branches on values: whether a padding mask is all true, how many tokens count, where packed documents
+begin. Those are integers and booleans computed from the batch alone, so a small real tensor is kept next to the fake
+one and every operator runs on both. Floating-point data is never computed. Where code reads a floating-point value, an
+assumption is returned and counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autotune.virtual.tensors import tensors_of
 
-# A mask over 4096 x 4096 positions is still computed (16 MiB); a larger one is never looked into.
+# A mask over 4096 x 4096 positions is still computed (16 MiB); larger tensors have no known values.
 _LARGEST = 2**24
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
@@ -43,13 +43,13 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def set_known(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Keep the real values of a storage-less tensor beside it, where values of this type and size are worth it."""
+    """Attach real values to a fake tensor, if its type and size are among those that are kept."""
     if _is_kept(value):
         setattr(tensor, _KNOWN, value)
 
 
 def forget_known(tensor: torch.Tensor) -> None:
-    """Give up the real values of a tensor that is about to have others."""
+    """Drop the real values of a tensor before it is overwritten."""
     tensor.__dict__.pop(_KNOWN, None)
 
 
@@ -59,7 +59,7 @@ def _is_kept(value: torch.Tensor) -> bool:
 
 
 class Knowledge:
-    """Computes known values beside an operator, and answers for unknown ones."""
+    """Computes the known values of an operator's result, and returns assumptions for unknown ones."""
 
     def __init__(self) -> None:
         self.assumptions: Counter[str] = Counter()
@@ -69,8 +69,8 @@ class Knowledge:
 
         Args:
             inputs: the tensors among the arguments.
-            result: what it returned of tensors without storage, so that nothing is computed that would not be kept;
-                None where that follows from the real result.
+            result: the fake result, so that values that would not be kept are not computed; None where the fake result
+                is derived from the real one.
         """
         if not inputs and func.overloadpacket not in _CREATORS:
             return None
@@ -85,16 +85,16 @@ class Knowledge:
             words["device"] = torch.device("cpu")
         with _disable_current_modes(), torch.no_grad():
             if func is torch.ops.aten.histc.default:
-                # CUDA counts integers, the CPU has no kernel for them.
+                # CUDA has a kernel for integers here, the CPU does not.
                 return func(values[0].double(), *values[1:], **words).to(values[0].dtype)
             return func(*values, **words)
 
     def assume(self, what: str) -> None:
-        """Count an assumption."""
+        """Count an assumption under its description."""
         self.assumptions[what] += 1
 
     def item(self, tensor: torch.Tensor) -> bool | int | float:
-        """Return the value of a one-element tensor, assumed where it is not known."""
+        """Return the value of a one-element tensor, or an assumed one where it is not known."""
         value = known(tensor)
         if value is not None:
             with _disable_current_modes():
@@ -109,13 +109,13 @@ class Knowledge:
         return 1
 
     def balance(self, indices: torch.Tensor, choices: int) -> None:
-        """Assume that picks among ``choices`` experts are spread evenly: pick number i is expert i mod choices."""
+        """Assume that routing is balanced over ``choices`` experts: selection i is expert i mod choices."""
         self.assume("a router spreads its tokens evenly over the experts")
         with _disable_current_modes():
             set_known(indices, (torch.arange(indices.numel()) % choices).view(indices.shape))
 
     def no_overflow(self, found: torch.Tensor) -> None:
-        """Assume that the check of scaled gradients for infinite ones has found none."""
+        """Assume that the gradient scaler's check found no infinite gradients."""
         self.assume("scaled gradients are finite")
         with _disable_current_modes():
             set_known(found, torch.zeros(found.shape, dtype=found.dtype))

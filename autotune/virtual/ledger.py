@@ -1,4 +1,4 @@
-"""The ledger of a trace: which storages live, in what order they came and went, and what each was for."""
+"""The ledger of a trace: the live storages, their allocations and frees in order, and their categories."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class _Open:
 
 
 class Ledger:
-    """Notes allocations and frees of tensor storages, the moment that they happen.
+    """Records allocations and frees of tensor storages as they happen.
 
-    A storage is freed when the last tensor over it is gone, as in every allocator of PyTorch, so the order of events
-    is that of a real run.
+    A storage is freed when its last tensor is destroyed, as in PyTorch's allocators, so the order of events is that of
+    a real run.
 
     Attributes:
-        device_type: type of the device that is traced; what lies on any other lies on the host.
+        device_type: type of the traced device; tensors on any other device count as host memory.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -44,11 +44,11 @@ class Ledger:
         self._device_bytes = 0
 
     def place(self, tensor: torch.Tensor) -> Place:
-        """Return where a tensor's bytes lie."""
+        """Return whether a tensor is on the device or the host."""
         return Place.DEVICE if type_of_device(tensor) == self.device_type else Place.HOST
 
     def note(self, tensor: torch.Tensor) -> None:
-        """Note the storage of a tensor, unless it is known already or the tensor only has a shape."""
+        """Record the storage of a tensor, unless it is recorded already or the tensor is on the meta device."""
         if type_of_device(tensor) == "meta":
             return
         storage = tensor.untyped_storage()
@@ -69,7 +69,7 @@ class Ledger:
         self._add(size, place, number)
 
     def scratch(self, sizes: Iterable[int], place: Place) -> None:
-        """Note blocks that a kernel takes for itself and gives back before it returns."""
+        """Record workspaces that a kernel allocates and frees before it returns."""
         taken = []
         for size in sizes:
             self._add(size, place, self._next)
@@ -80,36 +80,36 @@ class Ledger:
             self._add(-size, place, number, operator=-1)
 
     def is_untagged(self, tensor: torch.Tensor) -> bool:
-        """Whether it is not yet known what a tensor's storage is for."""
+        """Whether a tensor's storage has no category yet."""
         known = self._live.get(tensor.untyped_storage()._cdata)
         return known is not None and known[0] not in self.categories
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
-        """Say what a tensor's storage is for."""
+        """Set the category of a tensor's storage."""
         known = self._live.get(tensor.untyped_storage()._cdata)
         if known is not None:
             self.categories[known[0]] = category
 
     def settle(self, tensor: torch.Tensor) -> None:
-        """Note that a tensor's storage is now where it stays."""
+        """Record that a tensor's storage is final: the gradient in it will not move to another one."""
         known = self._live.get(tensor.untyped_storage()._cdata)
         if known is not None:
             self.settled.setdefault(known[0], len(self.events))
 
     def tag_live(self, category: Category, *, since: int = 0) -> None:
-        """Say what every live storage is for whose number is at least ``since`` and that nothing was said of."""
+        """Set the category of every live storage that has none and whose number is at least ``since``."""
         for number, _, _ in self._live.values():
             if number >= since:
                 self.categories.setdefault(number, category)
 
     @property
     def next_number(self) -> int:
-        """The number that the next storage will have."""
+        """The number of the next storage."""
         return self._next
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Have what happens inside be a phase of the trace."""
+        """Record the body of the context as a phase of the trace."""
         opened = _Open(name, len(self.events), len(self.operators), self._device_bytes)
         try:
             yield
@@ -133,7 +133,7 @@ class Ledger:
         )
 
     def peaks(self, place: Place, stretches: Iterable[Stretch]) -> list[Peak]:
-        """Return the most bytes that were live at a place at once, in each stretch of the events."""
+        """Return the peak of live bytes at a place, for each range of events."""
         return peaks_of(self.events, self.categories, place, stretches)
 
     def _resize(

@@ -1,4 +1,4 @@
-"""What libraries do differently when they notice that tensors have no storage, and how they are kept from it."""
+"""Patches for libraries that behave differently when they detect fake tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _RNG_STATE_BYTES = 5056
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
-    """Have transformers take tensors without storage for ordinary ones, and checkpointing keep the generator's state.
+    """Patch transformers to treat fake tensors as ordinary ones, and checkpointing to store the generator's state.
 
     Otherwise transformers builds the attention masks that an exported graph needs, not those of a training step.
     """
     module = sys.modules.get("transformers.utils.import_utils")
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        # torch.Tensor.__deepcopy__ asks for the address of every tensor, to find those without one.
+        # torch.Tensor.__deepcopy__ reads the address of every tensor, to detect those without storage.
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        # Releases before 5 do not look.
+        # transformers before 5 does not check.
         if hasattr(module, "is_fake_tensor"):
             stack.enter_context(mock.patch.object(module, "is_fake_tensor", lambda tensor: False))
         functional = sys.modules.get("bitsandbytes.functional")

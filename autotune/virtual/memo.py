@@ -1,7 +1,7 @@
-"""What operators return, kept by the descriptions of what they are given: PyTorch's own rules are asked once for each.
+"""Caches the metadata of operators' results by the metadata of their arguments, so that fake kernels run once for each.
 
-The fake tensor mode keeps them too, by keys that take it most of its time to make. Here only what is plain is kept:
-operators that change their first argument, and that return new tensors or views of an argument.
+The fake tensor mode has a cache too, but building its keys takes most of its time. This cache covers only the simple
+cases: operators that change their first argument, and operators that return new tensors or views of an argument.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from autotune.virtual.tensors import tensors_of
 
 _aten = torch.ops.aten
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-# What gives its first argument another size or storage, or takes a tensor over that has one.
+# Operators that give their first argument another size or storage, or that wrap an existing tensor.
 _SPECIAL = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_, _aten.lift, _aten.lift_fresh, _aten.lift_fresh_copy})
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A tensor that is made: with a storage of its own, all of which it is, or on that of an argument.
+    """Metadata of a result: a tensor that spans its own new storage, or a view of an argument.
 
     Attributes:
-        view_of: the position of that argument, or None.
+        view_of: the position of the viewed argument, or None.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class _NotPlainError(Exception):
 
 
 def run(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
-    """Run an operator on tensors without storage, under the fake tensor mode that is on the stack."""
+    """Run an operator on fake tensors, under the fake tensor mode that is on the stack."""
     try:
         key = (func, torch.get_default_dtype(), _described(args), tuple((n, _described(v)) for n, v in kwargs.items()))
     except _NotPlainError:
@@ -81,13 +81,13 @@ def _described(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple([_described(item) for item in value])
     if isinstance(value, _PLAIN):
-        # 1, 1.0 and True are equal, and make results of different types.
+        # 1, 1.0 and True are equal, but give results of different types.
         return type(value), value
     raise _NotPlainError
 
 
 def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """Return how to make a result again, or None where there is more to it."""
+    """Return how to recreate a result, or None where it is not one of the simple cases."""
     if torch.Tag.inplace_view in func.tags or func.overloadpacket in _SPECIAL:
         return None
     if args and result is args[0]:
@@ -104,7 +104,7 @@ def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 
 
 def _viewed(tensor: FakeTensor, args: Any) -> _Made | None:
-    """Return how to make a view of an argument."""
+    """Return how to recreate a view of an argument."""
     storage = tensor.untyped_storage()._cdata
     for position, given in enumerate(args):
         if isinstance(given, FakeTensor) and given.untyped_storage()._cdata == storage:
@@ -113,7 +113,7 @@ def _viewed(tensor: FakeTensor, args: Any) -> _Made | None:
 
 
 def _fresh(tensors: Sequence[FakeTensor], given: tuple[Any, Any]) -> list[_Made | None]:
-    """Return how to make tensors, each of which has to be all of a storage that nothing else has."""
+    """Return how to recreate tensors, each of which has to span a storage that no other tensor shares."""
     args, kwargs = given
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, tuple(kwargs.values())))}
     found: list[_Made | None] = []

@@ -1,4 +1,4 @@
-"""How modules are moved and cast in a trace: a parameter stays the object that it is, as PyTorch keeps it."""
+"""Moves and casts modules in a trace while keeping the identity of their parameters, as PyTorch does on a real GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _get_data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__
 
 @contextmanager
 def movable_modules() -> Iterator[None]:
-    """Have ``Module.to`` and its kin, and ``parameter.data = …``, do to storage-less parameters what they do to others.
+    """Patch ``Module.to``, its relatives and ``parameter.data = …`` to treat fake parameters like real ones.
 
-    On a real GPU, parameters and gradients are the same objects with new data, so that an optimizer, a tie or a name
-    that was made before still holds them. PyTorch refuses that where data is on a device that is not built into it,
-    and makes new parameters, or refuses to.
+    On a real GPU, parameters and gradients stay the same objects and get new data, so that an optimizer, a tied module
+    or a name that refers to them stays valid. For a device that is not built into PyTorch it creates new parameters
+    instead, or raises an error.
     """
     original = nn.Module._apply
 
@@ -70,7 +70,7 @@ def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
     """Give a tensor data on another device.
 
     Raises:
-        RuntimeError: it was computed from others, so that it is neither a parameter nor a gradient.
+        RuntimeError: the tensor was computed from others, so it is neither a parameter nor a gradient.
     """
     if not tensor.is_leaf:
         raise RuntimeError("Only a leaf of the graph can be given data on another device.")
@@ -80,11 +80,11 @@ def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
         given = data.detach()
     tensor.grad = None
     if requires_grad:
-        # A graph that is left from before would add to the gradient of what the tensor was.
+        # A graph built before the exchange would accumulate into the gradient of the old tensor.
         torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(_refuse)
     torch._C._swap_tensor_impl(tensor, given)
-    # What is swapped is all that C++ knows; Python's attributes stay with their object, and so do hooks, which C++ has
-    # to be told again.
+    # The swap exchanges the C++ tensors; Python attributes stay with their object, and so do hooks, which have to be
+    # registered with C++ again.
     forget_known(tensor)
     own = dict(tensor.__dict__)
     tensor.__dict__.update(given.__dict__)
@@ -93,7 +93,7 @@ def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(tensor, hooks):
             setattr(tensor, hooks, getattr(tensor, hooks))
-    # That graph would also keep the memory of what the tensor was, which PyTorch gives back at once.
+    # That graph would also keep the memory of the old tensor alive, which PyTorch frees at once.
     _set_data(given, before)
 
 

@@ -1,4 +1,4 @@
-"""The most bytes that were live at once, out of the events of a trace."""
+"""Computes the peak of live bytes from the events of a trace."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import accumulate
 from autotune.virtual.records import Category, MemoryEvent, Peak, Place
 
 Stretch = tuple[int, int]
-"""The index of the first event that is looked at, and the index after the last."""
+"""A range of events: the index of the first, and the index after the last."""
 
 
 def peaks_of(
     events: Sequence[MemoryEvent], categories: Mapping[int, Category], place: Place, stretches: Iterable[Stretch]
 ) -> list[Peak]:
-    """Return, for each stretch, the most bytes that were live at a place after one of its events.
+    """Return, for each range of events, the peak of live bytes at a place.
 
-    What lives when a stretch's first event happens counts as well.
+    Storages that are live when the range begins are included.
     """
     levels = list(accumulate(event.change_bytes if event.place is place else 0 for event in events))
     highest = []

@@ -1,4 +1,4 @@
-"""The names that parts of a traced optimizer step go by, and how its micro-batches are found."""
+"""Names of the phases of a traced optimizer step, and functions that find its micro-batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["MICRO_BATCH", "SECOND_UPDATE", "UPDATE", "inside", "micro_batches", 
 UPDATE = "update"
 """The optimizer step, after the last micro-batch."""
 SECOND_UPDATE = "second update"
-"""The optimizer step once more, before gradients are given up: it stands for the one of the step after it."""
+"""A second call of the optimizer before gradients are freed: it stands for the update of the following step."""
 
 
 def step_name(number: int) -> str:
@@ -19,7 +19,7 @@ def step_name(number: int) -> str:
 
 
 def inside(trace: Trace, step: Phase, name: str) -> list[Phase]:
-    """Return the phases of a name that lie in a step, in order."""
+    """Return the phases with a name that lie within a step, in order."""
     found = (phase for phase in trace.phases if phase.name == name)
     return sorted(
         (phase for phase in found if step.first_event <= phase.first_event < step.end_event),

@@ -1,4 +1,4 @@
-"""bitsandbytes' linear modules without storage: their own code runs, on weights of the right sizes."""
+"""bitsandbytes' linear modules on fake tensors: their own code runs on fake weights of the right sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitsandbytes.functional import QuantState
 from torch import nn
 
 # bitsandbytes/functional.py, quantize_4bit: 64 weights share a float32 scale; with nested quantisation the scales are
-# bytes, 256 of which share one (quantize_blockwise). The codes have 16 and 256 entries.
+# bytes, and 256 of them share one scale (quantize_blockwise). The codebooks have 16 and 256 entries.
 _BLOCK = 64
 _NESTED_BLOCK = 256
 _CODE_4BIT = 16
@@ -21,7 +21,7 @@ _namesakes: dict[tuple[str, type], type] = {}
 
 
 class VirtualLinear4bit(bnb_nn.Linear4bit):
-    """A ``Linear4bit`` on the device of a trace."""
+    """A ``Linear4bit`` with fake weights on the virtual device."""
 
     def __init__(self, linear: nn.Linear, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         nn.Module.__init__(self)
@@ -42,7 +42,7 @@ class VirtualLinear4bit(bnb_nn.Linear4bit):
 
 
 class VirtualLinear8bit(bnb_nn.Linear8bitLt):
-    """A ``Linear8bitLt`` on the device of a trace."""
+    """A ``Linear8bitLt`` with fake weights on the virtual device."""
 
     def __init__(self, linear: nn.Linear, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         nn.Module.__init__(self)
@@ -63,10 +63,10 @@ def quantize(model: nn.Module, config: Any, dtype: torch.dtype, device: torch.de
     """Replace a model's linear modules as transformers' ``replace_with_bnb_linear`` does.
 
     Args:
-        model: without storage.
+        model: a model of fake tensors.
         config: a ``transformers.BitsAndBytesConfig``.
-        dtype: the type that the weights are quantised from.
-        kept: names of the modules that stay as they are, such as the head.
+        dtype: the type of the weights before quantisation.
+        kept: names of the modules that are not quantised, such as the head.
     """
     from transformers.quantizers.quantizers_utils import should_convert_module
 
@@ -84,7 +84,7 @@ def _take_over(module: Any, linear: nn.Linear, dtype: torch.dtype, device: torch
 
 
 def _parameter(weight: torch.Tensor, kind: type[Any]) -> Any:
-    """Return a frozen parameter by whose class's name libraries take it for one of bitsandbytes."""
+    """Return a frozen parameter whose class name libraries recognise as one of bitsandbytes."""
     parameter = nn.Parameter(weight, requires_grad=False)
     key = kind.__name__, type(parameter)
     parameter.__class__ = _namesakes.setdefault(key, type(kind.__name__, (type(parameter),), {}))
@@ -92,7 +92,7 @@ def _parameter(weight: torch.Tensor, kind: type[Any]) -> Any:
 
 
 def _scales(count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return scales or codes, marked as part of a parameter."""
+    """Return scales or codebooks, tagged as part of a parameter."""
     tensor = torch.empty(count, dtype=dtype, device=device)
     tensor._is_param = True
     return tensor

@@ -1,4 +1,4 @@
-"""What a trace recorded: memory events, operators, phases and peaks; standard library only."""
+"""The records of a trace: memory events, operators, phases and peaks; standard library only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from autotune.virtual.costs import Work
 
 
 class Place(StrEnum):
-    """Where bytes lie. On the target ``cpu`` there is no accelerator and everything lies on the device."""
+    """Which memory holds a storage. On the target ``cpu`` there is no accelerator and everything is on the device."""
 
     DEVICE = "device"
     HOST = "host"
 
 
 class Category(StrEnum):
-    """What bytes are for; PyTorch's own words.
+    """The category of a storage, in the terms of PyTorch's memory profiler.
 
-    ``ACTIVATION`` is what the forward pass (or its recomputation) leaves for the backward pass, ``TEMPORARY`` what no
-    later part of the step needs, ``OTHER`` what outlives a phase without being any of the rest, such as the batch.
+    ``ACTIVATION`` is what the forward pass (or its recomputation) saves for the backward pass, ``TEMPORARY`` what no
+    later part of the step needs, ``OTHER`` anything else that outlives a phase, such as the batch.
     """
 
     PARAMETER = "parameter"
@@ -37,8 +37,8 @@ class MemoryEvent(NamedTuple):
     """One allocation or free.
 
     Attributes:
-        change_bytes: bytes as asked for, before any allocator's rounding; negative for a free.
-        storage: number of the storage, unique in the trace; its allocation and its free have the same.
+        change_bytes: requested bytes, before any allocator's rounding; negative for a free.
+        storage: number of the storage, unique in the trace and shared by its allocation and its free.
         operator: index into :attr:`Trace.operators` of the operator that allocated it, or -1 for a free.
     """
 
@@ -50,14 +50,14 @@ class MemoryEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OperatorRecord:
-    """One operator that ran on the device or the host.
+    """One operator that was dispatched on the device or the host.
 
     Attributes:
         name: such as ``aten.mm.default``.
         shapes: sizes of its tensor inputs, then of its tensor outputs.
         dtypes: their types, such as ``torch.bfloat16``.
-        work: what it does on the device; nothing for an operator of the host, a view or an allocation.
-        place: where its outputs lie.
+        work: its work on the device; nothing for an operator of the host, a view or an allocation.
+        place: where its outputs are.
         in_backward: whether it ran inside the backward pass, recomputation included.
     """
 
@@ -71,12 +71,12 @@ class OperatorRecord:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes that were live at once.
+    """The maximum of live bytes.
 
     Attributes:
         bytes: sum over all live storages.
         event: index into :attr:`Trace.events` of the event that reached it, or -1 when nothing was allocated.
-        categories: its parts; they sum to :attr:`bytes`.
+        categories: bytes by category; they sum to :attr:`bytes`.
     """
 
     bytes: int = 0
@@ -110,14 +110,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that a function did to memory on the virtual device, in order.
+    """The memory events, operators and phases of a function on the virtual device, in order.
 
     Attributes:
-        target: the device that was stood in for, ``cpu`` or ``cuda``.
-        categories: what each storage was for, by its number.
-        assumptions: what was assumed where the function looked at a value that only real data has, with how often.
-        settled: by the number of a gradient's storage, how many events there were when it was where it stays, for
-            those that :func:`autotune.virtual.tracing.settled` was told of.
+        target: the simulated device, ``cpu`` or ``cuda``.
+        categories: the category of each storage, by its number.
+        assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
+        settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
+            parameters passed to :func:`autotune.virtual.tracing.settled`.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""What the CPU's allocator really did while a function ran: the reference that a trace for the CPU is held against."""
+"""Records the allocations of a real run on the CPU, as the reference for traces with the target ``cpu``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RealPhase:
     """One phase on the real CPU.
 
     Attributes:
-        peak_bytes: the most bytes that the CPU's allocator had handed out at once.
-        events: changes in bytes with the bytes handed out after them, in order.
+        peak_bytes: the most bytes that the CPU's allocator had allocated at once.
+        events: changes in bytes with the allocated bytes after them, in order.
     """
 
     name: str
@@ -31,15 +31,15 @@ class RealPhase:
 def run_on_cpu(
     fn: Callable[[torch.device], object], *, phases: str | tuple[str, ...] = "optimizer step"
 ) -> dict[str, RealPhase]:
-    """Run ``fn`` on the real CPU and return, by name, what each :func:`~autotune.virtual.tracing.phase` did.
+    """Run ``fn`` on the real CPU and return the record of each :func:`~autotune.virtual.tracing.phase`, by name.
 
     Args:
-        phases: what the names of the phases that are wanted begin with.
+        phases: prefixes of the names of the phases to record.
     """
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         fn(torch.device("cpu"))
-        # What is freed after the profiler has ended would be counted as live in this process for ever.
+        # The profiler would count storages that are freed after it ends as live for the rest of the process.
         gc.collect()
     allocations: list[tuple[int, int, int, str]] = []
     spans: list[tuple[str, int, int]] = []
@@ -54,7 +54,7 @@ def run_on_cpu(
             spans.append((event.name, event.start_time_ns, event.end_time_ns))
         stack.extend((child, event.name) for child in event.children)
     allocations.sort(key=lambda item: item[0])
-    # The profiler's total starts from what it has seen before in this process.
+    # The profiler's total starts from what it has recorded earlier in this process.
     zero = allocations[0][2] - allocations[0][1]
     found = {}
     for name, start, end in spans:

@@ -1,4 +1,4 @@
-"""What a trace needs of a GPU's caching allocator: its events replayed, with the workspaces that libraries take."""
+"""Replays the events of a trace, with the workspaces of libraries, through the simulated caching allocator."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from autotune.virtual.blocks import Block
 from autotune.virtual.costs import Kind
 from autotune.virtual.records import Place, Trace
 
-# cuBLAS's workspace, which PyTorch takes from the caching allocator and keeps, for cuBLASLt too: 32 MiB on Hopper and
-# Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
-# parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces). There is one per handle and stream, and each thread
-# has a handle of its own: that of the forward pass and that of the backward pass.
+# cuBLAS's workspace, which PyTorch allocates from the caching allocator and keeps, also for cuBLASLt: 32 MiB on Hopper
+# and Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
+# parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces). There is one per handle and stream, and each
+# thread, that of the forward pass and that of the backward pass, has its own handle.
 _WORKSPACE_BYTES = 2 * 4 * MIB + 8 * 16 * 1024
 _LARGE_WORKSPACE_BYTES = 32 * MIB
 _LARGE_WORKSPACE_GENERATIONS = (9, 10, 12)
@@ -22,12 +22,12 @@ _LARGE_WORKSPACE_GENERATIONS = (9, 10, 12)
 
 @dataclass(frozen=True)
 class Replay:
-    """What the caching allocator did.
+    """Figures of the caching allocator after a replay.
 
     Attributes:
-        peak_allocated_bytes: what ``torch.cuda.max_memory_allocated`` would say.
-        peak_reserved_bytes: what ``torch.cuda.max_memory_reserved`` would say.
-        retries: how often it had to give back its cache for a request.
+        peak_allocated_bytes: what ``torch.cuda.max_memory_allocated`` would return.
+        peak_reserved_bytes: what ``torch.cuda.max_memory_reserved`` would return.
+        retries: how often it had to release its cache before a request could be met.
     """
 
     peak_allocated_bytes: int
@@ -43,17 +43,17 @@ def replay(
     expandable_segments: bool = False,
     after_phase: Callable[[str, CachingAllocator], None] | None = None,
 ) -> Replay:
-    """Feed a trace's allocations and frees on the device through the caching allocator, in their order.
+    """Replay a trace's allocations and frees on the device through the caching allocator, in order.
 
     Args:
-        capability: CUDA's compute capability of the GPU, which says how large cuBLAS's workspace is; it is taken at the
-            first product of each pass. None: that of most GPUs.
-        limit_bytes: what the allocator may reserve, or None.
+        capability: CUDA compute capability of the GPU, which determines the size of cuBLAS's workspace; the workspace
+            is allocated at the first product of each pass. None: the size on most GPUs.
+        limit_bytes: the most that the allocator may reserve, or None.
         expandable_segments: PyTorch's setting.
-        after_phase: is told the name of each phase that ends, with the allocator, whose cache it may empty.
+        after_phase: called with the name of each phase that ends and the allocator, whose cache it may empty.
 
     Raises:
-        OutOfMemoryError: the limit does not hold it.
+        OutOfMemoryError: an allocation does not fit the limit.
     """
     workspace = _workspace_bytes(capability)
     allocator = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
@@ -70,7 +70,7 @@ def replay(
             continue
         size, block = blocks.pop(event.storage, (0, None))
         wanted = size + event.change_bytes
-        # A storage that grows is copied to a new block before the old one is given back.
+        # A storage that grows is copied to a new block before the old one is freed.
         if wanted:
             blocks[event.storage] = (wanted, allocator.allocate(wanted))
         if block is not None:

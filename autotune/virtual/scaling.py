@@ -1,4 +1,4 @@
-"""float16 with scaled gradients: accelerate's path for CUDA, on the device that stands in for it."""
+"""Enables accelerate's gradient scaling for float16 on the virtual GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 
 @contextmanager
 def scaling_as_on_cuda(device_type: str) -> Iterator[None]:
-    """Have an ``accelerate.Accelerator`` that is built for float16 take the device for one that it scales gradients on.
+    """Patch ``accelerate.Accelerator`` to scale float16 gradients on the device as it does on CUDA.
 
-    ``Accelerator.__init__`` knows the names of such devices, and ``get_grad_scaler`` looks for their drivers.
+    ``Accelerator.__init__`` has a list of the device types that it scales on, and ``get_grad_scaler`` checks for their
+    drivers.
     """
     module = sys.modules.get("accelerate.accelerator")
     if module is None:

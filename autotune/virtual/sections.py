@@ -1,4 +1,4 @@
-"""From a trace to the course of memory through its steady optimizer step."""
+"""Extracts the memory levels over a steady optimizer step from a trace."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Timing = Callable[[Iterable[Work]], StepTime]
 
 @dataclass(frozen=True)
 class _Moment:
-    """When the device's bytes have risen for the time being: the event, the operator that it was, and the levels.
+    """A local maximum of the device's live bytes: the event, its operator, and the bytes by category.
 
     Attributes:
-        sized: the operator with the shape of the last tensor that it gave, or was given.
+        sized: the operator with the shape of its last output or, without outputs, its last input.
     """
 
     event: int
@@ -39,16 +39,16 @@ def sections(
     of_run: Sequence[str] = (),
     of_step: Sequence[str] = (),
 ) -> tuple[Section, ...]:
-    """Return what happens before an optimizer step at its worst, and then in each part of it.
+    """Return the sections of an optimizer step on the largest micro-batch, preceded by those of the setup.
 
-    Micro-batches of earlier steps are left out: those of the step need no less. What lies between two phases counts
-    with the later one, and what comes after the last micro-batch with the optimizer step.
+    Micro-batches of earlier steps are left out, since those of this step need at least as much. Events between two
+    phases count towards the later one, and events after the last micro-batch towards the optimizer step.
 
     Args:
         step: the phase of the optimizer step.
-        timing: says how long operators take on the device that is planned for; None: no times.
-        of_run: names of phases that come once, before the first step.
-        of_step: names of phases that come once in a step, before its micro-batches or first of all in the first one.
+        timing: returns the time of operators on the target device; None: no times.
+        of_run: names of phases that run once, before the first step.
+        of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
     """
     moments = list(_moments(trace, step.end_event))
     apart = {MICRO_BATCH, *of_run, *of_step}
@@ -104,13 +104,13 @@ def _section(
             host += event.change_bytes
         if index >= first:
             host_peak = max(host_peak, host)
-    # An optimizer that goes from parameter to parameter does the same to each: only sizes tell one from another.
+    # An optimizer that loops over parameters runs the same operators for each; the sizes distinguish them.
     moments_named = (moment.sized if part.phase == OPTIMIZER_STEP else moment.operator for moment in chosen)
     return Section(part, tuple(moments_named), levels, host_peak, time, backward)
 
 
 def _moments(trace: Trace, end: int) -> Iterator[_Moment]:
-    """Yield index, operator and levels of every event after which the device's bytes go down, or that is the last."""
+    """Yield a moment for each event that raises the device's bytes last before they decrease or the range ends."""
     levels: dict[str, int] = defaultdict(int)
     rising: tuple[int, OperatorRecord | None] | None = None
 

@@ -1,4 +1,4 @@
-"""Operators whose fake kernels need what a trace does not have, each with what stands in for its result."""
+"""Fake kernels for operators whose own fake kernels cannot run in a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _aten = torch.ops.aten
 
 
 def _int8_vectorwise_quant(tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
-    # bitsandbytes/backends/cuda/ops.py; columns with outliers depend on values, and are taken to be none.
+    # bitsandbytes/backends/cuda/ops.py; which columns have outliers depends on values; none are assumed.
     rows = tensor.shape[:-1].numel()
     values = tensor.new_empty(tensor.shape, dtype=torch.int8)
     scales = tensor.new_empty(rows, dtype=torch.float32)
@@ -32,7 +32,7 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    # PyTorch's meta kernel takes bfloat16 alone; the CPU's takes every type. Rows are padded to 16 bytes as in
+    # PyTorch's meta kernel accepts only bfloat16; the CPU's accepts every type. Rows are padded to 16 bytes as in
     # create_grouped_gemm_output_tensor of aten/src/ATen/native/GroupedMMUtils.h.
     groups = offs.numel() if offs is not None else 0
     batch = [groups] if a.dim() == b.dim() == 2 else [a.size(0)] if a.dim() == b.dim() == 3 else []
@@ -54,7 +54,7 @@ def _cudnn_attention(
     **more: Any,
 ) -> tuple[Any, ...]:
     # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_fprop, and transformers/cuda/attention.cu,
-    # _cudnn_attention_forward, which has the generator's state on the device, dropout or not.
+    # _cudnn_attention_forward, which copies the generator's state to the device, with or without dropout.
     # Sizes are [B, H, tokens, D].
     order = sorted(range(4), key=lambda dimension: -query.stride(dimension))
     sizes = (*query.shape[:3], value.size(3))
@@ -70,4 +70,4 @@ STAND_INS: Mapping[str, Callable[..., Any]] = {
     "bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant,
     "bitsandbytes.int8_mixed_scaled_mm.default": _int8_mixed_scaled_mm,
 }
-"""By the operator's full name; each is called with the operator's arguments, under a fake tensor mode."""
+"""Fake kernels by the operator's full name; called with the operator's arguments, under a fake tensor mode."""

@@ -1,7 +1,7 @@
-"""Two whole optimizer steps out of a trace of one that has a single micro-batch, and in which the optimizer goes twice.
+"""Composes two whole optimizer steps from a trace of one with a single micro-batch and two calls of the optimizer.
 
-The optimizer's state appears when it first goes, and gradients stay from the first micro-batch of a step on; all else
-happens again as it did before. So what the forward and backward passes did need not be traced again and again.
+The optimizer allocates its state in its first call, and gradients persist from the first micro-batch of a step on; all
+other events repeat. The forward and backward passes therefore need to be traced only once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
 from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Place, Trace
 
 _Place = tuple[int, int]
-"""An index of an event and one of an operator."""
+"""A position in a trace: an index of an event and an index of an operator."""
 
 
 def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Sequence[str] = ()) -> Trace:
-    """Return a trace with one step more than was traced, and with a further micro-batch in every step.
+    """Return a trace with one more step than was traced and, if asked for, a further micro-batch in every step.
 
     Args:
-        first: name of the phase that the traced step is; it ends after gradients are given up.
-        second: name of the phase that is added behind it.
-        further: whether steps have a further micro-batch, which finds the gradients of the first.
-        of_step: names of phases that come once in a step, before its micro-batches or first of all in the first one.
+        first: name of the phase of the traced step, which ends after gradients are freed.
+        second: name of the phase that is added after it.
+        further: whether steps have a further micro-batch, which accumulates into the gradients of the first.
+        of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
 
     Raises:
         KeyError, IndexError: a phase is missing.
@@ -52,7 +52,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
     for other in trace.phases:
         batches = micro_batches(trace, other)
         if other.first_event >= step.end_event and batches:
-            # A later step, for which the optimizer's state is there.
+            # A later step, in which the optimizer's state exists.
             until, later, remaining = _spans([left, _start(other), _end(batches[0]), _end(other)])
             once = max((_end(phase) for name in of_step for phase in inside(trace, other, name)), default=_start(other))
             copy.take(until)
@@ -69,7 +69,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
 
 @dataclass(frozen=True)
 class _Span:
-    """A stretch of a trace's events and operators."""
+    """A range of a trace's events and operators."""
 
     first_event: int
     first_operator: int
@@ -77,13 +77,13 @@ class _Span:
     end_operator: int
 
     def holds(self, phase: Phase) -> bool:
-        """Whether a phase lies in it whole."""
+        """Whether a phase lies entirely within the range."""
         events = self.first_event <= phase.first_event <= phase.end_event <= self.end_event
         return events and self.first_operator <= phase.first_operator < phase.end_operator <= self.end_operator
 
 
 def _take_further(copy: _Copy, span: _Span, batch: Phase) -> None:
-    """Add a further micro-batch: what is left of the first one where what comes once in a step came inside it."""
+    """Add a further micro-batch: a copy of the first one, without the phases in it that run once per step."""
     begun = copy.place
     copy.take(span, further=True)
     if not span.holds(batch):
@@ -103,9 +103,9 @@ def _end(phase: Phase) -> _Place:
 
 
 class _Copy:
-    """A trace that is put together from stretches of another, each of which may come several times.
+    """A trace composed of ranges of another trace, each of which may be repeated.
 
-    A storage that a stretch takes is another one each time, and takes the place of the one before.
+    A storage allocated in a range gets a new number at each repetition, and replaces the one of the repetition before.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -117,25 +117,25 @@ class _Copy:
         for index, event in enumerate(trace.events):
             self._born.setdefault(event.storage, index)
         self._numbers = count(max(self._born, default=0) + 1)
-        # The number here of a storage of the trace, the bytes by number here, and what they are for.
+        # New numbers of the original trace's storages, then bytes and categories by new number.
         self._current: dict[int, int] = {}
         self._held: dict[int, int] = {}
         self._categories: dict[int, Category] = {}
 
     @property
     def place(self) -> _Place:
-        """Where the next event and operator come."""
+        """The position of the next event and operator."""
         return len(self._events), len(self._operators)
 
     def add(self, name: str, begun: _Place) -> None:
-        """Have all that came since a place be a phase."""
+        """Add a phase from a position up to the current one."""
         self._phases.append((name, begun, self.place))
 
     def take(self, span: _Span, *, further: bool = False) -> None:
-        """Add a stretch.
+        """Append a range.
 
         Args:
-            further: whether it finds its gradients there: its own are added to those, and given up at once.
+            further: whether gradients exist already: those of the range are accumulated into them and freed at once.
         """
         shift = len(self._operators) - span.first_operator
         gradients = self._gradients(span) if further else {}
@@ -167,7 +167,7 @@ class _Copy:
             self._phases.append((phase.name, begun, ends))
 
     def finished(self) -> Trace:
-        """Return the trace that came of it."""
+        """Return the composed trace."""
         levels = [0]
         for event in self._events:
             levels.append(levels[-1] + (event.change_bytes if event.place is Place.DEVICE else 0))
@@ -192,7 +192,7 @@ class _Copy:
         )
 
     def _gradients(self, span: _Span) -> dict[int, int]:
-        """Return the bytes of the gradients that a stretch takes, each at once, and leaves behind."""
+        """Return the bytes of the gradients that a range allocates and does not free, by storage."""
         left: dict[int, int] = {}
         for event in self._trace.events[span.first_event : span.end_event]:
             if self._trace.categories.get(event.storage) is Category.GRADIENT:
@@ -208,7 +208,7 @@ class _Copy:
             if before is not None and before in self._held:
                 self._give_up([event._replace(storage=before)])
         elif before is not None and before in self._held:
-            # A stretch may give up what an earlier one has given up already.
+            # A range may free a storage that an earlier one has freed already.
             self._add(event._replace(storage=before), None)
 
     def _add(self, event: MemoryEvent, category: Category | None) -> MemoryEvent:

@@ -1,4 +1,4 @@
-"""The tensors among an operator's arguments and results, and where they lie: asked at every operator, so made quick."""
+"""Finds the tensors among an operator's arguments and results, and their devices; fast, as every operator calls it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors in tuples and lists, which are the containers that operators take and give, in their order."""
-    # PyTorch's tree_leaves knows more kinds of containers, and takes ten times as long.
+    """Return the tensors in nested tuples and lists, the containers in operators' arguments and results, in order."""
+    # PyTorch's tree_leaves supports more kinds of containers, and takes ten times as long.
     found: list[torch.Tensor] = []
     _collect(tree, found)
     return found
@@ -26,11 +26,11 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
 
 
 def type_of_device(tensor: torch.Tensor) -> str:
-    """Return the type of a tensor's device; a storage-less one that is asked itself has an operator dispatched."""
+    """Return the type of a tensor's device without ``tensor.device``, which dispatches an operator on a fake tensor."""
     return str((tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type)
 
 
 @cache
 def operator_name(func: Any) -> str:
-    """Return an operator's whole name, such as ``aten.mm.default``."""
+    """Return an operator's full name, such as ``aten.mm.default``."""
     return str(func)

@@ -1,4 +1,4 @@
-"""Tracing: a function runs on the virtual device, and what it did to memory comes back."""
+"""Traces a function: runs it on the virtual device and returns a record of its memory use."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _running: list[tuple[VirtualMode, Ledger]] = []
 def trace(
     fn: Callable[[torch.device], object], *, target: Target = "cuda", capability: tuple[int, int] = (8, 0)
 ) -> Trace:
-    """Run ``fn`` on a virtual device, with no storage, and return what it did to memory, in order.
+    """Run ``fn`` on a virtual device with fake tensors, and return its memory events in order.
 
-    ``fn`` is given the device and builds everything itself: model, optimizer, batch. Once for the target ``cuda``,
-    a device is registered with PyTorch for the rest of the process, so this belongs in a process of its own.
+    ``fn`` gets the device and builds everything itself: model, optimizer, batch. For the target ``cuda``, the first
+    call registers a device with PyTorch for the rest of the process, so it should run in a process of its own.
 
     Args:
-        fn: any PyTorch code; what it does inside :func:`phase` is a phase of the trace.
-        target: ``cpu`` stands for the CPU's allocator and kernels (the device is ``cpu`` then), ``cuda`` for a GPU.
-        capability: CUDA's compute capability of that GPU, by which PyTorch chooses among kernels.
+        fn: any PyTorch code; the body of :func:`phase` becomes a phase of the trace.
+        target: ``cpu`` simulates the CPU's allocator and kernels (the device is ``cpu`` then), ``cuda`` those of a GPU.
+        capability: CUDA compute capability of that GPU, by which PyTorch chooses kernels.
 
     Raises:
-        UnknownShapeError: a shape depends on data that a trace does not have.
+        UnknownShapeError: a shape depends on values that are not known in a trace.
     """
     with ExitStack() as stack:
         if target == "cuda":
@@ -85,33 +85,33 @@ def trace(
 
 
 def assume(what: str) -> None:
-    """Have the running trace say that something was assumed; without one, do nothing."""
+    """Count an assumption in the running trace; without one, do nothing."""
     if _running:
         _running[-1][0].knowledge.assume(what)
 
 
 def settled(parameter: torch.Tensor) -> None:
-    """Have the running trace note that a parameter has its gradient now: what a hook after accumulation can be."""
+    """Record in the running trace that a parameter's gradient is final; usable as a post-accumulate-grad hook."""
     if _running and parameter.grad is not None:
         _running[-1][1].settle(parameter.grad)
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Have what happens inside be a phase of the running trace; on a real device, a range of PyTorch's profiler."""
+    """Record the body of the context as a phase of the running trace or, without one, as a range of the profiler."""
     with _running[-1][1].phase(name) if _running else torch.profiler.record_function(name):
         yield
 
 
 @contextmanager
 def for_real() -> Iterator[None]:
-    """Have what happens inside, such as reading data, be done for real and not be part of the running trace."""
+    """Run the body of the context, such as reading data, on real tensors and outside the running trace."""
     with _disable_current_modes():
         yield
 
 
 def adopt(tree: Any) -> Any:
-    """Return ``tree`` with its arrays as tensors on the host, whose values a running trace knows."""
+    """Return ``tree`` with its arrays as host tensors, fake ones with known values under a running trace."""
     with for_real():
         real = tree_map_only(np.ndarray, torch.from_numpy, tree)
     if not _running:
@@ -121,7 +121,7 @@ def adopt(tree: Any) -> Any:
 
 @contextmanager
 def _tagging(ledger: Ledger) -> Iterator[None]:
-    """Say what storages are for, as modules and optimizers take them."""
+    """Tag storages with their category when modules and optimizers register them."""
 
     def tag(category: Category) -> Callable[[Any, str, Any], None]:
         def registered(module: Any, name: str, tensor: Any) -> None:

@@ -1,8 +1,8 @@
-"""A traced optimizer step that comes after others like it on shorter micro-batches, for the caching allocator.
+"""Puts scaled copies of a traced optimizer step, on shorter micro-batches, before it for the replay by the allocator.
 
-Segments that the allocator has reserved for one length do not always serve the next, so that a device which has run
-batches of many lengths holds more than the longest needs on a fresh one. Which sizes go with the length follows from
-the shapes that operators returned: no other length has to be traced.
+Segments that the caching allocator reserved for one length do not always fit the next, so after batches of many
+lengths more memory is reserved than the longest batch needs on a fresh device. Which sizes scale with the length
+follows from the shapes of operators' results, so no other length has to be traced.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ from math import prod
 from autotune.virtual.records import Category, MemoryEvent, Phase, Place, Trace
 
 SHARES = (1 / 2, 3 / 4, 7 / 8, 15 / 16)
-"""Lengths of the steps that come before, as shares of the longest. Each is half as far from it as the one before, from
-below: what was reserved for a shorter one is too small for the next, so that this order reserves the most. Four reach
-about what a hundred of random lengths do (benchmarks/published/published.md)."""
+"""Lengths of the preceding steps, as shares of the longest. Each halves the distance to it, from below: segments
+reserved for a shorter length are too small for the next, so this order reserves the most. Four steps reserve about as
+much as a hundred of random lengths (benchmarks/published/published.md)."""
 
-# These have the sizes of the model, whatever the length.
+# Categories of storages whose size does not depend on the length.
 _OF_THE_MODEL = frozenset({Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE})
 _ELEMENT_BYTES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The shape of a traced micro-batch, by which sizes that go with its length are known.
+    """The shape of a traced micro-batch, which tells which tensor sizes scale with its length.
 
     Attributes:
-        rows: of the tensor of tokens.
-        tokens: in each of them, padding included.
+        rows: rows of the token tensor.
+        tokens: tokens per row, padding included.
     """
 
     rows: int
     tokens: int
 
     def scaled(self, shape: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """Return what the shape of a tensor would be with rows of so many tokens."""
+        """Return the shape that a tensor would have with ``tokens`` tokens per row."""
         sizes = list(shape)
-        # A loss leaves out one token of each row.
+        # A loss drops one token of each row.
         for row in (self.tokens, self.tokens - 1):
             shorter = max(1, tokens - (self.tokens - row))
             for times in (1, self.rows):
                 whole = times * row
                 if whole > 1 and whole in sizes:
                     sizes[sizes.index(whole)] = times * shorter
-                    # Scores and masks of attention have a length twice; hidden states can be as wide as they are long.
+                    # Attention scores and masks have the length in two dimensions; hidden states may merely be as
+                    # wide as they are long.
                     if sizes[-1] == whole and (len(sizes) > 3 or shape[0] not in (self.rows, whole)):
                         sizes[-1] = times * shorter
                     return tuple(sizes)
@@ -56,12 +57,12 @@ class MicroBatch:
 
 
 def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[int]) -> Trace:
-    """Return the device's events of a trace in which a step comes after others like it, of other lengths.
+    """Return the trace's device events, with copies of a step at other lengths inserted before the step.
 
     Args:
-        step: a steady one, which leaves what it has found.
-        batch: its own micro-batches.
-        before: tokens of a row in each step that is put before it, in their order.
+        step: a steady step: its live storages are the same sizes before and after it.
+        batch: the shape of its micro-batches.
+        before: tokens per row in each inserted step, in order.
     """
     events = list(_on_device(traced.events[: step.first_event]))
     repeated = _Repeated(traced, step, batch)
@@ -76,7 +77,7 @@ def _on_device(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
 
 
 class _Repeated:
-    """The events of a step, time after time: each gives back what the one before has left."""
+    """Repeats the events of a step; each repetition frees the storages that the one before left live."""
 
     def __init__(self, traced: Trace, step: Phase, batch: MicroBatch) -> None:
         self._traced = traced
@@ -89,13 +90,13 @@ class _Repeated:
         self._own = changes.keys() - found
         self._left_as = _matched(changes, self._own)
         self._numbers = count(max((event.storage for event in traced.events), default=0) + 1)
-        # The numbers of this step's storages in its last repetition, and the bytes of storages that are held.
+        # The storage numbers of this step in its last repetition, and the bytes of live storages.
         self._current: dict[int, int] = {}
         self._held: dict[int, int] = {}
         self._repeated = False
 
     def once(self, tokens: int) -> Iterator[MemoryEvent]:
-        """Yield the events of one more step, with rows of so many tokens."""
+        """Yield the events of one more step with ``tokens`` tokens per row."""
         current: dict[int, int] = {}
         for event in self._events:
             if event.storage in self._own:
@@ -115,7 +116,7 @@ class _Repeated:
         self._current, self._repeated = current, True
 
     def rest(self, events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
-        """Yield what comes after the step."""
+        """Yield the events after the step."""
         for event in _on_device(events):
             yield event._replace(storage=self._current.get(event.storage, event.storage))
 
@@ -126,7 +127,7 @@ class _Repeated:
 
 
 def _matched(changes: dict[int, int], own: set[int]) -> dict[int, int]:
-    """Return by the storage that a step finds and gives back which of its own it leaves: the next of the same size."""
+    """Map each earlier storage that a step frees to the next of its own that it leaves live with the same size."""
     left: dict[int, list[int]] = defaultdict(list)
     for storage, size in changes.items():
         if storage in own and size > 0:
@@ -137,9 +138,9 @@ def _matched(changes: dict[int, int], own: set[int]) -> dict[int, int]:
 
 @lru_cache(maxsize=1 << 14)
 def _scaled_bytes(size: int, every: tuple[tuple[int, ...], ...], batch: MicroBatch, tokens: int) -> int:
-    """Return the bytes of what an operator on tensors of these shapes made, its results being the last.
+    """Return the scaled size of a storage that an operator allocated, given the shapes of its inputs and results.
 
-    A block that its kernel takes for itself goes with the last of them.
+    A kernel's workspace scales with the last of them.
     """
     shapes = [shape for shape in every if prod(shape)]
     made = (shape for shape in reversed(shapes) if size in [bytes_ * prod(shape) for bytes_ in _ELEMENT_BYTES])

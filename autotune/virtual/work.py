@@ -1,4 +1,4 @@
-"""What an operator that was dispatched has to do: floating-point operations, and bytes to read, write and copy."""
+"""Computes the work of a dispatched operator: floating-point operations, and bytes to read, write and copy."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from autotune.virtual.tensors import operator_name, tensors_of, type_of_device
 
 _aten = torch.ops.aten
 
-# What gives the host a value that the device has computed.
+# Operators that copy a value from the device to the host.
 _READ_BY_HOST = frozenset({_aten._local_scalar_dense, _aten.equal, _aten.is_nonzero})
-# What only hands out memory; views are told by their own mark, and looks at a description by writing nothing.
+# Operators that only allocate; views are recognised by their tag, and metadata queries by writing nothing.
 _NO_KERNEL = frozenset({
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten._unsafe_view,
     _aten.resize_, _aten.set_, _aten.record_stream, _aten.lift_fresh_copy,
 })  # fmt: skip
-# What overwrites its first argument without reading it.
+# Operators that overwrite their first argument without reading it.
 _OVERWRITES = frozenset({
     _aten.fill_, _aten.zero_, _aten.copy_, _aten.normal_, _aten.uniform_, _aten.bernoulli_, _aten.exponential_,
     _aten.random_, _aten._foreach_zero_, _aten._foreach_copy_,
 })  # fmt: skip
-# What reads of its first argument only what it returns.
+# Operators that read only the elements of their first argument that they return.
 _GATHERS = frozenset({_aten.embedding, _aten.index, _aten.index_select, _aten.gather, _aten._unsafe_index})
-# What changes its first argument only where the values among the other arguments go.
+# Operators that change only the indexed elements of their first argument.
 _SCATTERS = frozenset({
     _aten.index_put_, _aten._index_put_impl_, _aten.index_add_, _aten.index_copy_, _aten.scatter_, _aten.scatter_add_,
     _aten.masked_scatter_,
 })  # fmt: skip
-# The formulas take the matrices alone; overloads with a type for the result have it among their positional arguments.
+# The formulas take only the matrices; overloads with a dtype for the result have it among their positional arguments.
 _MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: 3, _aten.baddbmm: 3}
-# Products with quantised weights, with the position of their input.
+# Products with quantised weights, and the position of their input among the arguments.
 _WEIGHTS = {
     "bitsandbytes.gemm_4bit.default": 0,
     "bitsandbytes.int8_mixed_scaled_mm.default": 0,
@@ -44,14 +44,14 @@ _WEIGHTS = {
 
 
 def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type: str) -> Work:
-    """Return what one dispatched operator does on the device.
+    """Return the work of one dispatched operator on the device.
 
     Args:
         func: the operator, such as ``torch.ops.aten.mm.default``.
-        args: its positional arguments; tensors are only asked for their description, so they may be fake.
+        args: its positional arguments; only metadata of tensors is read, so they may be fake.
         kwargs: its named arguments.
         result: what it returned.
-        device_type: type of the device that is planned for; tensors on any other lie on the host.
+        device_type: type of the target device; tensors on any other device count as host memory.
     """
     packet = func.overloadpacket
     if packet in _READ_BY_HOST:
@@ -89,9 +89,9 @@ def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
-    """Return the operations by PyTorch's own formula, or None where it has none.
+    """Return the floating-point operations by PyTorch's own formula, or None where it has none.
 
-    The formulas of attention count the whole square of tokens. With ``is_causal``, kernels leave out the half above the
+    The formulas of attention count the whole square of tokens. With ``is_causal``, kernels skip the half above the
     diagonal, as does benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
     """
     position = _WEIGHTS.get(operator_name(func))
@@ -120,18 +120,18 @@ def _dtype(tensors: list[torch.Tensor]) -> str:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    """Return each tensor among arguments or results once; a tensor that is passed twice is read once."""
+    """Return the distinct tensors among arguments or results; a tensor that is passed twice is read once."""
     return list({id(tensor): tensor for tensor in tensors_of(tree)}.values())
 
 
 def _touched(tensor: torch.Tensor) -> int:
-    """Return the bytes of memory that a pass over the tensor touches: an expanded dimension is one element wide."""
+    """Return the bytes of memory that a pass over the tensor touches; an expanded dimension counts as one element."""
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or size == 0]
     return int(prod(sizes) * tensor.itemsize)
 
 
 def _written(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the tensors that an operator made and those that it changed in place."""
+    """Return the tensors that an operator allocated and those that it changed in place."""
     changes, returns_fresh = _schema(func)
     changed = [tensor for name in changes for tensor in _tensors(_argument(func, args, kwargs, name))]
     if _argument(func, args, kwargs, "grad_scale") is None and "grads" in changes:
@@ -143,7 +143,7 @@ def _written(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[list[torch
 
 @cache
 def _schema(func: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the arguments that an operator changes, and whether what it returns is new."""
+    """Return the names of the arguments that an operator changes, and whether its results are new tensors."""
     schema = func._schema
     changes = tuple(
         argument.name
@@ -159,7 +159,7 @@ def _positions(func: Any) -> dict[str, int]:
 
 
 def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """Return an argument by its name in the schema, or None where there is none or it was left to its default."""
+    """Return an argument by its name in the schema, or None where it does not exist or has its default."""
     if name in kwargs:
         return kwargs[name]
     position = _positions(func).get(name)

@@ -1,4 +1,4 @@
-"""``autotune lengths``: how long a dataset's rows are in tokens, and what each maximum length keeps."""
+"""``autotune lengths``: how long a dataset's rows are in tokens, and how much each maximum length keeps."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def epilog() -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, show what was found, and return the exit code."""
+    """Search, show the result, and return the exit code."""
     options, as_json = options_of(arguments)
 
     from autotune.api.probe import probe

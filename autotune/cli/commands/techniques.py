@@ -1,4 +1,4 @@
-"""``autotune techniques``: the knobs, their choices, and what this machine can do."""
+"""``autotune techniques``: the knobs, their choices, and what this machine supports."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The user's dataset: loaded, checked, tokenised by TRL's own trainer, described."""
+"""Loads, checks and profiles the user's dataset, tokenised by TRL's own trainer."""

@@ -1,4 +1,4 @@
-"""The user's dataset, loaded and checked for what its trainer needs, with a message for each thing that is wrong."""
+"""Loads the user's dataset and checks it against the trainer's requirements, with a message for each error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LoadedRows:
     """A dataset as the user wrote it.
 
     Attributes:
-        format: of the trainer's, the first whose columns it has.
+        format: the first of the trainer's formats whose columns it has.
     """
 
     rows: Dataset
@@ -36,8 +36,8 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     """Load a dataset and check that a trainer can use it with this model's tokenizer.
 
     Raises:
-        InputError: it is missing, broken, has fewer than two rows or no usable column, or needs what the tokenizer
-            lacks.
+        InputError: it is missing, broken, has fewer than two rows or no usable column, or needs something that the
+            tokenizer lacks.
     """
     rows = _loaded(source)
     check_row_count(Path(source.name), len(rows))
@@ -78,7 +78,7 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def _check_all_lines(source: DatasetSource) -> None:
-    """Name the first broken line of a JSON file; the check before it was loaded read only the beginning."""
+    """Report the first broken line of a JSON file; the earlier check read only the beginning of the file."""
     if source.path == "json" and source.data_files is not None:
         file = Path(source.data_files)
         check_json(file, limit_bytes=file.stat().st_size)

@@ -1,4 +1,4 @@
-"""What a model's configuration and a tokenised dataset say about themselves, as profiles."""
+"""Builds the profiles of a model's configuration and of a tokenised dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-# What the configurations of transformers call the number of experts.
+# Names of the number of experts in transformers' configurations.
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _FINGERPRINT_DIGITS = 16
 
@@ -89,7 +89,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
 
 def _model_fingerprint(config: Any, processor: Any) -> str:
     digest = hashlib.sha256()
-    # The name is where it lies, not what it is; the version is who last wrote it.
+    # The name is only a location, and the version only says which release wrote the configuration.
     described = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
     described.pop("_name_or_path", None)
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())

@@ -1,4 +1,4 @@
-"""Tokenised rows as TRL makes them: by the real trainer, around a model that is as small as a model can be."""
+"""Tokenises rows as TRL does, by building the real trainer around the smallest possible model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from autotune.step.trainers import adapter
 
 
 def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded: LoadedRows, folder: Path) -> Dataset:
-    """Return the dataset's rows in the columns of the trainer's adapter, neither truncated nor packed.
+    """Return the dataset's rows with the columns of the trainer's adapter, neither truncated nor packed.
 
     Raises:
-        InputError: the chat template refuses a row.
+        InputError: the chat template raises an error for a row.
     """
     architecture = model_class(request.model, model_config)
     known = adapter(request.trainer)
@@ -50,6 +50,6 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
 
 
 def save_rows(rows: Dataset, directory: str) -> None:
-    """Save rows so that a reader finds all of them or none, in place of what was there."""
+    """Save rows atomically, replacing those that were there."""
     with written_beside(Path(directory)) as part:
         rows.save_to_disk(str(part))

@@ -1,4 +1,4 @@
-"""The kinds of job that a child process can be asked to do."""
+"""The types of job that a child process can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job ``check_packing``: do documents that are packed into one row stay apart, on this architecture?"""
+"""The job ``check_packing``: checks that documents packed into one row do not attend to each other."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.trainers.packing import alone, packed
 
-# Lengths on both sides of the shrunken sliding window (8), a single token, and none that divides another.
+# Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another.
 _DOCUMENT_TOKENS = (7, 19, 1, 12, 33)
 _LAYERS = 2
 _SEED = 0
-# Largest difference that counts as rounding, as a share of the largest logit. Documents that see one another differ
-# by about the logits themselves. In float32 what was seen of rounding is below 1e-5; bfloat16 keeps 8 bits, and two
-# layers of it were allowed ten times its rounding of 2**-8.
+# Largest difference that counts as rounding, as a share of the largest logit. Documents that attend to
+# each other differ by about the logits themselves. In float32 the observed rounding error is below 1e-5; bfloat16 keeps
+# 8 bits, and two layers are allowed ten times its rounding of 2**-8.
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04}
 _REASON_CHARACTERS = 300
 
 
 def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingReply:
-    """Compare the logits of packed documents with those of each alone, for each attention implementation.
+    """Compare the logits of packed documents with those of each document alone, for each attention implementation.
 
     Raises:
         InputError: the model's configuration cannot be used.
@@ -39,7 +39,7 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
 
 
 def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind) -> PackingCheck:
-    # FlashAttention has kernels for 16 bits only; everything else is compared at full precision.
+    # FlashAttention has kernels for 16 bits only; all others are compared in float32.
     dtype = "bfloat16" if "flash" in attention else "float32"
     torch.manual_seed(_SEED)
     try:
@@ -49,7 +49,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         documents = [torch.randint(3, _vocabulary(model), (count,)).tolist() for count in _DOCUMENT_TOKENS]
         separately = [_logits(model, alone(document)) for document in documents]
         separately[0].sum().backward()
-    except Exception as error:  # noqa: BLE001 whatever it is, the architecture does not train with this attention here
+    except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
         return PackingCheck(attention, False, False, None, 0.0, f"does not run here: {_reason(error)}")
     separate = torch.cat(separately).detach()
     tolerance = _TOLERANCES[dtype] * separate.abs().max().item()
@@ -66,7 +66,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
 
 
 def _spread(model: Any) -> None:
-    """Draw weights that keep the scale of what goes through them, so that attention matters in the logits."""
+    """Draw weights that preserve the scale of activations, so that attention affects the logits."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -80,8 +80,8 @@ def _vocabulary(model: Any) -> int:
 def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the logits of one row, one line per token, in float32."""
     placed = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in inputs.items()}
-    # As a trainer calls it on packed rows: no attention mask, and no cache, which would keep documents from being told
-    # apart.
+    # As a trainer calls it on packed rows: without an attention mask, and without a cache, with which documents would
+    # not be separated.
     return model(**placed, use_cache=False).logits[0].float()
 
 

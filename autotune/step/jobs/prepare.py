@@ -1,4 +1,4 @@
-"""The job ``prepare``: profiles of the model and of the dataset, and the tokenised rows, once per workload."""
+"""The job ``prepare``: profiles the model and the dataset and saves the tokenised rows, once per workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.trainers import find_trainer
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
-    """Read the model, load and tokenise the dataset, save the rows, and describe both.
+    """Read the model, load and tokenise the dataset, save the rows, and return both profiles.
 
     Raises:
         InputError: the model or the dataset cannot be used.

@@ -1,4 +1,4 @@
-"""The job ``probe``: real training steps of one plan under a memory limit, and what they showed."""
+"""The job ``probe``: runs and measures real training steps of one plan under a memory limit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from autotune.step.trainers import adapter
 
 
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
-    """Train on the worst micro-batch, then on typical batches; an exception on the way is a result, too."""
-    # Imports the architecture's module, which is part of the baseline.
+    """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
+    # Import the architecture's module before the meter takes its baseline.
     model_class(request.model, load_config(request.model))
     meter = METERS[request.device]()
     progress = Progress(request.schedule, meter)
@@ -29,8 +29,8 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
         if request.limit_bytes is not None:
             meter.limit(request.limit_bytes)
         trainer = train(request, context.folder, progress)
-    except Exception as error:  # noqa: BLE001 whatever a candidate raises is what it showed
-        # First of all: nothing more can be told where nothing more can be allocated.
+    except Exception as error:  # noqa: BLE001 any exception of a candidate is its result
+        # Lift the limit first: building the reply needs to allocate.
         meter.lift_limit()
         traceback.print_exc()
         measurement = _failed(error, request, progress, meter, context.sent_seconds)

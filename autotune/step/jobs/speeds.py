@@ -1,4 +1,4 @@
-"""The job ``measure_speeds``: how fast this CPU multiplies matrices and moves bytes, in well under a second."""
+"""The job ``measure_speeds``: measures matrix products and memory copies on this CPU, in well under a second."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.protocol import SpeedsReply, SpeedsRequest
 from autotune.step.job import JobContext
 
-# Large enough to be bound by computing, small enough to be multiplied many times.
+# Large enough to be compute-bound, small enough to be repeated many times.
 _SIDE = 256
 # Larger than any cache.
 _COPIED_BYTES = 1 << 26
 
 
 def measure_speeds(request: SpeedsRequest, _context: JobContext) -> SpeedsReply:
-    """Return the best of what repeated products and copies showed: what else the machine does only slows."""
+    """Return the best speeds of repeated products and copies, since other load on the machine only slows them."""
     fp32, fp16, bf16 = (_flops(dtype, request.seconds) for dtype in (torch.float32, torch.float16, torch.bfloat16))
     bandwidth = _bandwidth(request.seconds)
-    # Nothing is copied between a CPU and itself.
+    # A CPU has no transfers between host and device.
     speeds = GpuSpeeds(bandwidth, fp32, fp16, bf16, tf32=None, pcie=bandwidth, nvlink=None, source="measured")
     return SpeedsReply(speeds)
 
@@ -38,7 +38,7 @@ def _bandwidth(seconds: float) -> float:
 
 
 def _shortest(work: Callable[[], object], seconds: float) -> float:
-    """Return the shortest of runs that together take so long; the first, which prepares kernels, counts for nothing."""
+    """Return the shortest run among those in ``seconds``; the first run, which prepares kernels, is not counted."""
     work()
     found: list[float] = []
     end = time.perf_counter() + seconds

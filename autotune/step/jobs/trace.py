@@ -1,4 +1,4 @@
-"""The job ``trace``: training steps of one plan on the virtual accelerator, and what they would need of a real one."""
+"""The job ``trace``: traces training steps on the virtual accelerator and predicts what they need on a real one."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from autotune.virtual.sections import Timing, sections
 from autotune.virtual.steady import steady
 from autotune.virtual.varied import SHARES, MicroBatch, varied
 
-# Where a GPU is only known by its size: most of those that are trained on have the kernels of Ampere.
+# For a GPU that is only known by its memory size: most GPUs in use for training run the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
 
 
 def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
-    """Train on the virtual accelerator, once for each request, until one cannot be traced.
+    """Train on the virtual accelerator once per request, stopping at the first that cannot be traced.
 
     The device stays registered with PyTorch for the rest of this process.
 
     Raises:
         InputError: the model's configuration or tokenizer cannot be used.
     """
-    # No trace looks at a real GPU.
+    # Traces do not use a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     replies: list[TraceReply] = []
     for request in requests.requests:
@@ -47,7 +47,7 @@ def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
             replies.append(_trace(request))
         except InputError:
             raise
-        except Exception as error:  # noqa: BLE001 whatever TRL and what it stands on raise ends the traces, not the job
+        except Exception as error:  # noqa: BLE001 any error in TRL or its dependencies ends the traces, not the job
             return TraceReplies(tuple(replies), failure_of(error))
     return TraceReplies(tuple(replies))
 
@@ -107,7 +107,7 @@ def _peak(peak: Peak) -> TracedPeak:
 
 
 def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, bool]:
-    """Return the allocated and reserved peaks, and whether the limit was kept."""
+    """Return the allocated and reserved peaks, and whether they stay within the limit."""
     if request.target == "cpu":
         peak = traced.device_peak.bytes
         return peak, None, request.limit_bytes is None or peak <= request.limit_bytes
@@ -120,7 +120,7 @@ def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, b
 
 
 def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, reserved_bytes: int | None) -> int | None:
-    """Return what the allocator reserves beyond the traced steps where the second comes after shorter ones."""
+    """Return the additional bytes that the allocator reserves when shorter steps precede the second one."""
     if not request.varied or reserved_bytes is None:
         return None
     if request.limit_bytes is not None:
@@ -146,7 +146,7 @@ def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: Trace
 
 
 def _step_works(traced: Trace, name: str, trained: Trained) -> Iterator[Work]:
-    """Return the works of an optimizer step as the plan has it: its last micro-batch stands for those left out."""
+    """Return the works of a whole optimizer step; the last traced micro-batch stands for those left out."""
     step = traced.phase(name)
     last = micro_batches(traced, step)[-1]
     repeated = trained.micro_batches - len(micro_batches(traced, step))

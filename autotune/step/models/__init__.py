@@ -1,1 +1,1 @@
-"""Models from their source: loaded, drawn at random, shrunken, described."""
+"""Loads models from their source, with random weights, shrunken, or with fewer layers."""

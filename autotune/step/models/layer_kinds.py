@@ -1,18 +1,18 @@
-"""Of which kind each layer of a model is, as its configuration says."""
+"""Determines the kind of each layer of a model from its configuration."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Layers from this one on have experts, and those before it have none (DeepSeek).
+# Index of the first layer with experts (DeepSeek).
 _DENSE_FIRST = "first_k_dense_replace"
-# Every so many layers there are experts (Qwen's and Llama 4's names for it), except in the layers listed.
+# Fields with the interval between layers with experts (Qwen's and Llama 4's names), except for the layers listed.
 _EXPERTS_EVERY = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", "expert_layer_period")
 _DENSE = "mlp_only_layers"
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """Return a word for the kind of each layer, in order; equal words mean layers that are built alike."""
+    """Return a label for the kind of each layer, in order; layers with equal labels have the same structure."""
     text = config.get_text_config()
     count = text.num_hidden_layers
     listed = [

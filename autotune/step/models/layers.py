@@ -1,18 +1,18 @@
-"""A model's configuration with fewer layers, each of them as it is."""
+"""Reduces the number of layers in a model's configuration, leaving the layers themselves unchanged."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-# Names under which configurations keep one entry per layer.
+# Fields of configurations with one entry per layer.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
-# Names under which they keep how many of the last layers, or which layers, are of a kind.
+# Fields with a layer count or index at which the kind of layer changes.
 _COUNTS = ("max_window_layers", "first_k_dense_replace")
 
 
 def first_layers(config: Any, layers: int) -> Any:
-    """Return a configuration that keeps the first ``layers`` layers, or all where there are no more."""
+    """Return a configuration that keeps the first ``layers`` layers, or all if there are fewer."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     count = min(layers, text.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""Models from their source: configuration, class, processor, and random weights that are really there."""
+"""Loads a model's configuration, class and processor from its source, and builds it with random or fake weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 
 _TRAINABLE = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
-# Standard deviation of random weights that stand for quantised ones: transformers' usual initializer_range.
+# Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 _WEIGHT_DEVIATION = 0.02
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
@@ -44,7 +44,7 @@ def load_config(source: ModelSource) -> Any:
 
 
 def model_class(source: ModelSource, config: Any) -> type[Any]:
-    """Return the class that TRL builds: the first architecture that the configuration names.
+    """Return the class that TRL instantiates: the first architecture that the configuration names.
 
     Raises:
         InputError: it names none, or one that is not a causal language model of transformers.
@@ -85,7 +85,7 @@ def tokenizer_of(processor: Any) -> Any:
 
 
 def meta_model(architecture: type[Any], config: Any) -> Any:
-    """Return a model with shapes and no storage."""
+    """Return a model on the meta device."""
     with torch.device("meta"):
         return architecture(config)
 
@@ -93,11 +93,11 @@ def meta_model(architecture: type[Any], config: Any) -> Any:
 def random_model(
     source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind
 ) -> Any:
-    """Return a model with random weights on ``device``, loaded by the very code that TRL loads weights with.
+    """Return a model with random weights on ``device``, loaded by the same code with which TRL loads weights.
 
-    transformers is given a checkpoint in which everything is missing, and initialises it in place. Weights that are
-    quantised on loading have to exist before: those are drawn one by one as the loader reaches for them, so the whole
-    unquantised model is never held.
+    transformers gets a checkpoint in which every weight is missing, and initialises them in place. Weights that are
+    quantised on loading have to exist in the checkpoint: each is drawn when the loader reads it, so the whole
+    unquantised model is never in memory.
     """
     config = load_config(source)
     architecture = model_class(source, config)
@@ -107,10 +107,10 @@ def random_model(
         kwargs["quantization_config"] = quantization_config
         weights = _drawn_on_loading(meta_model(architecture, config), device)
     if device == "cuda":
-        # Where TRL's own choice ends up whenever the model fits, and out of memory is reported where it does not.
+        # Equals TRL's own choice if the model fits, and raises out of memory if it does not.
         kwargs["device_map"] = {"": torch.cuda.current_device()}
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # every weight is reported as missing
+    logging.set_verbosity_error()  # silences a warning that lists every weight as missing
     try:
         model = create_model_from_path(None, architecture=architecture, config=config, state_dict=weights, **kwargs)
     finally:
@@ -122,13 +122,13 @@ def random_model(
 def virtual_model(
     config: Any, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: torch.device
 ) -> Any:
-    """Return a model whose weights have shapes, types and a device, but whose values nobody looks at."""
+    """Return a model whose weights have shapes, types and a device, but uninitialised values."""
     architecture: type[Any] = getattr(transformers, config.architectures[0])
     name = init_kwargs["dtype"] or "float32"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
     with device if quantization_config is None else torch.device("meta"), no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
-        # Where weights are not initialised, they are not tied either.
+        # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
     if quantization_config is not None:
         _quantize(model, quantization_config, dtype, device)
@@ -136,7 +136,7 @@ def virtual_model(
 
 
 def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a model that only has shapes the weights of a quantised one, and the marks that training looks for."""
+    """Replace a fake model's weights by quantised ones and set the attributes that training checks for."""
     from autotune.virtual.quantized import quantize
 
     quantizer = AutoHfQuantizer.from_config(config)
@@ -149,7 +149,7 @@ def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device)
 
 
 class _RandomTensor:
-    """A tensor of a checkpoint that is drawn when it is read, in the manner of a slice of a safetensors file."""
+    """A checkpoint tensor that is drawn when it is read, with the interface of a slice of a safetensors file."""
 
     def __init__(self, shape: torch.Size, device: DeviceKind) -> None:
         self._shape = shape

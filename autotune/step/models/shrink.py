@@ -1,4 +1,4 @@
-"""A shrunken copy of a model: same class, same kinds of layer, but few and narrow, so that it runs in seconds."""
+"""Builds a shrunken model: the same class and kinds of layer, but few and narrow layers, so that it runs in seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEAD_DIM = 16
 _VOCABULARY = 256
 _WINDOW = 8
 
-# Widths and counts that stand for themselves whatever the heads are: the smallest at which each still does its work.
+# Widths and counts that do not depend on the heads: the smallest values at which each mechanism still takes effect.
 _SMALL: Mapping[str, int] = {
     "vocab_size": _VOCABULARY,
     "sliding_window": _WINDOW,
@@ -38,27 +38,27 @@ _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 def shrunken_model(
     architecture: type[Any], config: Any, *, layers: int, attention: str | None = None, dtype: str = "float32"
 ) -> Any:
-    """Return a model of the same class on the CPU: narrow where the architecture can be narrowed, else of full width.
+    """Return a model of the same class on the CPU: narrow if the architecture can be narrowed, else of full width.
 
     Args:
-        layers: how many layers at the least; there is one of each layer type that the configuration names.
+        layers: the minimum number of layers; every layer type that the configuration names occurs at least once.
         attention: the attention implementation, or None for the class's own choice.
 
     Raises:
-        Exception: what the class raises when it cannot be built at all, such as ValueError for an attention
-            implementation that it does not have.
+        Exception: any error of the class when it cannot be built at all, such as ValueError for an attention
+            implementation that it does not support.
     """
     choices = {"attn_implementation": attention} if attention is not None else {}
     try:
         model = architecture._from_config(_few_layers(_narrow(config), layers), dtype=dtype, **choices)
         _try(model)
-    except Exception:  # noqa: BLE001 any error of a narrow copy is answered by a copy of full width, whose errors count
+    except Exception:  # noqa: BLE001 any error of a narrow copy leads to one of full width, whose errors count
         model = architecture._from_config(_few_layers(config, layers), dtype=dtype, **choices)
     return model
 
 
 def _try(model: Any) -> None:
-    """Run one short document through a narrow copy; widths that do not go together show here."""
+    """Run one short document through a narrow copy; incompatible widths raise an error here."""
     if model.device.type == "cpu" and model.config._attn_implementation in ("eager", "sdpa"):
         with torch.no_grad():
             model(torch.arange(3)[None], use_cache=False)
@@ -84,9 +84,9 @@ def _narrow(config: Any) -> Any:
     }
     for name, value in widths.items():
         present = getattr(text, name, None)
-        # A lone number is replaced; None says that the model has none, and a list has its own meaning.
+        # Only single numbers are replaced: None means that the model lacks the part, and lists have their own meaning.
         if isinstance(present, int) and not isinstance(present, bool) and present > value:
-            with contextlib.suppress(AttributeError):  # follows from others of these
+            with contextlib.suppress(AttributeError):  # read-only: derived from other fields
                 setattr(text, name, value)
     for name in _SPECIAL_TOKENS:
         if getattr(text, name, None) is not None:
@@ -102,7 +102,7 @@ def _few_layers(config: Any, layers: int) -> Any:
     kept = sorted({types.index(kind) for kind in types}) if types else []
     kept = sorted({*kept, *[index for index in range(count) if index not in kept][: max(0, layers - len(kept))]})
     for name, value in list(vars(text).items()):
-        # What is said of each layer is a list as long as the model is deep.
+        # Per-layer fields are lists with one entry per layer.
         if isinstance(value, list) and len(value) == count:
             setattr(text, name, [value[index] for index in kept])
     text.num_hidden_layers = len(kept)

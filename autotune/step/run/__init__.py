@@ -1,1 +1,1 @@
-"""One run of a real trainer on chosen batches: built from a training plan, followed, timed and measured."""
+"""Runs a real trainer on chosen batches: builds it from a training plan, follows its phases, times and measures it."""

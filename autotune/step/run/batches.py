@@ -1,4 +1,4 @@
-"""Which rows a probe trains on, in which order: the worst micro-batches first, then typical ones."""
+"""Chooses the rows that a probe trains on and their order: the worst micro-batches first, then typical ones."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Amounts = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 _STEADY_FROM = 2
-"""Micro-batches of a step from which on another one changes no peak: gradients exist from the first one's end on."""
+"""Micro-batches of a step beyond which a further one does not change the peak: gradients exist after the first."""
 _DRAWN_FOR_ONE = 8
-"""Micro-batches that are drawn for each typical one that is taken."""
+"""Number of micro-batches drawn per typical one that is kept."""
 
 
 @dataclass(frozen=True)
 class StepSize:
-    """Rows of one optimizer step, fixed by the plan.
+    """The size of one optimizer step, given by the plan.
 
     Attributes:
-        rows: per micro-batch (``per_device_train_batch_size``).
-        micro_batches: per optimizer step (``gradient_accumulation_steps``).
+        rows: rows per micro-batch (``per_device_train_batch_size``).
+        micro_batches: micro-batches per optimizer step (``gradient_accumulation_steps``).
     """
 
     rows: int
     micro_batches: int
 
     def run(self, *, whole: bool) -> int:
-        """Return how many micro-batches a step has when it is run: all, or as many as show what memory a step needs."""
+        """Return how many micro-batches of a step are run: all, or as many as it takes to reach the step's peak."""
         return self.micro_batches if whole else min(self.micro_batches, _STEADY_FROM)
 
 
@@ -45,16 +45,16 @@ class Batches:
 
     Attributes:
         population: rows that the trainer iterates over in an epoch.
-        step_micro_batches: micro-batches of an optimizer step as it is run.
-        order: indices of rows, one micro-batch after another; shape (micro-batches, rows).
-        worst: which micro-batches are the worst where gradients and optimizer state exist; one of each kind.
-        worst_steps: how many steps at the beginning have some of them.
-        timed: which micro-batches are typical, and not needed to warm up; shape (micro-batches,).
+        step_micro_batches: micro-batches of an optimizer step as run.
+        order: row indices by micro-batch; shape (micro-batches, rows).
+        worst: indices of the worst micro-batches that run when gradients and optimizer state exist; one of each kind.
+        worst_steps: how many steps at the beginning contain worst micro-batches.
+        timed: which micro-batches are typical and not used for warm-up; shape (micro-batches,).
         tokens: dataset tokens of each micro-batch, padding excluded; shape (micro-batches,).
         collated: tokens of each micro-batch, padding included; shape (micro-batches,).
-        mean_tokens: dataset tokens of a mean micro-batch of an epoch.
-        mean_collated: tokens, padding included, of the same.
-        mean_documents: dataset rows that it holds; no whole number where rows of the dataset were split or packed.
+        mean_tokens: mean dataset tokens of a micro-batch over an epoch.
+        mean_collated: mean tokens of a micro-batch over an epoch, padding included.
+        mean_documents: mean dataset rows in a micro-batch; fractional where dataset rows were split or packed.
     """
 
     population: int
@@ -71,34 +71,34 @@ class Batches:
 
     @property
     def steps(self) -> int:
-        """How many optimizer steps there are."""
+        """The number of optimizer steps."""
         return len(self.order) // self.step_micro_batches
 
     @property
     def worst_at_once(self) -> int:
-        """How many micro-batches at the end of a step find gradients that others have made, as the worst have to."""
+        """How many micro-batches at the end of a step run when gradients exist, as the worst ones have to."""
         return _after_others(self.step_micro_batches)
 
 
 def plan_batches(
     sizes: RowSizes, step: StepSize, collation: Collation, schedule: Schedule, seed: int, packed_from: int | None
 ) -> Batches:
-    """Return the batches of a probe.
+    """Choose the batches of a probe.
 
     The very first micro-batch is the worst. From the second step on, when optimizer state exists, each kind of worst
     micro-batch ends a step, where gradients exist as well. The typical ones before them warm up.
 
-    Typical micro-batches follow one another as a random sampler draws them where steps are whole. A probe that times a
-    few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5): it has as many
-    strata by size as it times micro-batches at least.
+    Where whole steps are run, typical micro-batches come in the order of a random sampler. A probe that times only a
+    few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5), with as many
+    strata by size as the minimum number of timed micro-batches.
 
-    Example: with steps of two micro-batches, the worst being W, a probe runs (W, typical), (typical, W), and then
-    steps of typical ones, which it times.
+    Example: with steps of two micro-batches and the worst micro-batch W, a probe runs (W, typical), (typical, W), and
+    then steps of typical ones, which it times.
 
     Args:
-        sizes: of the rows that the trainer iterates over, after packing and dropping.
-        seed: of the order of typical batches.
-        packed_from: rows of the dataset that were packed into those of ``sizes``, or None when they were not packed.
+        sizes: sizes of the rows that the trainer iterates over, after packing and dropping.
+        seed: seed of the order of typical batches.
+        packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
     """
     population, in_step = len(sizes.tokens), step.run(whole=schedule.whole_steps)
     worst = worst_order(sizes, step.rows, collation)
@@ -139,14 +139,14 @@ def plan_batches(
 
 
 def _after_others(in_step: int) -> int:
-    """Return how many micro-batches of a step come after another one of it; a single one stands for itself."""
+    """Return how many micro-batches of a step follow another one of it; 1 for a step of a single micro-batch."""
     return max(1, in_step - 1)
 
 
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the row indices of each micro-batch that may need the most memory, the likeliest first.
+    """Return the row indices of the micro-batches that may need the most memory, the likeliest first.
 
-    Of rows of equal length, those with the most trainable tokens come first.
+    Among rows of equal length, those with the most trainable tokens come first.
     """
     longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
     chosen = worst_micro_batches(
@@ -160,16 +160,16 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
 
 def drawn(population: int, count: int, seed: int) -> Counts:
-    """Return ``count`` indices as a random sampler draws them: each once, in random order, then all over again."""
+    """Return ``count`` indices in the order of a random sampler: random permutations, one epoch after another."""
     generator = np.random.default_rng(seed)
     epochs = [generator.permutation(population) for _ in range(-(-count // population))]
     return np.concatenate(epochs)[:count]
 
 
 def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
-    """Return how many rows of the dataset each row of the trainer holds.
+    """Return how many dataset rows each row of the trainer contains.
 
-    Where packing split rows of the dataset, each part counts for its share, so that all together hold all of them.
+    Where packing split dataset rows, each part counts as a fraction, so that the sum is the number of dataset rows.
     """
     if packed_from is None:
         return np.ones(len(sizes.tokens))
@@ -178,7 +178,7 @@ def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
 
 
 def _stratified(lengths: Counts, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
-    """Return at least ``count`` micro-batches in rounds, each of which has one of each stratum by size."""
+    """Return at least ``count`` micro-batches in rounds, each with one micro-batch from every stratum by size."""
     generator = np.random.default_rng(seed)
     rounds = -(-count // strata)
     many = drawn(len(lengths), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)

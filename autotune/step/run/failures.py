@@ -1,4 +1,4 @@
-"""From an exception in a probe to its status: out of memory, unsupported, or crashed, with the reason in words."""
+"""Classifies an exception in a probe as out of memory, unsupported, or crashed, with the reason in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import torch
 
-# What PyTorch's allocators say, with the size that was asked for.
+# Messages of PyTorch's allocators, with the requested size.
 _ALLOCATORS = (
     re.compile(r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+)(?P<unit>) bytes"),
     re.compile(r"Tried to allocate (?P<size>[\d.]+) (?P<unit>bytes|[KMGT]iB)"),
@@ -22,16 +22,16 @@ _NO_MEMORY = (
     "out of memory",
     "_STATUS_ALLOC_FAILED",
 )
-# oneDNN answers so when it cannot get memory for the code that it generates, and the interpreter when a thread's stack
-# does not fit; both have other causes too, so they count only where a limit had been all but reached.
+# oneDNN raises this when it cannot allocate memory for the code that it generates, and the interpreter when a thread's
+# stack does not fit; both have other causes too, so they count only close to an enforced limit.
 _AMBIGUOUS = (
     "could not create a primitive",
     "could not create a memory",
     "could not execute",
     "can't start new thread",
 )
-# oneDNN took 19 MiB at its first bfloat16 product (measured with torch 2.13), and takes more for larger layers: a limit
-# counts as all but reached with no more left than this, or than this share of it.
+# oneDNN took 19 MiB at its first bfloat16 product (measured with torch 2.13), and takes more for larger layers: a
+# process is close to its limit when no more than this is left, or no more than this share of the limit.
 _HEADROOM_BYTES = 32 * 2**20
 _HEADROOM_SHARE = 1 / 8
 _REFUSALS = (ImportError, NotImplementedError, ValueError)
@@ -40,7 +40,7 @@ _REASON_CHARACTERS = 400
 
 
 class FailureKind(StrEnum):
-    """What an exception says of the candidate."""
+    """The kind of failure that an exception indicates."""
 
     OUT_OF_MEMORY = "out of memory"
     UNSUPPORTED = "unsupported"
@@ -49,11 +49,11 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an exception says.
+    """The classification of an exception.
 
     Attributes:
         reason: in words.
-        requested_bytes: what was asked for when memory ran out, or None where that is not said.
+        requested_bytes: the size of the failed allocation, or None where the message does not state it.
     """
 
     kind: FailureKind
@@ -64,12 +64,12 @@ class Verdict:
 def judge(
     error: Exception, *, began_training: bool, limit_bytes: int | None = None, headroom_bytes: int | None = None
 ) -> Verdict:
-    """Return what an exception says.
+    """Classify an exception.
 
     Args:
-        began_training: whether a whole step was done before; a refusal comes before that.
-        limit_bytes: the limit that was enforced, or None.
-        headroom_bytes: what was left of it when the exception was raised, or None where it did not bind the process.
+        began_training: whether a whole step was completed before; unsupported configurations fail earlier.
+        limit_bytes: the enforced limit, or None.
+        headroom_bytes: bytes left below it when the exception was raised, or None if it did not apply to the process.
     """
     reason = _reason(error)
     at_limit = headroom_bytes is not None and headroom_bytes < max(

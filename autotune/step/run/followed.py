@@ -1,4 +1,4 @@
-"""A trainer that tells what it does: a subclass of TRL's own that trains as it does, on the batches of a probe."""
+"""Subclasses TRL's trainer to report its progress and to train on the batches of a probe."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autotune.step.trainers.base import Adapter
 
 
 def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any]:
-    """Return a subclass of a trainer that tells ``progress`` of its micro-batches and their parts.
+    """Return a subclass of a trainer that reports its micro-batches and their phases to ``progress``.
 
-    In two things it trains otherwise than its base, both about memory. Where a probe leaves out micro-batches of a
-    step, it holds their tensors all the same, because ``Trainer.get_batch_samples`` puts all of a step on the device at
-    once. And the last step of a run may end with the worst micro-batches, whenever it comes.
+    It differs from its base in two ways, both for the sake of memory. Where a probe leaves out micro-batches of a step,
+    their tensors are still allocated, because ``Trainer.get_batch_samples`` places all of a step on the device at once.
+    And the last step of a run may end with the worst micro-batches, whichever step that is.
     """
 
     trainer = known.trainer_class(plan)
@@ -45,7 +45,7 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             batches = progress.batches
             assert batches is not None
             first = progress.steps_done * batches.step_micro_batches
-            # On the host, where they take nothing from the device.
+            # Kept on the host, so that they need no device memory.
             here = (place - first for place in batches.worst if first <= place < first + len(samples))
             self._worst += tuple(_copied(samples[place], "cpu") for place in here)
 
@@ -59,7 +59,7 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
         def _left_out(self, samples: list[Any]) -> list[Any]:
             assert progress.batches is not None
             assert progress.whole_step is not None
-            # Not beside those that are timed: copying takes time that training does not.
+            # Not in timed steps: the copies would take time that training does not take.
             if progress.steps_done >= progress.batches.worst_steps:
                 return []
             missing = progress.whole_step.micro_batches - len(samples)

@@ -1,8 +1,8 @@
-"""The memory of this process on the host: what it holds, its high-water mark, and a limit that makes it fail for real.
+"""Measures the host memory of this process, its high-water mark, and enforces a limit on it.
 
-Linux only. What counts is anonymous memory, as resident in ``/proc/self/status``: pages of mapped files (libraries, the
-tokenised rows) are left out, because the kernel can drop them at any time, because a forked process maps them anew, and
-because the limit leaves them out too: ``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings.
+Linux only. Counted is the resident anonymous memory in ``/proc/self/status``. Pages of mapped files (libraries, the
+tokenised rows) are excluded, because the kernel can drop them at any time, because a forked process maps them anew, and
+because the limit excludes them too: ``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-# Writing it to clear_refs sets the high-water mark back to what is resident (proc(5)).
+# Writing this to clear_refs resets the high-water mark to the current resident size (proc(5)).
 _RESET_HIGH_WATER = "5"
 _WARM_SIDE = 256
 
 
 class HostMemory:
-    """Measures this process from its baseline, which is taken when this is made: after the imports."""
+    """Measures the memory of this process above a baseline, taken at construction: after the imports."""
 
     def __init__(self) -> None:
         _reset_high_water()
@@ -32,10 +32,10 @@ class HostMemory:
         self._rlimit: int | None = None
 
     def lap(self) -> int:
-        """Take in the high-water mark since the last lap, and return it, in bytes above the baseline.
+        """Return the high-water mark since the last lap, in bytes above the baseline, and start a new lap.
 
-        The kernel keeps it for anonymous and file pages together. The file pages of now are taken off, which is exact
-        for a lap in which no file was read for the first time, such as every training step but the first.
+        The kernel's mark covers anonymous and file pages together. The current file pages are subtracted, which is
+        exact for a lap in which no file was read for the first time, such as every training step but the first.
         """
         status = _status_bytes()
         held_bytes = status["VmHWM"] - status["RssFile"] - status["RssShmem"]
@@ -47,29 +47,29 @@ class HostMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Their high-water."""
+        """The highest mark of all laps."""
         self.lap()
         return self._peak - self._baseline
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the enforced limit leaves to allocate, now, or None when there is none."""
+        """Bytes that can still be allocated under the enforced limit, or None without a limit."""
         return None if self._rlimit is None else self._rlimit - _status_bytes()["VmData"]
 
     def limit(self, limit_bytes: int) -> None:
-        """Let allocations fail that would hold more than ``limit_bytes`` above the baseline."""
-        # The stacks of the threads that compute are no part of what the training needs, so they come first.
+        """Make allocations fail that would exceed ``limit_bytes`` above the baseline."""
+        # Start the compute threads first: their stacks do not count as memory of the training.
         side = torch.ones(_WARM_SIDE, _WARM_SIDE)
         (side @ side).exp()
         self._limit_bytes = limit_bytes
         self._enforce(limit_bytes, _status_bytes())
 
     def _enforce(self, limit_bytes: int, status: Mapping[str, int]) -> None:
-        """Set the kernel's limit to what is mapped now and what may still become resident.
+        """Set the kernel's limit to the bytes mapped now plus those that may still become resident.
 
-        The kernel counts what is mapped, touched or not, and libraries map much that they never touch: oneDNN 256 KiB
-        of code for each primitive, and new primitives for each new length of a row. What is mapped and not resident at
-        the end of a lap is taken for such.
+        The kernel counts mapped memory, touched or not, and libraries map much that they never touch: oneDNN 256 KiB
+        of code per primitive, with new primitives for each new row length. Memory that is mapped but not resident at
+        the end of a lap is assumed to be of that kind.
         """
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         rlimit = status["VmData"] + max(0, limit_bytes - (status["RssAnon"] - self._baseline))
@@ -77,14 +77,14 @@ class HostMemory:
         resource.setrlimit(resource.RLIMIT_DATA, (self._rlimit, hard))
 
     def lift_limit(self) -> None:
-        """Let allocations succeed again, so that what happened can be told."""
+        """Remove the limit, so that the failure can be reported."""
         self._limit_bytes = None
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _reset_high_water() -> None:
-    with contextlib.suppress(OSError):  # without it the mark is that of all laps
+    with contextlib.suppress(OSError):  # without the reset, the mark covers all laps
         _CLEAR_REFS.write_text(_RESET_HIGH_WATER)
 
 

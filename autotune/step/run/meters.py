@@ -1,4 +1,4 @@
-"""Meters of a probe's device: what it holds, what it held at the most, and a limit that makes it fail for real."""
+"""Meters of a probe's device: they measure memory peaks and time, and enforce a memory limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.units import format_bytes
 
 @dataclass(frozen=True)
 class Peaks:
-    """High-water marks, named as in :class:`autotune.core.measurement.Measurement`."""
+    """Peaks, named as in :class:`autotune.core.measurement.Measurement`."""
 
     peak_bytes: int
     reserved_bytes: int | None
@@ -30,7 +30,7 @@ class Peaks:
 
 
 class Mark(Protocol):
-    """A point in the work that the device was asked for."""
+    """A point in the device's queue of work."""
 
     def seconds_after(self, earlier: Any) -> float:
         """Return the time since an earlier mark of the same meter; asked after :meth:`Meter.synchronize`."""
@@ -38,7 +38,7 @@ class Mark(Protocol):
 
 @dataclass(frozen=True)
 class HostMark:
-    """A point on the host's clock, which is the device's where the CPU does what it is asked for at once."""
+    """A time on the host's clock; a CPU executes work synchronously, so it needs no other."""
 
     seconds: float
 
@@ -49,55 +49,55 @@ class HostMark:
 
 @dataclass(frozen=True)
 class CudaMark:
-    """A point in a CUDA stream: it costs no synchronisation, which would hold up what follows."""
+    """An event in a CUDA stream, which needs no synchronisation that would delay later work."""
 
     event: Any
 
     def seconds_after(self, earlier: CudaMark) -> float:
-        """Return the seconds between; the stream has passed both."""
+        """Return the seconds between; the stream has completed both events."""
         return float(earlier.event.elapsed_time(self.event)) / 1000.0
 
 
 class Meter(ABC):
-    """Measures one device from a baseline, which is taken when it is made: after the imports, before the model."""
+    """Measures one device above a baseline, taken at construction: after the imports, before the model is built."""
 
     @abstractmethod
     def limit(self, limit_bytes: int) -> None:
-        """Let this process hold no more than ``limit_bytes`` on the device.
+        """Limit this process to ``limit_bytes`` on the device.
 
         Raises:
-            MemoryError: what it holds already is more.
+            MemoryError: it already holds more.
         """
 
     @abstractmethod
     def lift_limit(self) -> None:
-        """Take back a limit that keeps what happened from being told."""
+        """Remove a limit under which the failure could not be reported."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was asked for."""
+        """Wait until the device has completed all its work."""
 
     @abstractmethod
     def mark(self) -> Mark:
-        """Mark where the device's work is now."""
+        """Mark the current point in the device's work."""
 
     @abstractmethod
     def lap(self) -> int:
-        """Return the most bytes that were held since the last lap; called where a phase of the program ends."""
+        """Return the peak in bytes since the last lap; called at the end of a phase of the step program."""
 
     @property
     @abstractmethod
     def held_bytes(self) -> int:
-        """What the process held above its baseline at the most: an exception frees tensors on its way up."""
+        """The peak above the baseline: an exception frees tensors as it propagates, so the current value is too low."""
 
     @property
     @abstractmethod
     def headroom_bytes(self) -> int | None:
-        """What an enforced limit leaves where it binds the whole process and not one allocator alone, or None."""
+        """Bytes left below an enforced limit if it applies to the whole process, else None."""
 
     @abstractmethod
     def peaks(self) -> Peaks:
-        """Return the high-water marks so far."""
+        """Return the peaks so far."""
 
 
 class CpuMeter(Meter):
@@ -107,47 +107,47 @@ class CpuMeter(Meter):
         self._host = HostMemory()
 
     def limit(self, limit_bytes: int) -> None:
-        """Let this process hold no more than ``limit_bytes`` above its baseline."""
+        """Limit this process to ``limit_bytes`` above its baseline."""
         self._host.limit(limit_bytes)
 
     def lift_limit(self) -> None:
-        """Take back the limit."""
+        """Remove the limit."""
         self._host.lift_limit()
 
     def synchronize(self) -> None:
-        """Do nothing: a CPU does what it is asked for at once."""
+        """Do nothing: a CPU executes work synchronously."""
 
     def mark(self) -> HostMark:
         """Return the time on the clock of :func:`time.monotonic`."""
         return HostMark(time.monotonic())
 
     def lap(self) -> int:
-        """Take in the high-water mark of the process, and return it."""
+        """Return the high-water mark of the process since the last lap."""
         return self._host.lap()
 
     @property
     def held_bytes(self) -> int:
-        """High-water of anonymous resident bytes above the baseline."""
+        """High-water mark of anonymous resident bytes above the baseline."""
         return self._host.peak_bytes
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the limit leaves to allocate."""
+        """Bytes left below the limit."""
         return self._host.headroom_bytes
 
     def peaks(self) -> Peaks:
-        """Return the high-water of anonymous resident memory above the baseline."""
+        """Return the high-water mark of anonymous resident memory above the baseline."""
         peak_bytes = self._host.peak_bytes
         return Peaks(peak_bytes, None, None, peak_bytes, None)
 
 
 class CudaMeter(Meter):
-    """One CUDA device: the caching allocator's own statistics and limit, and the driver's view of the process."""
+    """One CUDA device: the caching allocator's statistics and limit, and the driver's figure for the process."""
 
     def __init__(self) -> None:
         self._host = HostMemory()
         before = _driver_used_bytes()
-        # A first product loads what every training needs besides its tensors: context, cuBLAS and its workspace.
+        # A first product initialises what every training needs besides tensors: context, cuBLAS and its workspace.
         side = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
         _ = side @ side
         torch.cuda.synchronize()
@@ -158,7 +158,7 @@ class CudaMeter(Meter):
         if used_bytes is not None and self._uuid in before:
             held_bytes = used_bytes - before[self._uuid]
         else:
-            # Without NVML others' memory cannot be told from this process's, and counts as its own.
+            # Without NVML, memory of other processes cannot be separated and counts as this process's own.
             free_bytes, total_bytes = torch.cuda.mem_get_info()
             held_bytes = total_bytes - free_bytes
         self._context_bytes = max(0, held_bytes - torch.cuda.memory_reserved())
@@ -168,10 +168,10 @@ class CudaMeter(Meter):
         self._allocated_bytes = self._reserved_bytes = 0
 
     def limit(self, limit_bytes: int) -> None:
-        """Let context and caching allocator together hold no more than ``limit_bytes``.
+        """Limit context and caching allocator together to ``limit_bytes``.
 
         Raises:
-            MemoryError: the context alone holds more.
+            MemoryError: the context alone is larger.
         """
         left_bytes = limit_bytes - self._context_bytes
         if left_bytes <= 0:
@@ -179,7 +179,7 @@ class CudaMeter(Meter):
         torch.cuda.set_per_process_memory_fraction(min(1.0, left_bytes / self._total_bytes))
 
     def lift_limit(self) -> None:
-        """Do nothing: the limit binds the caching allocator alone."""
+        """Do nothing: the limit applies only to the caching allocator."""
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -192,7 +192,7 @@ class CudaMeter(Meter):
         return CudaMark(event)
 
     def lap(self) -> int:
-        """Take in the high-water marks of the process on the host and of the allocator; return the allocator's."""
+        """Update the peaks of the host process and of the allocator; return the allocator's since the last lap."""
         self._host.lap()
         held_bytes = int(torch.cuda.max_memory_allocated())
         self._allocated_bytes = max(self._allocated_bytes, held_bytes)
@@ -207,11 +207,11 @@ class CudaMeter(Meter):
 
     @property
     def headroom_bytes(self) -> int | None:
-        """None: the allocator says by itself when memory ran out."""
+        """None: the allocator raises an unambiguous error when memory runs out."""
         return None
 
     def peaks(self) -> Peaks:
-        """Return the caching allocator's peaks, and what the driver says this process holds."""
+        """Return the caching allocator's peaks and the driver's figure for this process."""
         return Peaks(
             peak_bytes=self.held_bytes,
             reserved_bytes=max(self._reserved_bytes, int(torch.cuda.max_memory_reserved())),
@@ -237,7 +237,7 @@ def _driver_used_bytes() -> dict[str, int]:
 
 
 def _driver_process_bytes(uuid: str) -> int | None:
-    """Return what the driver says this process holds, or None where it cannot say, as in most containers."""
+    """Return the driver's figure for this process, or None where it has none, as in most containers."""
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):

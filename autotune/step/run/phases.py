@@ -1,4 +1,4 @@
-"""Trainers that tell in which phase of their step program they are."""
+"""Wraps methods of a trainer so that it reports the phase of the step program that it is in."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from autotune.step.trainers.base import InPhase
 
 
 def tell_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InPhase) -> type[Any]:
-    """Return a subclass of a trainer, changed so that the methods that are phases of their own tell so.
+    """Return a subclass of a trainer in which methods that form a phase of their own run inside ``in_phase``.
 
     Args:
-        methods: by the name of a phase, the method that it is.
+        methods: method names by phase name.
     """
     for name, method in methods.items():
         setattr(subclass, method, _told(getattr(subclass, method), name, in_phase))

@@ -1,4 +1,4 @@
-"""Where a probe is, as the trainer tells it: phases for what goes wrong, and the clock of micro-batches and steps."""
+"""Tracks the progress of a probe: its phase, for error reports, and the timing of micro-batches and steps."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from autotune.step.run.timing import TimedMicroBatch, WholeStep, enough
 
 
 class Progress(TrainerCallback):
-    """Follows a trainer through its steps, times the typical micro-batches, and stops it when they are known.
+    """Follows a trainer through its steps, times the typical micro-batches, and stops it when the schedule is met.
 
-    A step is: its micro-batches are fetched all at once, each is trained on, then comes the update. What is neither
-    fetching nor a micro-batch counts as the update, since it comes once in a step.
+    A step fetches its micro-batches all at once, trains on each, and then runs the update. Time outside of fetching and
+    micro-batches counts as the update, since it is spent once per step.
 
     Attributes:
-        phase: the part of a training step that it is in.
-        steps_done: optimizer steps, those on the worst batch and for warm-up included.
+        phase: the current phase of the step program.
+        steps_done: completed optimizer steps, including those on the worst batch and for warm-up.
         first_step_seconds: when the first training step began, on the clock of :func:`time.monotonic`.
         last_step_seconds: when the last step ended.
-        timed: typical micro-batches, in their order.
-        updates: seconds that each step with timed micro-batches took beside them.
+        timed: timed micro-batches, in order.
+        updates: seconds spent outside of micro-batches, for each step with timed micro-batches.
         worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
-        batches: what the trainer trains on, or None before that is known.
-        whole_step: what a step of the plan consists of, or None before that is known.
-        program: the phases of the run, or those that every trainer has before that is known.
-        peaks: by phase that ended, the most bytes that the device held above the baseline while it lasted.
-        finishing: whether the step that comes is the last, and ends with the worst micro-batches again.
+        batches: the batches that the trainer trains on, or None before they are chosen.
+        whole_step: the composition of a step of the plan, or None before it is known.
+        program: the phases of the run; before they are known, those that every trainer has.
+        peaks: by completed phase, the device's peak in bytes above the baseline during it.
+        finishing: whether the next step is the last, and ends with the worst micro-batches again.
     """
 
     def __init__(self, schedule: Schedule, meter: Meter) -> None:
@@ -57,7 +57,7 @@ class Progress(TrainerCallback):
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
-        """Be in a phase until this ends; where it ends with an error, that is where the error came."""
+        """Set the phase for the duration of the context; after an error, :attr:`phase` names where it was raised."""
         before, self.phase = self.phase, phase
         apart = phase in self.program.repeated(Repeat.RUN) or phase in self.program.repeated(Repeat.STEP)
         if apart:
@@ -68,19 +68,19 @@ class Progress(TrainerCallback):
         self.phase = before
 
     def fetched(self, seconds: float) -> None:
-        """Note how long the micro-batches of the next step took to collate and to place on the device."""
+        """Record how long it took to collate the next step's micro-batches and place them on the device."""
         self._fetch_seconds = seconds
 
     def begin_micro_batch(self) -> Mark:
-        """Mark where a micro-batch begins."""
+        """Mark the beginning of a micro-batch."""
         return self._meter.mark()
 
     def end_micro_batch(self, began: Mark) -> None:
-        """Mark where its backward pass ends."""
+        """Mark the end of its backward pass."""
         self._marks.append((began, self._meter.mark()))
 
     def on_step_begin(self, *events: Any, **more: Any) -> None:
-        """Note the first training step."""
+        """Record the time of the first training step."""
         self.phase = FORWARD
         self._marks.clear()
         if self.first_step_seconds is None:
@@ -88,17 +88,17 @@ class Progress(TrainerCallback):
             self.first_step_seconds = time.monotonic()
 
     def on_substep_end(self, *events: Any, **more: Any) -> None:
-        """Note that the next micro-batch follows."""
+        """Record that the next micro-batch follows."""
         self.phase = FORWARD
         self._lap(MICRO_BATCH)
 
     def on_pre_optimizer_step(self, *events: Any, **more: Any) -> None:
-        """Note that the gradients are there."""
+        """Record that the gradients are complete."""
         self._lap(MICRO_BATCH)
         self.phase = OPTIMIZER_STEP
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
-        """Time the step, and stop the trainer after the last one that is needed."""
+        """Time the step, and stop the trainer after the last step that is needed."""
         assert self.batches is not None
         assert self.whole_step is not None
         self._meter.synchronize()
@@ -119,7 +119,7 @@ class Progress(TrainerCallback):
         return control
 
     def _lap(self, phase: str) -> None:
-        """Note what the device held at the most in a phase that ends."""
+        """Record the device's peak in a phase that ends."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self._meter.lap())
 
     def _time_step(self, index: int, now: float, batches: Batches) -> None:
@@ -133,6 +133,6 @@ class Progress(TrainerCallback):
             TimedMicroBatch(took[place] + fetch_seconds, int(batches.collated[first + place]), first=place == 0)
             for place in timed
         ]
-        # The clock runs from one step's end to the next; no first step is timed.
+        # A step is timed from the end of the previous one; the first step is never timed.
         assert self.last_step_seconds is not None
         self.updates.append(now - self.last_step_seconds - self._fetch_seconds - sum(took))

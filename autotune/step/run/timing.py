@@ -1,4 +1,4 @@
-"""When to stop timing, and what the timed micro-batches say: the time of a whole step, and how well it is known."""
+"""Estimates the time of a whole step and its error from timed micro-batches, and decides when to stop timing."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from autotune.core.measurement import Schedule
 _Vector = npt.NDArray[np.float64]
 
 _TOLD_FROM_NONE = 2.0
-"""Standard errors beyond which a constant is kept: estimating one that is not there costs half of the micro-batches.
+"""Standard errors above which a constant is kept: estimating one that is zero wastes half of the micro-batches.
 
-Where it is about that large, the error that is told is up to a fifth too small, since leaving it out is a chance too.
+Where the constant is about that large, the reported error is up to a fifth too small, since it ignores the selection.
 """
 
 
 @dataclass(frozen=True)
 class TimedMicroBatch:
-    """One micro-batch that was timed.
+    """One timed micro-batch.
 
     Attributes:
-        seconds: for its data, its forward and its backward pass.
+        seconds: time of its data loading, forward and backward pass.
         collated: tokens, padding included.
-        first: whether it came first in its step: it makes gradients, and all others add to them.
+        first: whether it was the first of its step, which allocates gradients; all others accumulate into them.
     """
 
     seconds: float
@@ -37,11 +37,11 @@ class TimedMicroBatch:
 
 @dataclass(frozen=True)
 class WholeStep:
-    """What a step of the plan consists of.
+    """The composition of a step of the plan.
 
     Attributes:
-        micro_batches: how many it has.
-        mean_collated: tokens, padding included, of a mean micro-batch.
+        micro_batches: number of micro-batches.
+        mean_collated: mean tokens of a micro-batch, padding included.
     """
 
     micro_batches: int
@@ -50,13 +50,13 @@ class WholeStep:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was timed, put together.
+    """The estimated time of a whole step.
 
     Attributes:
-        step_seconds: of a mean whole step.
-        update_seconds: of it, what comes once: gradient clipping, the optimizer, and the trainer's own work.
-        micro_batch_seconds: of it, a mean micro-batch.
-        error: relative standard error of ``step_seconds``, or None where there is too little to say.
+        step_seconds: mean time of a whole step.
+        update_seconds: its part that is spent once per step: gradient clipping, the optimizer, the trainer's own work.
+        micro_batch_seconds: its part for a mean micro-batch.
+        error: relative standard error of ``step_seconds``, or None with too few observations.
     """
 
     step_seconds: float
@@ -66,15 +66,16 @@ class Timing:
 
 
 def timing(timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: WholeStep) -> Timing:
-    """Return the time of a whole step, composed of micro-batches and of what comes once in a step. Neither is empty.
+    """Return the time of a whole step, composed of micro-batches and the update. Neither sequence is empty.
 
-    Micro-batches are not all equally large, and few of them are timed. Their times are therefore regressed on their
-    tokens, and the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
-    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch, which makes the
-    gradients that all others add to, has a constant of its own where that can be told from none.
+    Micro-batches differ in size, and few of them are timed. Their times are therefore regressed on their tokens, and
+    the time of the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
+    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch, which allocates
+    the gradients that all others accumulate into, has a constant of its own if that is significantly different from
+    zero.
 
     Args:
-        updates: seconds that each timed step took beside its micro-batches.
+        updates: seconds that each timed step spent outside of its micro-batches.
     """
     seconds = np.array([item.seconds for item in timed])
     columns = [np.ones(len(timed))]
@@ -100,7 +101,7 @@ def timing(timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: Who
 
 
 def enough(schedule: Schedule, timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: WholeStep) -> bool:
-    """Whether what was timed satisfies the schedule."""
+    """Whether the timed micro-batches satisfy the schedule."""
     if len(timed) < max(schedule.min_micro_batches, 1) or not updates:
         return False
     spent_seconds = sum(item.seconds for item in timed) + sum(updates)
@@ -115,8 +116,8 @@ def enough(schedule: Schedule, timed: Sequence[TimedMicroBatch], updates: Sequen
 def _predicted(columns: Sequence[_Vector], seconds: _Vector, wanted: Sequence[float]) -> tuple[float, float | None]:
     """Return the least-squares prediction at ``wanted`` and its standard error, or None without degrees of freedom.
 
-    Long micro-batches vary more than short ones, so the error is the one that allows for that in small samples: HC3 of
-    MacKinnon and White, Journal of Econometrics 29 (1985).
+    The times of long micro-batches vary more than those of short ones, so the standard error is HC3, which allows for
+    that in small samples (MacKinnon and White, Journal of Econometrics 29 (1985)).
     """
     matrix, at = np.stack(columns, axis=1), np.array(wanted)
     found = np.linalg.lstsq(matrix, seconds, rcond=None)[0]
@@ -124,6 +125,6 @@ def _predicted(columns: Sequence[_Vector], seconds: _Vector, wanted: Sequence[fl
         return float(at @ found), None
     inverse = np.linalg.pinv(matrix.T @ matrix)
     leverages = np.einsum("ij,jk,ik->i", matrix, inverse, matrix)
-    # One that alone decides a coefficient has no residual; what it adds is not known.
+    # An observation that alone determines a coefficient has no residual; its contribution is unknown.
     deleted = (seconds - matrix @ found) / np.maximum(1 - leverages, 1e-9)
     return float(at @ found), float(np.linalg.norm((matrix @ inverse @ at) * deleted))

@@ -1,4 +1,4 @@
-"""TRL's own training loop as a function of a device: what a trace runs on a virtual one, and a CPU can run too."""
+"""Wraps TRL's training loop as a function of a device, which a trace runs on a virtual device; it runs on a CPU too."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from autotune.virtual import adopt, assume, for_real, phase, settled
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
 WORST_STEPS = 2
-"""Optimizer steps on the largest micro-batch: the optimizer's state appears in the first, so the second is steady."""
-# Gradients are there from the second micro-batch of an optimizer step on, so that a third is like the second.
+"""Optimizer steps on the largest micro-batch: the first allocates the optimizer's state, so the second is steady."""
+# Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
-# The device of a trace is handed to accelerate afterwards; TF32 changes no byte, and compiled code cannot be followed.
+# accelerate gets the device of a trace afterwards; TF32 changes no allocation, and compiled code cannot be traced.
 _NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
 _SEED = 42
 
 
 @dataclass(frozen=True)
 class TracedRows:
-    """The rows of a dataset that a trace trains on, by their parts; see :class:`autotune.core.protocol.TraceRequest`.
+    """The rows that a trace trains on, by their parts; see :class:`autotune.core.protocol.TraceRequest`.
 
     Attributes:
-        once: whether there is a single optimizer step on the largest micro-batch, in which the optimizer goes twice,
-            and a single micro-batch in each step, for :func:`autotune.virtual.steady.steady` to add the others to;
-            else there are two steps, of two micro-batches or, where the plan has a single one, of that.
+        once: if true, there is a single optimizer step on the largest micro-batch, in which the optimizer is called
+            twice, and a single micro-batch in each step; :func:`autotune.virtual.steady.steady` adds the others. If
+            false, there are two steps of two micro-batches, or of one where the plan has only one.
     """
 
     worst: Sequence[tuple[int, ...]]
@@ -52,26 +52,26 @@ class TracedRows:
 
     @property
     def worst_steps(self) -> int:
-        """Optimizer steps on the largest micro-batch that are run."""
+        """Number of optimizer steps that are run on the largest micro-batch."""
         return 1 if self.once else WORST_STEPS
 
     @property
     def most_micro_batches(self) -> int:
-        """Micro-batches of a step that are run at the most."""
+        """Maximum number of micro-batches of a step that are run."""
         return 1 if self.once else _MICRO_BATCHES_AT_MOST
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that are run."""
+        """Number of optimizer steps that are run."""
         return self.worst_steps + bool(self.typical)
 
 
 @dataclass
 class Trained:
-    """What a training noted of itself.
+    """Figures recorded during a traced training.
 
     Attributes:
-        micro_batches: of one optimizer step as the plan has it.
+        micro_batches: micro-batches of one optimizer step according to the plan.
         tokens: dataset tokens of each micro-batch, padding excluded; shape (steps, traced micro-batches).
         worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch, which is the largest.
     """
@@ -85,12 +85,12 @@ class Trained:
 def traced_training(
     plan: TrainingPlan, model_config: Any, processor: Any, rows: TracedRows, trained: Trained | None = None
 ) -> Callable[[torch.device], None]:
-    """Return a function of a device that trains as TRL does, on random weights, and is run under ``virtual.trace``.
+    """Return a function of a device that trains as TRL does, on random weights, to be run under ``virtual.trace``.
 
     Args:
         model_config: configuration of the model, as ``AutoConfig`` gives it.
         processor: its tokenizer or processor.
-        trained: is told what happened.
+        trained: filled in during the training.
     """
 
     def run(device: torch.device) -> None:
@@ -142,17 +142,17 @@ def _build(
 
 
 def _on_device(device: torch.device, configure: Callable[[], Any]) -> Any:
-    """Return trainer arguments with accelerate's one state per process standing on the device."""
+    """Return trainer arguments, with accelerate's process-wide state set to the device."""
     AcceleratorState._reset_state(reset_partial_state=True)
     arguments = configure()
-    arguments._setup_devices  # noqa: B018 (asked for so that the state exists)
+    arguments._setup_devices  # noqa: B018 (creates the state)
     PartialState._shared_state["device"] = device
     arguments.__dict__["_setup_devices"] = device
     return arguments
 
 
 def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
-    """Return a subclass of a trainer that differs in where its batches come from, and tells of its phases."""
+    """Return a subclass of a trainer that takes its batches from the trace's rows and reports its phases."""
     trainer = known.trainer_class(plan)
 
     class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
@@ -165,7 +165,7 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 return _Batches(batches)
 
         def read_batch(self, rows: Any) -> Any:
-            """Read rows as the data loader does: for real, and kept where no allocator of PyTorch counts them."""
+            """Read rows as the data loader does: on real tensors, stored outside of PyTorch's allocators."""
             with for_real():
                 batch = _Batches([self.data_collator(list(rows))])
             return next(iter(batch))
@@ -178,7 +178,7 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
 
 
 class _Phases(TrainerCallback):
-    """Names the phases of steps, which keep their numbers where the second is left out."""
+    """Names the phases of steps; the numbers stay the same where the second step is left out."""
 
     def __init__(self, *, once: bool) -> None:
         self._once = once
@@ -208,7 +208,7 @@ class _Phases(TrainerCallback):
 
 
 class _Batches:
-    """The micro-batches of a data loader, read once and kept where no allocator of PyTorch counts them."""
+    """The micro-batches of a data loader, read once and stored outside of PyTorch's allocators."""
 
     def __init__(self, batches: list[Any]) -> None:
         self._batches = [tree_map_only(torch.Tensor, lambda tensor: tensor.numpy().copy(), batch) for batch in batches]
@@ -221,7 +221,7 @@ class _Batches:
 
 
 def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
-    """Have a trainer train on the worst micro-batch, then on typical rows."""
+    """Make a trainer train on the worst micro-batch, then on typical rows."""
     step = StepSize(trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
     sizes, packed = known.sizes(trainer), known.packs(trainer.args)
     population = len(sizes.tokens)

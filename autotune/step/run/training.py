@@ -1,4 +1,4 @@
-"""A real trainer from a training plan, changed only in what a probe needs, and made to train on a probe's batches."""
+"""Builds a real trainer from a training plan, with only the changes that a probe needs, and trains on its batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from autotune.trainers import find_trainer
 from autotune.trainers.geometry import micro_batches_of, rows_of
 
 OUTPUT_DIRECTORY = "output"
-"""Where in the job's folder the trainer would save what it never does."""
+"""The trainer's output directory in the job's folder; nothing is saved to it."""
 
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     """Build the trainer of a plan, train until the schedule is satisfied, and return the trainer.
 
     Raises:
-        Exception: whatever TRL and what it stands on raise.
+        Exception: any error of TRL or its dependencies.
     """
     known = adapter(request.plan.trainer)
     rows = known.cut(load_from_disk(request.tokenized_directory), request.plan)
@@ -46,7 +46,7 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
 
 
 def step_size(plan: TrainingPlan) -> StepSize:
-    """Return the rows and micro-batches of an optimizer step, which every plan says."""
+    """Return the rows and micro-batches of an optimizer step, which every plan contains."""
     return StepSize(rows_of(plan), micro_batches_of(plan))
 
 
@@ -55,7 +55,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     plan, source, known = request.plan, request.model, adapter(request.plan.trainer)
     progress.program = find_trainer(plan.trainer).program(plan)
     in_step = step_size(plan).run(whole=request.schedule.whole_steps)
-    # Its batches, and so the number of its steps, are known once it has packed and dropped rows.
+    # The number of steps is set later: the batches are chosen after the trainer has packed and dropped rows.
     overrides = {**run_arguments(1, folder), "gradient_accumulation_steps": in_step}
     if source.init == "pretrained":
         arguments = config(plan, **overrides)
@@ -63,7 +63,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         model: Any = source.name
         loading: dict[str, Any] = {"quantization_config": quantization_config(plan)}
     else:
-        # Its own arguments first: they tell accelerate which device is trained on.
+        # The trainer's arguments first: they set accelerate's device.
         arguments = config(plan, **overrides)
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
@@ -85,7 +85,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
 
 
 def run_arguments(steps: int, folder: Path) -> dict[str, object]:
-    """Return what a run on chosen rows changes in a trainer's arguments: its end, its order, what it leaves."""
+    """Return the trainer arguments that a run on chosen rows overrides: number of steps, order, outputs."""
     return {
         "output_dir": str(folder / OUTPUT_DIRECTORY),
         "max_steps": steps,

@@ -1,4 +1,4 @@
-"""What the child processes need of a trainer: TRL's classes, and what TRL does differently from trainer to trainer."""
+"""The child side of a trainer: TRL's classes, and what differs in TRL between trainers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes
 
 MakeModel = Callable[[], Any]
-"""Makes another model like the one that is trained: random weights where that has, on the same device."""
+"""Builds another model like the trained one, with random weights where that has them, on the same device."""
 InPhase = Callable[[str], AbstractContextManager[Any]]
-"""Given the name of a phase of the step program, a context in which the run is in that phase."""
+"""Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
 
 
 @dataclass(frozen=True)
 class Collation:
-    """How the rows of a micro-batch become one tensor.
+    """How the rows of a micro-batch are collated into one tensor.
 
     Attributes:
-        flat: whether they lie end to end; else each sequence is padded to the longest.
-        multiple: to which the length of the tensor is rounded up.
+        flat: whether they are concatenated; else each sequence is padded to the longest.
+        multiple: the length of the tensor is rounded up to a multiple of this.
     """
 
     flat: bool = False
@@ -36,7 +36,7 @@ class Collation:
         """Return the tokens of each micro-batch, padding included.
 
         Args:
-            lengths: of the sequences; shape (micro-batches, rows, sequences).
+            lengths: lengths of the sequences; shape (micro-batches, rows, sequences).
         """
         flattened = lengths.reshape(len(lengths), -1)
         length = flattened.sum(axis=1) if self.flat else flattened.max(axis=1)
@@ -48,15 +48,15 @@ class Adapter(ABC):
     """The child's side of one trainer. A subclass is one file, and its only instance is ``ADAPTER``.
 
     A job first tokenises (:meth:`tokenizing`, ``columns``, :meth:`lengths`, :meth:`trainable`), once per workload. A
-    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`beside_model`), looks at the
-    rows that it will iterate over (:meth:`sizes`, :meth:`collation`), and selects them in the order of its batches. A
+    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`beside_model`), reads the
+    sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows in the order of its batches. A
     trace does the same with rows of its own (:meth:`synthetic`).
 
     Class attributes:
         name: the trainer's name.
         config, trainer: TRL's classes.
-        columns: of tokenised rows, each of lists of numbers.
-        methods: by the name of a phase of the step program, the method of the trainer that is that phase.
+        columns: columns of tokenised rows, each of lists of numbers.
+        methods: by the name of a phase of the step program, the trainer's method that forms that phase.
     """
 
     name: ClassVar[str]
@@ -67,28 +67,28 @@ class Adapter(ABC):
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
-        """Arguments with which the trainer tokenises a dataset and neither cuts nor packs it."""
+        """Return the arguments with which the trainer tokenises a dataset without cutting or packing it."""
         return {"max_length": None, "gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     @abstractmethod
     def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of the specification's parts of tokenised rows; shape (rows, parts)."""
+        """Return the tokens of tokenised rows in each part of the specification; shape (rows, parts)."""
 
     @abstractmethod
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of tokenised rows that the loss counts; shape (rows,)."""
 
     def kept_from(self, rows: Dataset) -> Counts:
-        """Return the smallest maximum length at which each tokenised row is kept, as far as its lengths do not tell.
+        """Return the smallest maximum length at which each tokenised row is kept, beyond what its lengths imply.
 
-        Shape (rows,); 1 where a row is kept whatever is cut off.
+        Shape (rows,); 1 where a row is kept at any length.
         """
         return np.ones(len(rows), dtype=np.int64)
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return further arguments of the trainer, such as a reference model.
 
-        TRL makes those from the name of the trained model, which a model of random weights does not have.
+        TRL loads those by the name of the trained model, which a model of random weights does not have.
 
         Args:
             plan: None where rows are only tokenised.
@@ -96,11 +96,11 @@ class Adapter(ABC):
         return {}
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
-        """Return tokenised rows as the plan hands them to the trainer."""
+        """Return tokenised rows as the plan passes them to the trainer."""
         return rows
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return the class that is trained: TRL's own, or a subclass of it that takes tokenised rows."""
+        """Return the trainer class: TRL's own, or a subclass of it that takes tokenised rows."""
         return self.trainer
 
     @abstractmethod
@@ -127,14 +127,14 @@ class Adapter(ABC):
         """Return tokenised rows of given sizes, for a trace.
 
         Args:
-            rows: the tokens of the specification's parts of each.
+            rows: for each row, the tokens in each part of the specification.
             arguments: the trainer's configuration as planned.
-            trainable: share of the tokens that the loss counts, where the parts do not say it.
+            trainable: share of the tokens that the loss counts, where the parts do not determine it.
         """
 
     def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
-        """Return what phases that go over the whole dataset once took for each row, by their name."""
+        """Return the seconds per row of phases that run once over the whole dataset, by phase name."""
         return {}
 
-    def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have nothing more to tell
-        """Have a trainer that was built tell of phases inside its micro-batches that are no methods of their own."""
+    def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have no such phases
+        """Make a built trainer report phases inside its micro-batches that are not methods of their own."""

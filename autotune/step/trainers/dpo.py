@@ -1,4 +1,4 @@
-"""``DPOTrainer``: prompts with two answers each, and a reference that is a copy, the model itself, or precomputed."""
+"""``DPOTrainer``: prompts with two answers each; the reference is a copy, the model itself, or precomputed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TIMED = 4
 
 
 class _OnTokenizedRows(DPOTrainer):
-    """TRL's trainer on rows that are tokenised, with a pass of the reference over some of them instead of all."""
+    """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
 
     seconds_per_row: Mapping[str, float] = MappingProxyType({})
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
-        # TRL drops those rows where it has tokenised them.
+        # TRL drops these rows when it tokenises.
         length = args.max_length
         if length is None or args.truncation_mode != "keep_start":
             return dataset
@@ -38,7 +38,7 @@ class _OnTokenizedRows(DPOTrainer):
         return dataset if len(kept) == len(dataset) else dataset.select(kept)
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        """Ask the reference about the widest rows, then about some others, whose time stands for all."""
+        """Run the reference on the widest rows, then on some others, whose time is extrapolated to all rows."""
         widest_first = np.argsort(-_sequences(dataset, self.args.max_length).max(axis=1), kind="stable")
         widest = np.resize(widest_first, batch_size)
         others = np.random.default_rng(0).permutation(len(dataset))
@@ -50,7 +50,7 @@ class _OnTokenizedRows(DPOTrainer):
         return dataset.add_column("ref_chosen_logps", zeros).add_column("ref_rejected_logps", zeros)
 
     def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
-        """Return rows as the data loader would collate them."""
+        """Collate rows as the data loader would."""
         return self.data_collator(list(rows))
 
     def _timed(self, batches: Sequence[Counts], dataset: Dataset) -> float:
@@ -63,7 +63,7 @@ class _OnTokenizedRows(DPOTrainer):
     def _ask(self, dataset: Dataset, batch: Counts) -> None:
         inputs = self._prepare_inputs(self.read_batch([dataset[int(index)] for index in batch]))
         chosen, _ = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
-        # As TRL does with each batch, which waits for the device.
+        # As TRL does with each batch; this waits for the device.
         chosen.cpu()
 
 
@@ -85,19 +85,19 @@ class PreferenceOptimization(Adapter):
         return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return a reference model where TRL would load one: neither adapters nor precomputing do without it."""
+        """Return a reference model where TRL would load one; with adapters or precomputing it needs none."""
         if plan is not None and (plan.model.get("use_peft") or plan.args.get("precompute_ref_log_probs")):
             return {}
         return {"ref_model": make_model()}
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised rows."""
-        # It names the file that TRL keeps precomputed values in, and none are kept here.
+        # The hash names TRL's cache file of precomputed values; no cache is kept here.
         dpo_trainer.hash_module = _no_hash
         return _OnTokenizedRows
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of both sequences, cut as the collator cuts them."""
+        """Return the sizes of both sequences, truncated as the collator truncates them."""
         rows = trainer.train_dataset
         return RowSizes(_sequences(rows, trainer.args.max_length), self.trainable(rows))
 
@@ -116,11 +116,11 @@ class PreferenceOptimization(Adapter):
         )
 
     def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
-        """Return what asking the reference beforehand took."""
+        """Return the seconds per row of precomputing the reference."""
         return dict(trainer.seconds_per_row)
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
-        """Tell of forward passes without gradients: those of the reference, whatever stands for it."""
+        """Report forward passes without gradients, which are those of the reference, whichever model it is."""
         inside: list[AbstractContextManager[Any]] = []
 
         def enter(*_: Any) -> None:
@@ -145,7 +145,7 @@ def _no_hash(*_: Any) -> str:
 
 
 def _sequences(rows: Dataset, length: int | None) -> Counts:
-    """Return the tokens of prompt with chosen and with rejected answer, cut to a length; shape (rows, 2)."""
+    """Return the tokens of prompt plus chosen and prompt plus rejected answer, truncated; shape (rows, 2)."""
     parts = column_lengths(rows, PreferenceOptimization.columns)
     sequences = parts[:, :1] + parts[:, 1:]
     return sequences if length is None else np.minimum(sequences, length)

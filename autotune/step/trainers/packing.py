@@ -1,4 +1,4 @@
-"""Documents as models are called with them: each by itself, or packed into one row by TRL's own collator."""
+"""Builds model inputs for documents, each alone or packed into one row by TRL's own collator."""
 
 from __future__ import annotations
 

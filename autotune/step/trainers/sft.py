@@ -1,4 +1,4 @@
-"""``SFTTrainer``: tokens and labels; it packs, drops and pads by itself."""
+"""``SFTTrainer``: rows of tokens and labels, which the trainer itself packs, drops and pads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SupervisedFineTuning(Adapter):
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
-        """Arguments without packing."""
+        """Return arguments without packing."""
         return {**super().tokenizing, "packing": False}
 
     def lengths(self, rows: Dataset) -> Counts:
@@ -35,17 +35,17 @@ class SupervisedFineTuning(Adapter):
         return column_lengths(rows, ("input_ids",))
 
     def trainable(self, rows: Dataset) -> Counts:
-        """Return the tokens that are labelled."""
+        """Return the number of labelled tokens of each row."""
         return counted_values(rows, "labels")
 
     def kept_from(self, rows: Dataset) -> Counts:
-        """TRL drops a row that is cut before its first counted token, such as one whose prompt fills the length."""
+        """Return each row's length up to its first counted token: TRL drops a row that is cut before that token."""
         return np.asarray(first_counted(rows, "labels") + 1)
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
-        """Return rows cut where the plan cuts them before the trainer sees them.
+        """Return rows truncated to the plan's length if the plan truncates before the trainer does.
 
-        Rows that lose all their labels are dropped, as SFTTrainer drops them where it truncates by itself.
+        Rows that lose all their labels are dropped, as SFTTrainer drops them when it truncates.
         """
         length = plan.truncate_to
         if length is None:
@@ -55,14 +55,14 @@ class SupervisedFineTuning(Adapter):
         )
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of rows that may be packed."""
+        """Return the sizes of the trainer's rows, packed or not."""
         rows = trainer.train_dataset
         packed = "seq_lengths" in rows.column_names
         documents = column_lengths(rows, ("seq_lengths",))[:, 0] if packed else None
         return RowSizes(self.lengths(rows), self.trainable(rows), documents)
 
     def collation(self, trainer: Any) -> Collation:
-        """Return whether rows lie end to end, and to which multiple they are padded."""
+        """Return whether rows are concatenated, and to which multiple they are padded."""
         return Collation(flat=trainer.padding_free, multiple=trainer.args.pad_to_multiple_of or 1)
 
     def packs(self, arguments: Any) -> bool:
@@ -77,7 +77,7 @@ class SupervisedFineTuning(Adapter):
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
     ) -> Dataset:
-        """Return rows of one repeated token; what is cut off leaves the labels that count."""
+        """Return rows of one repeated token; truncation keeps the labels that count."""
         length = plan.truncate_to or (None if arguments.packing else arguments.max_length)
         tokens, labels = [], []
         for (full,) in rows:
