@@ -43,6 +43,19 @@ def test_a_file_says_its_reason_in_its_first_line_and_is_short(file: Path) -> No
     assert source.count("\n") <= LINES_AT_MOST
 
 
+def test_nothing_but_its_two_files_knows_a_trainer_s_words() -> None:
+    words = re.compile(r"\bsft|SFT|input_ids|labels")
+    homes = {ROOT / "autotune" / "trainers", ROOT / "autotune" / "step" / "trainers"}
+    found = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in FILES
+        if not homes & set(file.parents)
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if words.search(line)
+    ]
+    assert found == []
+
+
 def test_importing_autotune_loads_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "trl", "datasets", "optuna", "rich", "numpy", "yaml"}
     assert heavy & loaded_by("import autotune") == set()

@@ -12,7 +12,7 @@ _DENSE = "mlp_only_layers"
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """Return a label for the kind of each layer, in order; layers with equal labels have the same structure."""
+    """Return a name for the kind of each layer, in order; layers with equal names have the same structure."""
     text = config.get_text_config()
     count = text.num_hidden_layers
     listed = [
