@@ -1,4 +1,4 @@
-"""``autotune.estimate``: memory and time of one configuration that the user has already."""
+"""``autotune.estimate``: predicted memory and time of one existing configuration."""
 
 from __future__ import annotations
 

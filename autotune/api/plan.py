@@ -1,4 +1,4 @@
-"""``autotune.plan``: what every candidate would need and reach on a GPU that need not be here."""
+"""``autotune.plan``: predicted memory and speed of every candidate on a GPU that need not be here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan(
         fix: by knob, the only choice to look at.
         exclude: knobs that stay at TRL's default.
         space: a space file instead of the one that ships with autotune.
-        top: how many of the best candidates are to stand on traces of their own, as far as the time allows.
+        top: how many of the best candidates should be traced themselves, as far as the time allows.
         listener: is told what happens.
 
     Raises:
