@@ -50,7 +50,7 @@ def plan(
         exclude: knobs that stay at TRL's default.
         space: a space file instead of the one that ships with autotune.
         top: how many of the best candidates should be traced themselves, as far as the time allows.
-        listener: is told what happens.
+        listener: receives the events of the run.
 
     Raises:
         InputError: something that was given cannot be used.
