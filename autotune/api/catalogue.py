@@ -1,4 +1,4 @@
-"""``autotune.catalogue``: the techniques, and what this machine can do of them."""
+"""``autotune.catalogue``: the techniques, and which choices this machine supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune.estimate``: memory and time of one configuration that the user has already."""
+"""``autotune.estimate``: predicted memory and time of one existing configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def estimate(
             One of several rows is taken to be a token shorter, since padding brings an attention mask. With packing or
             padding-free, rows lie end to end.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu`` for the CPU's allocator.
-        listener: is told what happens.
+        listener: receives the events of the run.
 
     Raises:
         InputError: something that was given cannot be used.

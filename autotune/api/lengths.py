@@ -15,7 +15,7 @@ def lengths(model: str, dataset: str, *, trainer: str = DEFAULT, listener: Liste
         model: hub id, local directory or ``config.json``; its tokenizer and chat template are used.
         dataset: hub id, or a local file or directory.
         trainer: whose dataset formats are understood.
-        listener: is told what is going on.
+        listener: receives the events of the run.
 
     Raises:
         InputError: the model or the dataset cannot be used.

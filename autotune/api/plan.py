@@ -1,4 +1,4 @@
-"""``autotune.plan``: what every candidate would need and reach on a GPU that need not be here."""
+"""``autotune.plan``: predicted memory and speed of every candidate on a GPU that need not be here."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def probe(
         resume: whether to continue the study that is there.
         output: directory of the bundle; None: ``autotune-<model>-<dataset>``.
         plan: whether steps are traced before the first probe, so that what cannot fit is not probed.
-        listener: is told what happens, as it happens.
+        listener: receives the events of the run, as they happen.
 
     Raises:
         InputError: something that was given cannot be used.

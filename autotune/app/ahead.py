@@ -1,4 +1,4 @@
-"""Tracing before the first probe, for a limited time, so that a search knows what it need not probe."""
+"""Traces before the first probe, for a limited time, so that the search can veto candidates without probing them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_duration
 
-# Ways to train that are traced before the clock is looked at: as many as there may be tracing processes.
+# Technique combinations that are traced between two checks of the clock: as many as there may be tracing processes.
 _AT_ONCE = 2
-# Of the time limit of a search.
+# Largest share of a search's time limit that tracing may take.
 _LARGEST_SHARE = 0.1
 
 
@@ -39,12 +39,12 @@ _LARGEST_SHARE = 0.1
 def predicting(
     problem: TrainerProblem, limit_bytes: int, options: Options, server: JobServer, listener: Listener
 ) -> Iterator[Ahead]:
-    """Yield what could be traced in the time that there is; the tracing processes live until this ends.
+    """Yield the predictions from the traces that fit into the time; the tracing processes run until the context ends.
 
-    Whatever keeps steps from being traced is told and ends nothing: probes can do without.
+    A tracing failure is reported and the search continues without predictions.
 
     Args:
-        server: of the probes, whose threads a CPU is measured with.
+        server: the probes' server, with whose threads the speeds of a CPU are measured.
     """
     listener(StageStarted("Tracing training steps without running them, to spare probes"))
     seconds = options.effort.planning_seconds
@@ -60,12 +60,12 @@ def predicting(
 
 @dataclass(frozen=True)
 class Ahead:
-    """What was traced.
+    """The result of tracing before a search.
 
     Attributes:
-        predictor: None where nothing was.
-        failure: why nothing was; empty otherwise.
-        spent_seconds: that tracing took.
+        predictor: predictions from the traces; None if nothing was traced.
+        failure: why nothing was traced; empty otherwise.
+        spent_seconds: time that tracing took.
     """
 
     predictor: PlannedPredictor | None = None
@@ -74,12 +74,12 @@ class Ahead:
     spent_seconds: float = 0.0
 
     def left_of(self, options: Options) -> Options:
-        """Return the options with what tracing took off their time limit."""
+        """Return the options with the time that tracing took subtracted from their time limit."""
         limit = options.timeout_seconds
         return options if limit is None else replace(options, timeout_seconds=max(0.0, limit - self.spent_seconds))
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a user should know of the predictions, in sentences; asked when the search has ended."""
+        """Return notes on the predictions for the user, in sentences; called when the search has ended."""
         notes = list(self.predictor.notes()) if self.predictor else []
         untraceable = self.planner.untraceable if self.planner else {}
         if untraceable:
@@ -99,10 +99,10 @@ def traced_ahead(
     seconds: float,
     listener: Listener,
 ) -> Ahead:
-    """Return what could be traced in so many seconds.
+    """Trace for at most that many seconds and return the result.
 
     Args:
-        speeds: measures those of a CPU, of which there is no catalogue.
+        speeds: measures the speeds of a CPU, since there is no catalogue of CPUs.
     """
     started = time.monotonic()
     setting = problem.setting
@@ -127,7 +127,7 @@ def traced_ahead(
 
 
 def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Accelerator:
-    """Return what is planned for: a GPU as the catalogue has it, or a CPU as it is measured."""
+    """Return the device that is planned for: a GPU with the catalogue's figures, or a CPU with measured ones."""
     if hardware.kind == "cuda":
         return Accelerator(described(hardware), limit_bytes)
     cpu = Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0, speeds=speeds())
@@ -135,7 +135,7 @@ def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpee
 
 
 def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -> GpuSpeeds:
-    """Return the speeds of this CPU, which are measured once, so that traces that were kept are found again.
+    """Return the speeds of this CPU, which are measured once and cached: cached traces are only found for equal speeds.
 
     Raises:
         AutotuneError: they could not be measured.
@@ -151,7 +151,7 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
 
 
 def _without_stages(listener: Listener) -> Listener:
-    """Return a listener that is told no stages: tracing goes on in pieces, which are one stage to who watches."""
+    """Return a listener that drops stages: tracing runs in pieces, which are displayed as one stage."""
 
     def hear(event: Event) -> None:
         if not isinstance(event, StageStarted):

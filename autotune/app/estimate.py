@@ -1,4 +1,4 @@
-"""The use case behind ``autotune.estimate``: traces the step of a configuration that the user has already."""
+"""The use case behind ``autotune.estimate``: traces the step of a user's existing configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The use case behind ``autotune lengths``: tokenises a dataset in a process of its own."""
+"""The use case behind ``autotune lengths``: tokenises a dataset in a separate process."""
 
 from __future__ import annotations
 

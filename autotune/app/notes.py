@@ -1,4 +1,4 @@
-"""What a user should know about a run beside its figures, in sentences."""
+"""Notes for the user on a run, beside its figures, in sentences."""
 
 from __future__ import annotations
 

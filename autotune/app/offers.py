@@ -1,4 +1,4 @@
-"""What the user could have by asking for something else, in sentences: packing at another global batch."""
+"""Suggests to the user, in a sentence, packing at another global batch if that is predicted to be faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
 
 _WORTH_SAYING = 1.1
-"""Predicted speed-up below which nothing is offered: predictions of time are off by as much."""
+"""Smallest predicted speed-up that is offered: predictions of time are off by as much."""
 
 
 def packing_offer(

@@ -1,4 +1,4 @@
-"""What a user may ask of a run, checked before anything is started."""
+"""The options of a run, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Options:
     Attributes:
         margin: share of the budget, 0 to 0.5, that stays free while probing.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
-        trials: probes at the most, or None for what the effort says.
-        timeout_seconds: for the whole search, or None.
+        trials: most probes, or None for the effort's number.
+        timeout_seconds: time limit of the whole search, or None.
     """
 
     trainer: Trainer
@@ -96,7 +96,7 @@ def checked_options(
         margin=margin,
         global_batch_size=global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if token_coverage is None else token_coverage,
-        # To fix a choice by name is to allow it.
+        # Fixing a choice by name allows it.
         allowed=frozenset(_allowed(knob, known) for knob in allow) | fixed.keys(),
         wishes=Wishes(fixed, excluded),
         file=load(Path(space) if space is not None else default_file(trainer), trainer, known.techniques),

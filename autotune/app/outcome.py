@@ -1,4 +1,4 @@
-"""From what the study found to the result document."""
+"""Converts the outcome of a study into the result document."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from autotune.units import format_bytes, format_share
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run knows beside its study.
+    """Facts of a run that its study does not hold.
 
     Attributes:
         notes: what the user should know, in sentences.
         comparisons: short runs that winner and baseline each should have had.
         wall_seconds: since the run began.
-        settings: what was asked for.
+        settings: the options that the user set.
     """
 
     budget_bytes: int
@@ -80,7 +80,7 @@ def _status(outcome: SearchOutcome) -> RunStatus:
         return RunStatus.INTERRUPTED
     if outcome.winner:
         return RunStatus.FOUND
-    # A time limit that ends a search before anything is decided does not show that nothing fits.
+    # If the time limit ends a search before any probe decides anything, that does not show that nothing fits.
     decided = any(record.probed and record.measurement.status is not ProbeStatus.TIMEOUT for record in outcome.records)
     return RunStatus.NOTHING_FITS if decided else RunStatus.INTERRUPTED
 

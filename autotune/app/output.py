@@ -1,4 +1,4 @@
-"""The output directory of a run: made, checked, and remembered across a resume."""
+"""Creates and checks the output directory of a run, and keeps there what a resume needs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def default_output(model: str, dataset: str) -> str:
 
 
 def open_output(directory: str | Path) -> Output:
-    """Make the directory where it does not exist, and check that it is writable and a run's own.
+    """Create the directory if it does not exist, and check that it is writable and belongs to a run.
 
     Raises:
         InputError: it cannot be made or written to, or holds something else.

@@ -29,7 +29,7 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
-# Ways to train that are traced at the most after the first ranking, so that what is shown first is not added up.
+# Most technique combinations that are traced after the first ranking, so that the first rows shown are not composed.
 _REFINED = 8
 
 
@@ -113,7 +113,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
 
 
 def check_rows(asked: Asked, token_coverage: float | None) -> None:
-    """Check that the rows are known in one way, and that something is to be shown.
+    """Check that the rows are given in exactly one way, and that at least one candidate is to be shown.
 
     Raises:
         InputError: they are not.
@@ -137,7 +137,7 @@ def check_rows(asked: Asked, token_coverage: float | None) -> None:
 
 
 def whole_rows(seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
-    """Return the length that keeps rows of equal length whole, unless the user says something of it."""
+    """Return the maximum length that keeps rows of equal length whole, unless the user sets or excludes it."""
     return None if "max_length" in (*fixed, *excluded) else seq_len
 
 

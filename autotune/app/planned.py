@@ -1,4 +1,4 @@
-"""What is planned for: a machine that need not be here, and a workload that is read without it."""
+"""The machine that is planned for, which need not be this one, and the workload, which is read without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autotune.trainers import Trainer, find_trainer
 
 CPU = "cpu"
 MOST_TOKENS = 1 << 24
-"""Tokens of a micro-batch that are traced at the most; shapes of tensors stay within 64 bits."""
+"""Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Planned:
 
     Attributes:
         machine: its device, with the software of this machine.
-        gpu: None for a CPU.
-        cores: of this machine, that traces may use.
+        gpu: the GPU, or None for a CPU.
+        cores: number of this machine's cores that traces may use.
     """
 
     machine: Machine
@@ -90,10 +90,10 @@ def planned_workload(
 ) -> Workload:
     """Return the workload, with the self-test of those attention implementations that run on a CPU.
 
-    It is kept on disk where model and dataset are local, until one of their files changes.
+    It is cached on disk if model and dataset are local, until one of their files changes.
 
     Args:
-        dataset: None: a stand-in of a few words, whose lengths mean nothing.
+        dataset: None: a placeholder of a few words, whose lengths are not meaningful.
 
     Raises:
         InputError: the model or the dataset cannot be used.
@@ -114,7 +114,7 @@ def planned_workload(
 
 
 def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
-    """Return the workload with so many rows of one length for its dataset."""
+    """Return the workload with ``rows`` rows of ``tokens`` tokens as its dataset."""
     trainer = find_trainer(workload.trainer)
     parts, trainable = trainer.row_of(tokens)
     dataset = replace(

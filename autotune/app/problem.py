@@ -1,4 +1,4 @@
-"""The problem that a run searches or plans: what was asked for, on a workload and a machine."""
+"""Builds the problem that a run searches or plans from its options, workload and machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     """Return the documents of an optimizer step: those asked for, or TRL's default.
 
     Raises:
-        InputError: the processes cannot share them.
+        InputError: the number is not divisible among the processes.
     """
     processes = machine.hardware.processes
     asked = options.global_batch_size
@@ -34,7 +34,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
 
 
 def attentions(options: Options, machine: Machine) -> tuple[str, ...]:
-    """Return the implementations that this machine has and the search may come to, TRL's default included."""
+    """Return the attention implementations that this machine has and the search may use, TRL's default included."""
     technique = find("attention", options.trainer.techniques)
     fixed = options.wishes.fixed.get(technique.name)
     listed = options.file.choices.get(technique.name, ()) if technique.name not in options.wishes.excluded else ()
@@ -51,7 +51,7 @@ def problem_of(options: Options, workload: Workload, machine: Machine, batch: in
     setting = Setting(workload, machine, batch, options.token_coverage, options.allowed)
     fixed_length = options.wishes.fixed.get("max_length")
     if fixed_length is not None:
-        # Whoever fixes the length has decided what is kept.
+        # A fixed length decides which tokens are kept.
         tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)
         setting = replace(setting, token_coverage=workload.dataset.documents.coverage(int(tokens)))
     space = resolve(options.file, options.trainer.techniques, setting, options.wishes)

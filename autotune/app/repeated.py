@@ -1,4 +1,4 @@
-"""What the runs of a winner and of the baseline come to: rates, the speed-up, and what they cannot tell apart."""
+"""Evaluates repeated runs of the winner and the baseline: rates, the speed-up, and candidates not distinguished."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SpeedUp:
 
     Attributes:
         interval: 95 % confidence interval of the mean, None for fewer than two pairs.
-        pairs: runs of both that stood beside each other; 0: the ratio is that of their probes.
+        pairs: number of pairs of alternating runs; 0: the ratio is that of their probes.
     """
 
     ratio: float
@@ -28,12 +28,12 @@ class SpeedUp:
 
 
 def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
-    """Return the token rates that a record's promise is made from.
+    """Return the token rates from which a record's promised rate is computed.
 
     They are those of its longer run and its short ones: both time steps in the same way, and if whole steps were slower
-    than what short runs put together, the spread would show it. The probe is left out where there are others, since
-    the winner was chosen for a high one. The baseline's are those of its turns with the winner, without a longer run of
-    its own from when it led: the two are set beside each other.
+    than the steps that short runs compose, the spread would show it. The probe is excluded if there are other runs,
+    since the winner was selected for a high rate in its probe. For the baseline, they are those of its alternating runs
+    with the winner, without a longer run of its own, so that the two are comparable.
     """
     beside = runs_beside(winner) if winner is not None and winner.number != record.number else ()
     rates = tuple(run.tokens_per_second for run in beside if run.ok and run.tokens_per_second)
@@ -48,7 +48,7 @@ def all_runs(record: Record, winner: Record | None, baseline: Record | None) -> 
 
 
 def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
-    """Return the speed-up, None where one of both did not run; without pairs it is the ratio of the two probes."""
+    """Return the speed-up, or None if either did not run; without pairs it is the ratio of the two probes."""
     if winner is None or baseline is None:
         return None
     if winner.number == baseline.number:
@@ -61,10 +61,10 @@ def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
 
 
 def notes_on_runs(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
-    """Return what runs beside the probes failed in, were too few for, or cannot tell apart, in sentences.
+    """Return notes on runs after the probes that failed, were too few, or do not distinguish candidates, in sentences.
 
     Args:
-        comparisons: short runs that winner and baseline each should have had.
+        comparisons: number of short runs that winner and baseline each should have had.
     """
     return (*_failed(outcome), *_unfinished(outcome, comparisons), *_not_told_apart(outcome))
 
@@ -102,9 +102,9 @@ def _unfinished(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
 
 
 def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
-    """Return a note on candidates whose probe lies in the range of a further run of the winner.
+    """Return a note on candidates whose probe lies in the interval of a further run of the winner.
 
-    The winner's own probe is no measure here: it was chosen for being high.
+    The winner's own probe is not used: the winner was selected for its high rate.
     """
     winner, baseline = outcome.winner, outcome.baseline
     expected = next_run(winner.rates) if winner is not None else None

@@ -1,4 +1,4 @@
-"""What is asked of probes, and where traces come from: the same for every use case and benchmark."""
+"""Builds probe requests and the store of traces, for every use case and benchmark."""
 
 from __future__ import annotations
 

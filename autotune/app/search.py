@@ -1,4 +1,4 @@
-"""Running the study of one problem: each candidate it chooses becomes a probe in a folder of the output directory."""
+"""Runs the study of one problem; each candidate is probed in its own folder of the output directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from autotune.trainers.problem import TrainerProblem
 
 _LATE = 3.0
-"""A run that takes so many times what its steps took in a probe hangs."""
+"""A run that takes this many times as long as its steps took in a probe is considered to hang."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Run:
     """Everything that a search needs.
 
     Attributes:
-        limit_bytes: memory that a probe may use; what it needs beyond fails.
+        limit_bytes: memory that a probe may use; allocations beyond it fail.
         storage: URL of an Optuna storage, or None for the output directory's own.
         study: name of the study, or None for the output directory's name.
-        predictor: what is known before any probe, or None.
+        predictor: predictions before any probe, or None.
     """
 
     options: Options
@@ -81,7 +81,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
 
 
 def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
-    """Return the seconds after which a run is ended: the effort's, or more where its steps are known to be long."""
+    """Return the seconds after which a run is killed: the effort's, or more if its steps are known to be long."""
     longest = max(effort.probe_timeout_seconds, _LATE * run.expected_seconds)
     return longest if seconds_left is None else min(longest, seconds_left)
 

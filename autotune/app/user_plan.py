@@ -1,8 +1,8 @@
-"""What a trainer's configuration that the user has already comes to, as a training plan; nothing of it is overlooked.
+"""Converts a user's existing trainer configuration into a training plan, and checks every field of it.
 
-Its fields are of four kinds: handed to the traced trainer as they are; sizes, which the shape of a micro-batch stands
-for; without effect on memory and time of a step; and all others, which have to be at their defaults.
-A release that adds a field adds it to the last kind.
+Its fields are of four kinds: those passed to the traced trainer unchanged; sizes, which the shape of a micro-batch
+replaces; those without effect on memory and time of a step; and all others, which have to be at their defaults.
+A field that a new release adds is of the last kind.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _TRACED = frozenset({
     "label_smoothing_factor", "liger_kernel_config", "max_grad_norm", "neftune_noise_alpha", "optim_args",
     "optim_target_modules", "tf32", "torch_empty_cache_steps", "use_cache",
 })  # fmt: skip
-# Optimizers' numbers, where rows come from, logging, saving, evaluation, the hub, and what several processes tell one
-# another. activation_checkpointing is gradient_checkpointing's new name, which mirrors it; what compiles a step does
-# not matter, since it is traced uncompiled.
+# Optimizers' numbers, the source of rows, logging, saving, evaluation, the hub, and communication between processes.
+# activation_checkpointing is gradient_checkpointing's new name, which mirrors it; fields about compilation do not
+# matter, since a step is traced uncompiled.
 _WITHOUT_EFFECT = frozenset({
     "accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2",
     "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "data_seed",
@@ -51,7 +51,7 @@ _LORA_WORDS = {
     "target_parameters": "lora_target_parameters", "modules_to_save": "lora_modules_to_save",
     "use_rslora": "use_rslora", "use_dora": "use_dora",
 }  # fmt: skip
-# How adapters begin, how they are scaled, and where the base model came from.
+# How adapters are initialised and scaled, and where the base model came from.
 _LORA_WITHOUT_EFFECT = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
     "init_lora_weights", "loftq_config", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
@@ -79,11 +79,11 @@ class UserPlan:
 
 
 def user_plan(config: object, peft_config: object | None) -> UserPlan:
-    """Return what a trainer's configuration and a PEFT configuration come to.
+    """Return the plan of a trainer's configuration and a PEFT configuration.
 
     Raises:
-        InputError: it is another trainer's, of a kind of PEFT that is not understood, or says something that a trace
-            cannot follow; the message names it.
+        InputError: it is for an unknown trainer or kind of PEFT, or sets something that a trace does not support; the
+            message names it.
     """
     names = [kind.__name__ for kind in type(config).__mro__]
     trainer = next((item for item in trainers().values() if item.config_class in names), None)
@@ -112,10 +112,10 @@ def _values(config: object, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _check(config: Any, kind: str, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
-    """Check that what is not understood is at its default.
+    """Check that fields that are not understood are at their defaults.
 
     Raises:
-        InputError: something is not.
+        InputError: a field is not.
     """
     for field in dataclasses.fields(config):
         if field.name in understood or field.name.startswith(beginnings):
@@ -130,10 +130,10 @@ def _check(config: Any, kind: str, understood: frozenset[str], beginnings: tuple
 
 
 def _plain(name: str, value: object) -> object:
-    """Return a value as JSON has it.
+    """Return a value in its JSON form.
 
     Raises:
-        InputError: JSON has none.
+        InputError: it has none.
     """
     plain = value.value if isinstance(value, Enum) else value
     try:

@@ -1,4 +1,4 @@
-"""Reading a workload: the model's profile, the tokenised dataset, and which attention keeps packed documents apart."""
+"""Reads a workload: the model's profile, the tokenised dataset, and which attention keeps packed documents separate."""
 
 from __future__ import annotations
 

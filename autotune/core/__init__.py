@@ -1,1 +1,1 @@
-"""The words of the project as frozen dataclasses; standard library only."""
+"""The project's shared data types as frozen dataclasses; imports the standard library only."""

@@ -1,4 +1,4 @@
-"""The micro-batches of a training: their shapes, and which may need the most memory. One rule for probes and plans."""
+"""The shapes of a training's micro-batches, and which of them may need the most memory; for probes and plans alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Layout(StrEnum):
-    """How the rows of a micro-batch lie in its tensor: each layout has attention masks, and so kernels, of its own."""
+    """How rows are arranged in a micro-batch's tensor; each layout has its own attention masks, and so its kernels."""
 
     EQUAL = "rows of equal length"
     PADDED = "padded rows"
@@ -20,8 +20,8 @@ class Shape:
     """The size of a micro-batch.
 
     Attributes:
-        rows: ``per_device_train_batch_size``; 1 where rows lie end to end.
-        tokens: of the widest sequence, padding included, or of the one row; a mean may be no whole number.
+        rows: ``per_device_train_batch_size``; 1 if rows are laid end to end.
+        tokens: tokens of the widest sequence, padding included, or of the one row; a mean need not be a whole number.
     """
 
     rows: int
@@ -33,14 +33,14 @@ class BatchGeometry:
     """The micro-batches and optimizer steps that a training plan makes of a dataset.
 
     Attributes:
-        layout: of the worst micro-batch.
-        worst: the micro-batch that needs the most memory.
-        typical: of mean size.
-        tokens: dataset tokens of the typical one, padding excluded.
-        micro_batches: of an optimizer step, in one process.
-        documents: of the dataset that an optimizer step holds on average, over all processes.
-        rows: of an epoch, as the trainer sees them: packed rows, or documents that were not dropped.
-        sequences: that each row sends through the model: two for a preference pair.
+        layout: layout of the worst micro-batch.
+        worst: shape of the micro-batch that needs the most memory.
+        typical: shape of a micro-batch of mean size.
+        tokens: dataset tokens of the typical micro-batch, padding excluded.
+        micro_batches: micro-batches of an optimizer step in one process.
+        documents: mean number of the dataset's documents in an optimizer step, over all processes.
+        rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
+        sequences: sequences that each row sends through the model: two for a preference pair.
     """
 
     layout: Layout
@@ -62,7 +62,7 @@ def has_padding(lengths: Iterable[int], multiple: int = 1) -> bool:
     """Return whether rows of these lengths, in tokens, are padded where they share a micro-batch.
 
     Args:
-        multiple: to which the longest is rounded up.
+        multiple: the longest length is rounded up to a multiple of this.
     """
     known = set(lengths)
     return known != {rounded_up(max(known), multiple)}
@@ -78,20 +78,20 @@ def worst_micro_batches(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the micro-batches that may need the most memory, each as positions in ``longest_first``.
 
-    The longest rows are one of them. Where these have no padding, transformers hands no attention mask to the model;
-    one row that is shorter brings the mask, and with sdpa grouped-query attention is lost with it. So the longest
-    shorter row takes the place of one of them where there is one. That micro-batch comes first, because its tensors
-    have taken at least as many bytes wherever the two were measured or traced; only both tell for sure.
+    One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
+    shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in the other one, the
+    longest shorter row replaces one of the longest, if there is a shorter row. It is returned first, because its
+    tensors took at least as many bytes wherever the two were measured or traced; only running both makes sure.
 
     Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
 
     Args:
-        longest_first: tokens of each row's longest sequence as it is trained on, after cutting, in descending order;
-            not empty. Of equally long ones, those with a shorter sequence beside it come first.
-        rows: of a micro-batch. A dataset of fewer rows repeats them, as a probe does.
+        longest_first: tokens of each row's longest sequence after cutting, in descending order; not empty. Of equally
+            long rows, those that also have a shorter sequence come first.
+        rows: rows of a micro-batch. If the dataset has fewer, they are repeated, as in a probe.
         padded: whether sequences are padded to the longest of their micro-batch, instead of being laid end to end.
-        multiple: to which that length is rounded up.
-        shortest: tokens of each row's shortest sequence, where rows have several; None where they have one.
+        multiple: the padded length is rounded up to a multiple of this.
+        shortest: tokens of each row's shortest sequence if rows have several sequences, else None.
     """
     known, most = len(longest_first), longest_first[0]
     longest = tuple(position % known for position in range(rows))
@@ -99,7 +99,7 @@ def worst_micro_batches(
     if not padded or has_padding(lengths, multiple):
         return (longest,)
     shorter = next((position for position in range(known) if longest_first[position] < most), None)
-    # By itself a shorter row is padded, and as large, only where rounding up makes it as long as the longest.
+    # In a micro-batch of one row, a shorter row needs padding and is as large only if rounding up makes it as long.
     if shorter is None or (rows == 1 and rounded_up(longest_first[shorter], multiple) < most):
         return (longest,)
     return ((*longest[:-1], shorter), longest)

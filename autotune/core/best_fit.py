@@ -1,4 +1,4 @@
-"""Best-fit-decreasing packing by counts: how many rows it takes, and how full they are."""
+"""Best-fit-decreasing packing, computed on counts of documents by length."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def packed_rows(counts: Mapping[int, int], length: int) -> int:
     """Return how many rows of ``length`` tokens hold all documents: the longest first, each where it fits best.
 
-    That is what TRL's ``bfd`` strategies do (``trl/data_utils.py``, ``_pack_bfd``). Equal documents are packed
-    together, so that the rows are counted by the space that is left in them.
+    This is the algorithm of TRL's ``bfd`` strategies (``trl/data_utils.py``, ``_pack_bfd``). Documents of equal length
+    are packed together, and rows are counted by the space that is left in them.
 
     Example: documents of 6, 5, 4 and 3 tokens take two rows of 10: 6 and 4, 5 and 3.
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import ItemsView, Iterator, Mapping
 
 Choice = str | int
-"""A choice as it is written everywhere: on the command line, in the space file, in ``result.json``."""
+"""A choice, with the same spelling on the command line, in the space file and in ``result.json``."""
 
 
 class Candidate(Mapping[str, Choice]):
-    """An immutable, hashable mapping from knob to choice, in the words of ``--fix`` and of the space file."""
+    """An immutable, hashable mapping from knob to choice, spelled as in ``--fix`` and in the space file."""
 
     __slots__ = ("_choices", "_hash")
 
@@ -27,7 +27,7 @@ class Candidate(Mapping[str, Choice]):
     def __len__(self) -> int:
         return len(self._choices)
 
-    # Mapping would make these of the three above, one choice at a time, for tens of thousands of candidates.
+    # Mapping derives these from the three methods above, which is too slow for tens of thousands of candidates.
     def items(self) -> ItemsView[str, Choice]:
         """Return the knobs with their choices."""
         return self._choices.items()

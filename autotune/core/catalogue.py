@@ -1,4 +1,4 @@
-"""The catalogue of techniques as values: what each knob offers, and whether this machine can do it."""
+"""The catalogue of techniques as values: the choices of each knob, and whether this machine supports them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class CatalogueOption:
     Attributes:
         summary: what it does, in a few words.
         effect: ``exact`` or ``changes-training``.
-        available: whether this machine can do it at all.
-        reason: why it cannot, in words; empty when it can.
+        available: whether this machine supports it.
+        reason: why not, in words; empty if it does.
     """
 
     choice: Choice
@@ -30,13 +30,13 @@ class CatalogueRow:
     """One knob.
 
     Attributes:
-        knob: its spelling everywhere.
+        knob: its name, spelled the same everywhere.
         summary: what it trades, in one sentence.
         needs: what it needs, in words; empty when nothing.
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, such as ``args.packing``.
-        in_default_space: whether the search space that is shipped for the trainer has it.
-        default: what TRL does when it is told nothing.
+        in_default_space: whether the trainer's shipped search space has it.
+        default: TRL's default.
     """
 
     knob: str

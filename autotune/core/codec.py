@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON documents and back, by their type hints."""
+"""Converts frozen dataclasses to JSON documents and back, by their type hints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN = (int, str)
 
 
 class DecodeError(ValueError):
-    """A document does not have the shape that was asked for; the message names the place."""
+    """A document does not have the expected structure; the message names the place."""
 
 
 def encode(value: object) -> Any:
@@ -28,7 +28,7 @@ def encode(value: object) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        # Counts by length come in the order of the rows; documents do not depend on it.
+        # Counts by length are sorted, so that a document does not depend on the order of the rows.
         counts = all(isinstance(key, int) for key in value)
         return {str(key): encode(value[key]) for key in (sorted(value) if counts else value)}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -82,7 +82,7 @@ def _decode_items(origin: Any, args: tuple[Any, ...], document: Any, place: str)
     items: list[Any] = _check(isinstance(document, list), document, place)
     varied = origin is tuple and args[-1] is not Ellipsis
     if not varied and args[0] in _PLAIN and all(type(item) is args[0] for item in items):
-        # Documents of traces are mostly long rows of numbers and names.
+        # A fast path: most of a trace's document is long arrays of numbers and names.
         return items
     hints = args if varied else (args[0],) * len(items)
     _check(len(hints) == len(items), document, place)

@@ -1,4 +1,4 @@
-"""The lengths of a dataset's documents, and what a maximum length keeps of them, whatever the trainer."""
+"""The lengths of a dataset's documents, and what a maximum length keeps of them, independent of the trainer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Document = tuple[int, ...]
 the model, before any cutting.
 
 Examples: a conversation of 700 tokens is ``(1, 700)``: it can be cut anywhere. A preference pair with a prompt of 100
-tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` to DPO: it is dropped where nothing of the
+tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` for DPO: it is dropped if no token of the
 answers would be left.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """How many documents a dataset has of each kind. A document is one row of the dataset, as the user wrote it.
+    """The number of documents of each length in a dataset. A document is one row of the dataset, as the user wrote it.
 
-    Two are equal only if they are the same object, so that what is computed from one can be remembered by it.
+    Instances compare by identity, so that they are cheap keys for caching what is computed from them.
 
     Attributes:
         groups: ``(count, *document)`` of each distinct document; not empty. All have equally many sequences.
@@ -59,8 +59,8 @@ class Documents:
         """Yield the count of each distinct document that is kept, and the tokens of its sequences once cut.
 
         Args:
-            max_length: to which sequences are cut, in tokens; None: not at all.
-            dropping: whether documents are dropped that need more; TRL does not where it packs.
+            max_length: tokens to which sequences are cut; None: they are not cut.
+            dropping: whether documents that need a larger maximum length are dropped; TRL does not drop when it packs.
         """
         for count, needs, *sequences in self.groups:
             if max_length is None:
@@ -81,7 +81,7 @@ class Documents:
         return sum(group[0] for group in self.groups if group[1] > max_length)
 
     def rows_cut(self, max_length: int) -> int:
-        """Return how many documents are kept at a maximum length and lose their end."""
+        """Return how many documents are kept at a maximum length but cut."""
         return sum(group[0] for group in self.groups if group[1] <= max_length < max(group[2:]))
 
     def shortest_covering(self, coverage: float) -> int:

@@ -9,21 +9,21 @@ from autotune.core.measurement import Schedule
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a search may spend.
+    """The limits of a search.
 
     Attributes:
-        name: what ``--effort`` calls it.
-        trials: probes at the most, contributions included, audits and confirmation excluded.
-        patience: probes in a row without a better candidate after which nothing promising is left.
+        name: its name in ``--effort``.
+        trials: most probes, contributions included, audits and confirmation excluded.
+        patience: number of probes in a row without a better candidate after which exploration stops.
         probe: schedule of a search probe.
         confirmation: schedule of the longer run that a winner has to pass.
-        comparison: schedule of the short runs in which a winner and the baseline take turns afterwards.
-        comparisons: how many short runs each of the two has: the promised rate, the speed-up, and how well both are
-            known come from the spread between runs.
-        probe_timeout_seconds: after which a probe is ended.
-        planning_seconds: what predicting may take before the first probe.
-        audits: candidates that are predicted not to fit and probed all the same, beside the trials, to hold the
-            predictions against the truth.
+        comparison: schedule of the short runs that alternate between the winner and the baseline afterwards.
+        comparisons: number of short runs of each of the two. The promised rate, the speed-up and their intervals are
+            computed from the spread between runs.
+        probe_timeout_seconds: time after which a probe is killed.
+        planning_seconds: time limit for predictions before the first probe.
+        audits: number of candidates that are predicted not to fit and probed nevertheless, in addition to the trials,
+            to check the predictions.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a configuration is predicted to need and to reach, before it has ever run."""
+"""The predicted memory and speed of configurations that have not run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SCHEMA = 1
 
 
 class Origin(StrEnum):
-    """What an estimate stands on.
+    """What an estimate is derived from.
 
-    ``TRACED``: traces of this very combination of techniques. ``COMPOSED``: traces of combinations that have its
-    techniques one by one or two by two, added up. ``UNKNOWN``: there is no estimate; a probe has to show.
+    ``TRACED``: traces of the same combination of techniques. ``COMPOSED``: traces of other combinations, summed by the
+    additive model. ``UNKNOWN``: there is no estimate; only a probe can tell.
     """
 
     TRACED = "traced"
@@ -33,18 +33,18 @@ class MemoryEstimate:
     Attributes:
         peak_bytes: CUDA: peak of allocated bytes. CPU: peak of tensor bytes.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
-        context_bytes: what the process holds of the device outside the allocator; 0 on a CPU.
-        breakdown: what the device's memory goes to at the peak, in bytes: PyTorch's categories of tensors
+        context_bytes: device memory that the process holds outside the allocator; 0 on a CPU.
+        breakdown: use of the device's memory at the peak, in bytes: PyTorch's categories of tensors
             (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
             ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``.
             Sums to :attr:`device_bytes`.
-        host_bytes: what lies in the host's memory beside the device (offloaded activations, batches).
-        step_seconds: of a typical optimizer step, for ranking; None where the device's speed is not known.
+        host_bytes: tensors in the host's memory (offloaded activations, batches).
+        step_seconds: time of a typical optimizer step, for ranking; None if the device's speed is not known.
         error: share of :attr:`device_bytes` by which the estimate may be off, either way.
         varied_bytes: what the allocator may reserve beyond :attr:`device_bytes` once micro-batches of many lengths have
-            run, since what is cached for one length does not always serve the next; None where that was not traced.
-            Where the device has no room for it, the allocator gives back what it can of its cache, which takes time.
-        assumptions: what was assumed where neither the configuration nor the trace can tell, in sentences.
+            run, since blocks cached for one length do not always fit the next; None if that was not traced.
+            If the device has no room for it, the allocator frees cached blocks, which takes time.
+        assumptions: what was assumed because neither the configuration nor the trace determines it, in sentences.
     """
 
     peak_bytes: int
@@ -59,24 +59,24 @@ class MemoryEstimate:
 
     @property
     def device_bytes(self) -> int:
-        """What the device has to have, context included."""
+        """Device memory that is needed, context included."""
         return (self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.context_bytes
 
     @property
     def most_bytes(self) -> int:
-        """What it may come to: the estimate with its error, and what varied lengths add where that is known."""
+        """Upper bound of the need: the estimate with its error, and what varied lengths add if that is known."""
         return round(self.device_bytes * (1 + self.error)) + (self.varied_bytes or 0)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One candidate as it is predicted.
+    """The estimate of one candidate.
 
     Attributes:
-        origin: what it stands on.
-        memory: None where there is no estimate.
-        tokens_per_second: dataset tokens, padding excluded; None where the device's speed is not known.
-        spare_bytes: the budget less what the device has to have: negative where it does not fit.
+        origin: what the estimate is derived from.
+        memory: predicted memory and time; None if there is no estimate.
+        tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known.
+        spare_bytes: the budget minus the device memory needed: negative if the candidate does not fit.
         reason: why there is no estimate; empty otherwise.
     """
 
@@ -89,7 +89,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether it is predicted to fit."""
+        """Whether the candidate is predicted to fit."""
         return self.spare_bytes is not None and self.spare_bytes >= 0
 
 
@@ -103,7 +103,7 @@ def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
 
 
 def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
-    """Return the first so many that predict something else: choices such as padding may change nothing on some rows."""
+    """Return the first ``count`` estimates with different figures: a choice such as padding may have no effect."""
     kept: dict[tuple[object, ...], Estimate] = {}
     for estimate in estimates:
         memory = estimate.memory
@@ -119,8 +119,8 @@ class Change:
     """The smallest change that makes a candidate fit.
 
     Attributes:
-        candidate: that does not fit.
-        instead: the one that does, with the fewest other choices, and of these the fastest.
+        candidate: the candidate that does not fit.
+        instead: the candidate that fits and differs in the fewest choices; of several, the fastest.
     """
 
     candidate: Candidate
@@ -129,7 +129,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``autotune plan`` found. Encoded by ``core.codec``, this is its JSON document.
+    """The result of ``autotune plan``. Encoded by ``core.codec``, this is its JSON document.
 
     Attributes:
         estimates: of the legal candidates: those that fit first, the fastest first.

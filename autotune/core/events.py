@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it, as it happens; the report draws it, the search does not know how."""
+"""The events that a run sends to its listener; the report displays them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from autotune.core.workload import Workload
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A new part of the run began, such as tokenising or searching; ``text`` says it to the user."""
+    """A new part of the run began, such as tokenising or searching; ``text`` describes it to the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class WorkloadReady:
-    """The model and the dataset have been read, and the search space stands.
+    """The model and the dataset have been read, and the search space has been built.
 
     Attributes:
-        candidates: how many the search space holds.
-        baseline: TRL's default; a candidate is shown by how it differs from this one.
+        candidates: number of candidates in the search space.
+        baseline: TRL's default; a candidate is displayed by its differences from it.
     """
 
     workload: Workload
@@ -34,7 +34,7 @@ class WorkloadReady:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that the user should know and need not act on, or may."""
+    """Information for the user that requires no action."""
 
     text: str
 
@@ -46,7 +46,7 @@ class ProbeStarted:
     Attributes:
         purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``audit``, ``confirmation`` or ``comparison``;
             the limit does not count the last three.
-        trials_limit: probes at the most, those of earlier runs included.
+        trials_limit: most probes, those of earlier runs included.
     """
 
     number: int
@@ -57,7 +57,7 @@ class ProbeStarted:
 
 @dataclass(frozen=True)
 class ProbeFinished:
-    """A probe ended. ``best`` tells whether it is the fastest candidate that fits, so far."""
+    """A probe ended. ``best`` is whether it is the fastest candidate that fits, so far."""
 
     number: int
     candidate: Candidate
@@ -68,13 +68,13 @@ class ProbeFinished:
 
 @dataclass(frozen=True)
 class StudyResumed:
-    """A study goes on that holds candidates already.
+    """A study that holds candidates already is continued.
 
     Attributes:
-        probes: those that the limit counts.
-        vetoed: candidates that were decided without a probe.
-        trials_limit: probes at the most, these included.
-        best: the run that showed the fastest candidate that fits, so far; None where none fits.
+        probes: number of probes that the limit counts.
+        vetoed: number of candidates that were decided without a probe.
+        trials_limit: most probes, these included.
+        best: the run of the fastest candidate that fits, so far; None if none fits.
     """
 
     probes: int
@@ -97,4 +97,4 @@ Listener = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Listen to nothing."""
+    """Discard the event."""

@@ -1,4 +1,4 @@
-"""The files by which a job is asked for and answered: versioned envelopes, written beside and then renamed.
+"""Reads and writes the files of a job's request and reply: versioned envelopes, written beside and then renamed.
 
 ``request.json`` is ``{"version", "job", "sent_seconds", "body"}``; ``reply.json`` is ``{"version", "kind", "body"}``,
 where ``kind`` is ``reply``, ``input_problem`` or ``failure``. Both sides use this module, so they cannot drift apart.
@@ -21,16 +21,16 @@ R = TypeVar("R")
 
 
 class ExchangeError(ValueError):
-    """A request or reply is absent, is not JSON, has another version, or another shape; the message says which."""
+    """A request or reply is absent, is not JSON, or has another version or structure; the message says which."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A request as it travels.
+    """A request as it is written to the file.
 
     Attributes:
-        job: what is asked for.
-        sent_seconds: when, on the clock of :func:`time.monotonic`, which all processes of a Linux machine share.
+        job: name of the job.
+        sent_seconds: when it was sent, by :func:`time.monotonic`, which all processes of a Linux machine share.
         body: the encoded request.
     """
 
@@ -85,7 +85,7 @@ def write_reply(folder: Path, reply: object) -> None:
 
 
 def read_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failure:
-    """Return the reply in a job's folder, decoded as ``expected`` unless it tells of a problem.
+    """Return the reply in a job's folder, decoded as ``expected`` unless it reports a problem.
 
     Raises:
         ExchangeError: it is absent or cannot be read.

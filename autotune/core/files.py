@@ -1,4 +1,4 @@
-"""Files and directories that are either there as a whole or not at all."""
+"""Writes files and directories atomically."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 @contextmanager
 def written_beside(target: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Give a path beside ``target`` to write a file or a directory to, and rename it to ``target`` if that went well.
+    """Yield a path beside ``target`` to write a file or a directory to, and rename it to ``target`` on success.
 
-    The directory of ``target`` has to exist. What was at ``target`` stays until the new one is complete.
+    The directory of ``target`` has to exist. An earlier ``target`` stays until the new one is complete.
 
     Args:
-        shared: whether several processes may write the same target at a time; each then has a path of its own.
+        shared: whether several processes may write the same target at a time; each then gets its own path.
 
     Raises:
         OSError: the disk is full, or the directory cannot be written.

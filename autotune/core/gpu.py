@@ -1,4 +1,4 @@
-"""A GPU to plan for: its memory, and how fast it computes and moves bytes."""
+"""The memory and the speeds of a GPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ MemoryKind = Literal["usable", "total", "nominal", "given"]
 
 @dataclass(frozen=True)
 class GpuSpeeds:
-    """The most that a GPU can do; dense, without structured sparsity.
+    """Peak speeds of a GPU; dense, without structured sparsity.
 
     Attributes:
         bandwidth: bytes per second of the device's memory.
         fp32: floating-point operations per second outside the tensor cores.
-        fp16: of float16 in the tensor cores, accumulated in float32.
-        bf16: of bfloat16 in the tensor cores, or None where they do not know it.
-        tf32: of float32 in the tensor cores, or None where they do not know it.
+        fp16: the same for float16 in the tensor cores, accumulated in float32.
+        bf16: the same for bfloat16 in the tensor cores, or None if they do not support it.
+        tf32: the same for float32 in the tensor cores, or None if they do not support it.
         pcie: bytes per second between host and device, in one direction.
-        nvlink: bytes per second to all other devices together, in one direction, or None where there is no NVLink.
-        source: address of what says so.
+        nvlink: bytes per second to all other devices together, in one direction, or None if there is no NVLink.
+        source: address of the source of these figures.
     """
 
     bandwidth: float
@@ -35,7 +35,7 @@ class GpuSpeeds:
     def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
         """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.
 
-        Types that the tensor cores do not know, and float32 unless TF32 is allowed, are computed at float32's rate.
+        Types that the tensor cores do not support, and float32 unless TF32 is allowed, run at float32's rate.
         """
         tensor_cores = {"float16": self.fp16, "bfloat16": self.bf16, "float32": self.tf32 if allow_tf32 else None}
         return tensor_cores.get(dtype) or self.fp32
@@ -46,16 +46,16 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        name: the name in the catalogue, or the size that was asked for.
+        name: the name in the catalogue, or the size that the user gave.
         memory_bytes: its memory.
-        memory_kind: what ``memory_bytes`` is: ``usable`` is what CUDA says can be allocated, ``total`` what the driver
-            says, of which it keeps some for itself, ``nominal`` what the card is sold with, ``given`` what a user said.
-        memory_source: address of what says so; empty where a user named it, or the driver of this machine.
+        memory_kind: what ``memory_bytes`` is: ``usable``: what CUDA reports as allocatable; ``total``: what the driver
+            reports, part of which it reserves; ``nominal``: what the card is sold with; ``given``: what the user gave.
+        memory_source: address of the source of that figure; empty if the user gave it, or this machine's driver.
         context_bytes: estimate of what a process with PyTorch holds outside its allocator: context, kernels, libraries.
-        context_source: address of the report that it was derived from; empty where it is a guess.
-        speeds: None where they are not known.
+        context_source: address of the report that it was derived from; empty if it is a guess.
+        speeds: peak speeds; None if they are not known.
         compute_capability: CUDA's (major, minor), or None.
-        aliases: other names of it, such as the driver's.
+        aliases: other names, such as the driver's.
         verified: whether autotune's rules are known to hold for this kind of GPU.
     """
 

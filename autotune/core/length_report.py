@@ -1,4 +1,4 @@
-"""What a dataset's token lengths look like, and what each maximum length would keep of them."""
+"""Reports the distribution of a dataset's token lengths, and what each maximum length would keep of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LengthLimit:
 
     Attributes:
         coverage: share of tokens, 0 to 1, that is kept.
-        rows_cut: rows that lose their end.
+        rows_cut: rows that are cut.
         tokens_dropped: tokens that are not trained on, over all rows.
         rows_dropped: rows that the trainer drops whole, such as those whose prompt alone fills the length.
     """
@@ -63,7 +63,7 @@ class LengthReport:
     """The document of ``autotune lengths``.
 
     Attributes:
-        rows, tokens: of the whole dataset, before any truncation.
+        rows, tokens: number in the whole dataset, before any truncation.
         mean: tokens per row.
         quantiles: ascending by share.
         histogram: ascending by length; bounds grow geometrically, since lengths are long-tailed.
@@ -81,7 +81,7 @@ class LengthReport:
 
     @property
     def written(self) -> LengthReport:
-        """The same as it is written."""
+        """The report as it is written."""
         return replace(self, workload=self.workload.summary)
 
 
@@ -101,7 +101,7 @@ def length_report(workload: Workload) -> LengthReport:
 
 
 def limit(documents: Documents, max_length: int) -> LengthLimit:
-    """Return what a maximum length of so many tokens keeps and drops."""
+    """Return what a maximum length, in tokens, keeps and drops."""
     return LengthLimit(
         max_length=max_length,
         coverage=documents.coverage(max_length),
@@ -135,7 +135,7 @@ def _bounds(longest: int) -> list[int]:
 
 
 def _max_lengths(documents: Documents) -> list[int]:
-    """Return the powers of two below the longest row, what the usual coverages need, and the longest row."""
+    """Return the powers of two below the longest row, the lengths that reach the usual coverages, and the longest."""
     wanted = {documents.shortest_covering(coverage) for coverage in COVERAGES} | {documents.longest}
     power = SHORTEST_LIMIT
     while power < documents.longest:

@@ -11,15 +11,15 @@ DeviceKind = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device that a process trains on, and how many of them there are.
+    """The device that a process trains on, and the number of processes.
 
     Attributes:
         kind: ``cuda`` or ``cpu``.
         name: the vendor's name of the device.
         memory_bytes: the device's memory; for a CPU the memory that this process may use (cgroup limit included).
-        used_by_others_bytes: what other processes hold of it already.
+        used_by_others_bytes: memory of the device that other processes hold already.
         compute_capability: CUDA's (major, minor), or None.
-        processes: how many training processes are launched.
+        processes: number of training processes to launch.
         cores: CPU cores that this process may use.
         driver: version of the device's driver, or None.
     """
@@ -35,21 +35,21 @@ class Hardware:
 
     @property
     def threads(self) -> int:
-        """CPU threads of one training process; probes and what is handed over use the same."""
+        """CPU threads of one training process, in probes and in the bundle alike."""
         return max(1, self.cores // self.processes)
 
     @property
     def available_bytes(self) -> int:
-        """Memory that is not held by others."""
+        """Memory that other processes do not hold."""
         return max(0, self.memory_bytes - self.used_by_others_bytes)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Hardware and software together: what decides whether a choice is possible at all.
+    """Hardware and installed software, which decide whether a choice is available.
 
     Attributes:
-        packages: installed distributions that matter, by name, to their version; absent when not installed.
+        packages: versions of the relevant installed distributions, by name; absent when not installed.
         device_reason: why ``hardware.kind`` is not the better device, when it is not (for messages), else empty.
     """
 

@@ -1,4 +1,4 @@
-"""What one probe showed."""
+"""The measurement of one probe, and the schedule by which it runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Schedule:
     """How long a probe trains.
 
     Memory is steady from the second micro-batch of the second optimizer step on, when gradients and optimizer state
-    exist. So a probe needs no whole steps: it runs steps of two micro-batches at the most, times micro-batches and the
-    rest of a step apart, and composes the time of a whole step. Its cost does not depend on the global batch.
+    exist. So a probe needs no whole steps: it runs steps of at most two micro-batches, times the micro-batches and the
+    rest of a step separately, and computes the time of a whole step. Its cost does not depend on the global batch.
 
     Attributes:
-        whole_steps: whether optimizer steps have all the micro-batches of the plan, instead of two at the most.
-        worst_last: whether the last step ends with the largest micro-batch again, in memory that all others have
+        whole_steps: whether optimizer steps have all the micro-batches of the plan, instead of at most two.
+        worst_last: whether the last step ends with the largest micro-batch again, in memory that the others have
             fragmented.
-        warmup_micro_batches: typical micro-batches that are not timed, at least.
-        min_micro_batches: typical micro-batches that are timed, at least.
-        max_micro_batches: and at most, though always two whole steps.
-        min_seconds: timing goes on for this many seconds at least: a few micro-batches of a small model are over before
+        warmup_micro_batches: fewest typical micro-batches before timing starts.
+        min_micro_batches: fewest typical micro-batches that are timed.
+        max_micro_batches: most typical micro-batches that are timed, though always two whole steps.
+        min_seconds: timing continues for at least this many seconds: a few micro-batches of a small model end before
             caches are warm.
         max_seconds: timing ends after this many seconds once ``min_micro_batches`` are done.
         target_error: timing ends when the relative standard errors of the time of a step and of the token rate are both
@@ -45,10 +45,10 @@ class OutOfMemory:
     """Where memory ran out.
 
     Attributes:
-        phase: of the step program, such as ``backward``.
-        requested_bytes: size of the allocation that failed, or None where the allocator did not say.
+        phase: phase of the step program, such as ``backward``.
+        requested_bytes: size of the allocation that failed, or None if the allocator did not report it.
         held_bytes: the most that the process held above its baseline until then, or None.
-        limit_bytes: the limit it ran into, or None when it was the device's own end.
+        limit_bytes: the limit that was exceeded, or None if the device itself was full.
     """
 
     phase: str
@@ -59,7 +59,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one probe showed; every figure that was not measured is None.
+    """The measurement of one probe; every figure that was not measured is None.
 
     Attributes:
         status: how it ended.
@@ -67,28 +67,28 @@ class Measurement:
         peak_bytes: CUDA: peak of allocated bytes. CPU: high-water of anonymous resident memory (mapped files left out)
             above the baseline taken after imports.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
-        device_bytes: CUDA: what the driver says the process held at the end (context included). CPU: None.
-        host_peak_bytes: the same high-water of the process on the host, whatever the device.
-        allocation_retries: times the caching allocator had to free its cache and try again.
+        device_bytes: CUDA: what the process held at the end according to the driver (context included). CPU: None.
+        host_peak_bytes: high-water of anonymous resident memory on the host, as for ``peak_bytes``, on any device.
+        allocation_retries: how often the caching allocator had to free its cache and try again.
         tokens_per_second: dataset tokens of a mean optimizer step, padding excluded, over ``step_seconds``.
-        tokens_per_second_error: relative standard error of that rate within this probe. It says nothing of how far two
-            probes of one candidate are apart.
+        tokens_per_second_error: relative standard error of that rate within this probe. It does not include the spread
+            between two probes of one candidate.
         step_seconds: wall clock of a mean optimizer step: all its micro-batches, and the rest of it once.
-        micro_batch_seconds: of it, one micro-batch: its data, forward and backward.
-        update_seconds: of it, what comes once: gradient clipping, the optimizer, and what the trainer does at its end.
+        micro_batch_seconds: part of it for one micro-batch: its data, forward and backward.
+        update_seconds: part of it for the rest: gradient clipping, the optimizer, and what the trainer does at its end.
         micro_batches_timed: typical micro-batches that were timed.
         tokens_per_step: mean dataset tokens of an optimizer step.
         documents_per_step: mean dataset rows whose tokens an optimizer step holds.
         rows: rows that the trainer iterates over in an epoch, after packing and dropping.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
-        start_seconds: from the request to the first training step.
-        training_seconds: inside training steps, warm-up and worst batch included.
-        wall_seconds: from the request to the reply.
+        start_seconds: time from the request to the first training step.
+        training_seconds: time inside training steps, warm-up and worst batch included.
+        wall_seconds: time from the request to the reply.
         out_of_memory: where memory ran out, for the two out-of-memory statuses.
-        peaks: of each phase of the step program that ended, the most bytes that the device held above the baseline
-            while it lasted; of micro-batches and optimizer steps, the most of any.
-        pass_seconds: what phases that come once in a run take for the whole dataset, such as asking a reference model
-            about all rows; 0 where there are none. ``tokens_per_second`` counts them as if a run were one epoch.
+        peaks: for each completed phase of the step program, the most bytes that the device held above the baseline
+            during it; for micro-batches and optimizer steps, the maximum over all of them.
+        pass_seconds: time that phases that run once take for the whole dataset, such as the reference model's pass over
+            all rows; 0 if there are none. ``tokens_per_second`` counts them as if a run were one epoch.
     """
 
     status: ProbeStatus

@@ -1,4 +1,4 @@
-"""The training plan: everything needed to build and launch a trainer, in the words of TRL's own command line."""
+"""The training plan: everything needed to build and launch a trainer, with the names of TRL's command line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Launch:
     """How the processes of a training are started.
 
     Attributes:
-        processes: how many: the world size.
+        processes: the world size.
         accelerate: fields of the document that ``accelerate launch --config_file`` reads, beside the number of
             processes; empty for a single process or plain data parallelism.
-        deepspeed: the document that ``deepspeed`` in the trainer's arguments names; empty where there is none.
+        deepspeed: the document that ``deepspeed`` in the trainer's arguments names; empty if there is none.
     """
 
     processes: int = 1
@@ -26,13 +26,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """One way to run a training, as a probe builds it and as the bundle hands it over.
+    """The arguments of one training, for the probe and for the bundle alike.
 
     Attributes:
-        trainer: its name, such as ``dpo``.
+        trainer: the trainer's name, such as ``dpo``.
         args: fields of the trainer's configuration (``trl.DPOConfig``).
         model: fields of ``trl.ModelConfig``: ``dtype``, ``attn_implementation``, ``use_peft``, ``load_in_4bit``, ….
-        truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed where a trainer
+        truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed if the trainer
             refuses ``max_length`` (padding-free without packing).
         launch: how its processes are started.
     """

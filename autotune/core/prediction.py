@@ -1,4 +1,4 @@
-"""What a search may be told about a candidate before it is probed; it does not know where that comes from."""
+"""The predictions that a search uses before it probes a candidate, independent of where they come from."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from autotune.units import format_bytes, format_share
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a candidate should need and reach.
+    """The predicted memory and rate of a candidate.
 
     Attributes:
-        need_bytes: of the memory that the limit is about.
+        need_bytes: predicted need of the memory that the limit applies to.
         error: share by which that may be off, either way.
-        certain: whether it stands on this very combination of choices. Others order candidates and decide nothing.
-        tokens_per_second: for ranking; None where speed cannot be predicted.
-        least: whether it needs that at least, and a probe that fits measures only a part of it.
+        certain: whether the prediction is for exactly this combination of choices. Other predictions only rank
+            candidates and veto none.
+        tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
+        least: whether ``need_bytes`` is a lower bound, of which a probe that fits measures only a part.
     """
 
     need_bytes: int
@@ -30,29 +31,33 @@ class Prediction:
     least: bool = False
 
     def over(self, limit_bytes: int) -> bool:
-        """Whether it is more than a limit by more than it may be off."""
+        """Whether the need exceeds a limit by more than the error."""
         return self.need_bytes * (1 - self.error) > limit_bytes
 
     def said(self, limit_bytes: int) -> str:
-        """Return it beside the limit, in words."""
+        """Return the need and the limit, in words."""
         need = f"{'at least ' if self.least else ''}{format_bytes(self.need_bytes)}"
         return f"predicted to need {need} of the {format_bytes(limit_bytes)}, within {format_share(self.error)}"
 
 
 class Predictor(Protocol):
-    """Predicts candidates of one problem, all in their normal form."""
+    """Predicts candidates of one problem, all in their normal form.
+
+    The search calls :meth:`predict` and :meth:`promising` at any time, :meth:`make_sure` right before a probe, and
+    :meth:`learn` after each probe.
+    """
 
     def predict(self, candidate: Candidate) -> Prediction | None:
-        """Return what is known by now, at no cost; None where nothing is."""
+        """Return the current prediction, without tracing; None if there is none."""
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Return a prediction that is certain where that costs less than a probe, else what is known."""
+        """Return a certain prediction if it costs less than a probe to get one, else the current one."""
 
     def promising(self, count: int) -> Sequence[Candidate]:
-        """Return so many legal candidates that should fit, the fastest first; none where speed is not predicted."""
+        """Return up to ``count`` legal candidates that should fit, the fastest first; none without predicted speeds."""
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Take in what a probe showed; called once for each, in their order, those of earlier runs included."""
+        """Use a measurement; called once for each probe, in their order, those of earlier runs included."""
 
 
 class NoPredictor:
@@ -71,4 +76,4 @@ class NoPredictor:
         return ()
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Forget it."""
+        """Ignore it."""

@@ -1,4 +1,4 @@
-"""The step program: the phases that a run of a trainer goes through, in order, and how often each comes."""
+"""The step program: the phases of a trainer's run, in order, and how often each is repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPTIMIZER_STEP = "optimizer step"
 
 
 class Repeat(StrEnum):
-    """How often a phase comes."""
+    """How often a phase is repeated."""
 
     RUN = "once in a run"
     STEP = "once in an optimizer step"
@@ -25,8 +25,8 @@ class Phase:
     """One phase.
 
     Attributes:
-        name: what reports and errors call it, as in "ran out of memory in reference pass".
-        parts: what it consists of, where errors can tell them apart. The phase is over when the last of them is.
+        name: its name in reports and errors, as in "ran out of memory in reference pass".
+        parts: its parts that errors can distinguish, in order. The phase ends with the last of them.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """The phases of a run, in order: those of a run, then those of a step, which micro-batches are a part of.
+    """The phases of a run, in order: those that come once, then those of an optimizer step, its micro-batches included.
 
-    Every trainer of TRL constructs, trains on micro-batches, and steps its optimizer; :func:`program` adds the rest.
+    Every trainer of TRL has construction, micro-batches and optimizer steps; :func:`program` adds the other phases.
     """
 
     phases: tuple[Phase, ...]
@@ -49,25 +49,25 @@ class StepProgram:
         return tuple(name for phase in self.phases for name in (phase.name, *phase.parts))
 
     def repeated(self, repeat: Repeat) -> tuple[str, ...]:
-        """Return the names of the phases that come so often, in order."""
+        """Return the names of the phases with that repeat, in order."""
         return tuple(phase.name for phase in self.phases if phase.repeat is repeat)
 
     def repeat(self, name: str) -> Repeat:
-        """Return how often the phase of a name comes."""
+        """Return how often the phase with that name is repeated."""
         return next(phase.repeat for phase in self.phases if name in (phase.name, *phase.parts))
 
 
 def program(
     *, before: tuple[str, ...] = (), in_step: tuple[str, ...] = (), in_micro_batch: tuple[str, ...] = ()
 ) -> StepProgram:
-    """Return the program of a trainer that does more than train.
+    """Return the program of a trainer with phases beside construction, micro-batches and optimizer steps.
 
     Example: DPO that computes its reference beforehand is ``program(before=("precompute",))``, and with a reference
     model ``program(in_micro_batch=("reference pass",))``.
 
     Args:
-        before: phases of a run, after construction.
-        in_step: phases of each optimizer step, before its micro-batches, or first of all in the first one.
+        before: phases that run once, after construction.
+        in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
         in_micro_batch: parts of each micro-batch, between forward and backward.
     """
     return StepProgram(

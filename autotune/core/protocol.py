@@ -1,4 +1,4 @@
-"""The protocol between autotune and the isolated processes that it starts: jobs, requests and replies, by files.
+"""The protocol between autotune and its isolated processes: the jobs, and their requests and replies as files.
 
 A job has a folder. The parent writes ``request.json`` there and names the folder to the job server. The child writes
 ``reply.json`` beside it, under another name first, then renamed, so that a reply is whole or absent. Standard output
@@ -26,7 +26,7 @@ LOG_FILE = "log.txt"
 
 
 class Job(StrEnum):
-    """What a child process can be asked to do."""
+    """The jobs of a child process."""
 
     PREPARE = "prepare"
     CHECK_PACKING = "check_packing"
@@ -79,8 +79,8 @@ class ProbeRequest:
 
     Attributes:
         tokenized_directory: where ``prepare`` saved the tokenised rows.
-        limit_bytes: memory that the process may use on its device (context included), or None for all there is.
-        seed: of the order in which typical batches are drawn.
+        limit_bytes: memory that the process may use on its device (context included), or None for no limit.
+        seed: seed of the order in which typical batches are drawn.
     """
 
     plan: TrainingPlan
@@ -94,10 +94,10 @@ class ProbeRequest:
 
 @dataclass(frozen=True)
 class ProbeReply:
-    """What the probe showed, as far as the child itself can tell.
+    """The measurement of the probe, as far as the child can make it.
 
     Attributes:
-        ranks: what each process of the training showed, in the order of their ranks.
+        ranks: the measurement of each process of the training, in the order of their ranks.
     """
 
     ranks: tuple[Measurement, ...]
@@ -107,26 +107,26 @@ class ProbeReply:
 class TraceRequest:
     """Run training steps of one plan on the virtual accelerator, with no GPU and no storage.
 
-    The rows are dataset rows as ``prepare`` would give them: the trainer truncates, packs and pads them by itself. Each
-    is the tokens of its parts, as the trainer names them: ``(512,)``, or ``(100, 50, 80)`` for prompt, chosen and
+    The rows are dataset rows as ``prepare`` returns them: the trainer truncates, packs and pads them. Each row is given
+    by the tokens of its parts, in the trainer's order: ``(512,)``, or ``(100, 50, 80)`` for prompt, chosen and
     rejected.
 
     Attributes:
-        target: what is stood in for: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
+        target: the device that is simulated: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
         worst: the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
-            as many as a micro-batch has (fewer are repeated). With packing: rows enough to fill one.
+            as many as a micro-batch has (fewer are repeated). With packing: enough rows to fill one.
         typical: rows drawn as the trainer draws them, for the time of a step: those of one micro-batch,
-            which stands for all of a step (fewer are repeated). Empty: a typical step is one on ``worst``.
-        trainable: share of the tokens, the last of each row, that the loss counts where the parts do not say it.
-        layers: how many of the model's layers to trace, or None for all. Layers of alternating kinds keep their order:
-            the first so many are traced.
-        gpu: what is planned for; its speeds give the time of a step, its compute capability the kernels. A CPU whose
-            speeds were measured is told in the same way. None: no time.
-        factors: how much longer than the roofline things take on that GPU.
-        limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes it give back its cache
-            first, as a real one does.
+            which represents all of a step (fewer are repeated). Empty: a typical step is one on ``worst``.
+        trainable: share of the tokens, the last of each row, that the loss counts if the parts do not determine it.
+        layers: number of the model's first layers to trace, or None for all. Layers of alternating kinds keep their
+            order.
+        gpu: the device that is planned for; its speeds give the time of a step, its compute capability the kernels. A
+            CPU whose speeds were measured is described in the same way. None: no time is predicted.
+        factors: factors by which operations take longer than the roofline on that GPU.
+        limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes the allocator free its
+            cache first, as a real one does.
         expandable_segments: PyTorch's setting of the caching allocator.
-        varied: whether to say what micro-batches of other lengths add, with the target ``cuda``.
+        varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
     """
 
     plan: TrainingPlan
@@ -149,8 +149,8 @@ class TracedPeak:
 
     Attributes:
         bytes: sum of the parts.
-        categories: the parts, in PyTorch's words: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
-            ``activation``, ``temporary``, ``other``. What is zero is left out.
+        categories: the parts, by PyTorch's names: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
+            ``activation``, ``temporary``, ``other``. Those of zero bytes are left out.
     """
 
     bytes: int
@@ -159,26 +159,26 @@ class TracedPeak:
 
 @dataclass(frozen=True)
 class TraceReply:
-    """What training would do to memory, and how long an optimizer step would take.
+    """The traced memory of training, and the predicted time of an optimizer step.
 
     Attributes:
-        layers: how many layers were traced.
+        layers: number of layers that were traced.
         device: peak on the device, from building the model to the end of the second step on the worst micro-batch.
-            With the target ``cpu`` everything lies on the device.
-        host: peak of what lies on the host beside it (offloaded activations, batches).
+            With the target ``cpu`` everything is on the device.
+        host: peak of tensors on the host (offloaded activations, batches).
         allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
             workspaces included, context excluded). CPU: the peak of tensor bytes.
         reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
-        varied_bytes: what it would reserve beyond that, had micro-batches of other lengths come before; None where that
-            was not asked for.
-        fits_limit: whether the caching allocator stayed within the limit; True without one. Where it did not, the
+        varied_bytes: what it would reserve beyond that after micro-batches of other lengths; None if that was not
+            requested.
+        fits_limit: whether the caching allocator stayed within the limit; True without one. If it did not, the
             peaks are those of an allocator without a limit.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
         step: time of a typical optimizer step; None without a GPU whose speeds are known.
         tokens_per_step: dataset tokens of that optimizer step, padding excluded.
-        assumptions: what was assumed where the step looked at values that only real data has, with how often.
-        seconds: what the trace took.
-        sections: the course of memory through the second step on the worst micro-batch, part by part.
+        assumptions: what was assumed where the step depends on the values of real data, and how often.
+        seconds: time that the trace took.
+        sections: memory over the second step on the worst micro-batch, part by part.
     """
 
     layers: int
@@ -202,7 +202,7 @@ class TraceRequests:
     """Run several traces in one process, one after another.
 
     Attributes:
-        requests: of plans for which libraries change a model's classes in the same way, since what is changed stays so.
+        requests: requests whose plans make libraries patch the model's classes in the same way, since patches persist.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -210,7 +210,7 @@ class TraceRequests:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply to any job, or part of one: an error that is nobody's input, such as an unsupported combination.
+    """A reply to any job, or part of one: an error other than unusable input, such as an unsupported combination.
 
     Attributes:
         kind: name of the exception's class.
@@ -225,10 +225,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class TraceReplies:
-    """What they showed, in the order of the requests.
+    """The replies to :class:`TraceRequests`, in the order of the requests, up to the first failure.
 
     Attributes:
-        failure: of the next one, after which no more were run; None where there was none.
+        failure: the failure of the next request, after which no more were run; None if all were traced.
     """
 
     replies: tuple[TraceReply, ...]
@@ -240,7 +240,7 @@ class SpeedsRequest:
     """Measure how fast this CPU computes and moves bytes, with the threads that a training step has.
 
     Attributes:
-        seconds: about how long each figure is measured.
+        seconds: approximate time for which each figure is measured.
     """
 
     seconds: float = 0.05
@@ -248,7 +248,7 @@ class SpeedsRequest:
 
 @dataclass(frozen=True)
 class SpeedsReply:
-    """What was measured, in the terms in which a GPU's speeds are told."""
+    """The measured speeds, in the same fields as a GPU's."""
 
     speeds: GpuSpeeds
 
@@ -258,7 +258,7 @@ class InputProblem:
     """A reply to any job: the user's input cannot be used.
 
     Attributes:
-        message: one sentence that names the thing.
+        message: one sentence that names the input.
         hint: what to do about it.
     """
 

@@ -1,4 +1,4 @@
-"""What the processes of one training showed, put together: the worst rank for memory, the slowest one for time."""
+"""Combines the measurements of all ranks: memory of the worst rank, time of the slowest one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SUM = ("tokens_per_step", "documents_per_step")
 def of_ranks(ranks: Sequence[Measurement]) -> Measurement:
     """Return the measurement of a training from those of its processes, in the order of their ranks.
 
-    A training ends as its first rank that did not end ``ok``. Its memory is that of the rank that needs the most, since
-    every rank has a device of its own; a step takes as long as its slowest rank, and trains on the tokens of all.
+    The status is that of the first rank that did not end ``ok``. Memory is that of the rank that needs the most, since
+    each rank has its own device; a step takes as long as on the slowest rank, and trains on the tokens of all ranks.
 
     Args:
-        ranks: not empty.
+        ranks: measurements by rank; not empty.
     """
     failed = next((shown for shown in ranks if not shown.ok), None)
     if failed is not None or len(ranks) == 1:
@@ -35,7 +35,7 @@ def of_ranks(ranks: Sequence[Measurement]) -> Measurement:
     )
     if found.tokens_per_step is None or not found.step_seconds:
         return found
-    # What comes once in a run is spread over the steps of an epoch, as each rank did it by itself.
+    # The time of phases that run once is spread over the steps of an epoch, as each rank did for itself.
     spread = max(_spread_seconds(shown) for shown in ranks)
     return replace(found, tokens_per_second=found.tokens_per_step / (found.step_seconds + spread))
 

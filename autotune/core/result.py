@@ -1,4 +1,4 @@
-"""The document that a run of ``autotune probe`` ends with: ``result.json``, schema 1."""
+"""The result document of ``autotune probe``: ``result.json``, schema 1."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Trial:
     Attributes:
         number: the Optuna trial's number, and the name of its folder under ``probes/``.
         reason: why it is not ``ok``, in words; empty otherwise.
-        start_seconds: from the request to the first training step; None when there was none.
-        wall_seconds: what the probe took; 0 for a vetoed candidate.
-        predicted_bytes: what it was predicted to need of the budget, at that time; None when it was not predicted.
-        predicted_tokens_per_second: what it was predicted to reach, at that time.
+        start_seconds: time from the request to the first training step; None when there was none.
+        wall_seconds: time that the probe took; 0 for a vetoed candidate.
+        predicted_bytes: need of the budget as predicted at that time; None when it was not predicted.
+        predicted_tokens_per_second: token rate as predicted at that time.
     """
 
     number: int
@@ -42,28 +42,28 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choosable:
-    """A candidate as it is set beside another: the recommendation, or TRL's default.
+    """A candidate with its figures, for comparison: the recommendation, or TRL's default.
 
     Attributes:
-        number: of its trial.
-        plan: what is handed over.
+        number: number of its trial.
+        plan: the training plan of the bundle.
         peak_bytes: peak memory of the worst batch; CUDA: allocated, CPU: resident above the baseline.
         reserved_bytes: CUDA: peak reserved by the caching allocator.
-        device_bytes: CUDA: what the driver says the process held, context included.
+        device_bytes: CUDA: what the process held according to the driver, context included.
         tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step, which short runs
             compose of micro-batches and one update; the geometric mean of ``runs`` runs.
         tokens_per_second_error: standard error of that mean, as a share of it, from the spread between runs; None for
             fewer than two runs.
-        seconds_per_epoch: kept dataset tokens over the token rate.
+        seconds_per_epoch: kept dataset tokens divided by the token rate.
         token_coverage: share of the dataset's tokens, 0 to 1, that it trains on.
         max_length: tokens to which rows are cut or packed; None when they are not.
         documents_per_step: mean dataset rows that an optimizer step holds.
         steps_per_epoch: optimizer steps in an epoch.
         tokens_per_second_low, tokens_per_second_high: where one further run is expected: the 95 % prediction interval
             from the spread between runs; None for fewer than two runs.
-        runs: whose rates the mean is of: the longer run and the short ones, or the probe where there are none.
+        runs: number of runs whose rates are averaged: the longer run and the short ones, or the probe without these.
         tokens_per_step: mean dataset tokens of an optimizer step.
-        peaks: the most bytes that the device held in each phase of the trainer's step program, by its name.
+        peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
     """
 
     number: int
@@ -92,18 +92,18 @@ class Choosable:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one choice of the winner brought, measured by changing that one back to the baseline's.
+    """The contribution of one of the winner's choices, measured by changing only that one back to the baseline's.
 
     Attributes:
         knob: the technique.
         choice: the winner's choice.
         instead_of: the baseline's choice.
-        status: of the candidate with that choice changed back.
+        status: status of the candidate with that choice changed back.
         reason: why it was not measured, in words; empty otherwise.
-        speedup: the winner's token rate over that candidate's, both of equal schedules; None when not measured.
-        peak_bytes_saved: that candidate's peak less the winner's; None when not measured.
+        speedup: the winner's token rate divided by that candidate's, with equal schedules; None when not measured.
+        peak_bytes_saved: that candidate's peak minus the winner's; None when not measured.
         told_apart: whether ``speedup``, of one probe each, is further from 1 than the spread between the winner's runs
-            explains; None where that spread or the speed-up was not measured.
+            explains; None if that spread or the speed-up was not measured.
     """
 
     knob: str
@@ -119,7 +119,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Unlockable:
-    """What ``--allow KNOB`` would add to the search. Nothing of it was measured.
+    """What ``--allow KNOB`` would add to the search. None of these choices was measured.
 
     Attributes:
         choices: the choices that would be searched.
@@ -142,23 +142,23 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found. Encoded by ``core.codec``, this is ``result.json``.
+    """The result of a run. Encoded by ``core.codec``, this is ``result.json``.
 
     Attributes:
         environment: versions of the software that the figures were measured with, by package; ``driver`` too.
-        budget_bytes: memory that a candidate may need, before the margin.
+        budget_bytes: memory that a candidate may need, before the margin is subtracted.
         margin: share of the budget that was kept free while probing.
         recommended: None unless ``status`` is ``found``.
         baseline: TRL's default at the same global batch; None when it was never measured.
-        speedup: the recommendation's token rate over the baseline's: the geometric mean over ``pairs`` pairs of short
-            runs, or the ratio of their probes where there are none; None when the baseline did not run.
+        speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of
+            short runs, or the ratio of their probes if there are none; None when the baseline did not run.
         confirmed: whether the recommendation passed the longer run, and every short one.
         smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a probe that ran
             out of memory, what it had held and then asked for.
-        settings: what was asked for, as the command line would say it.
-        output_directory: where the bundle is.
+        settings: the options of the run, as on the command line.
+        output_directory: directory of the bundle.
         speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.
-        pairs: short runs of the recommendation and of the baseline that took turns.
+        pairs: number of pairs of alternating short runs of the recommendation and the baseline.
     """
 
     schema: int
@@ -190,5 +190,5 @@ class Result:
 
     @property
     def written(self) -> Result:
-        """The same as it is written to ``result.json``."""
+        """The result as it is written to ``result.json``."""
         return replace(self, workload=self.workload.summary)

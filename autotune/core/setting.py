@@ -1,4 +1,4 @@
-"""The setting of a search: everything that a technique's rules may look at, beside the candidate itself."""
+"""The setting of a search: everything that a technique's rules may depend on, beside the candidate itself."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from autotune.core.machine import Machine
 from autotune.core.workload import Workload
 
 GLOBAL_BATCH = "global_batch"
-"""What ``--allow`` calls optimizer steps that hold more or fewer documents than were asked for."""
+"""The name in ``--allow`` for optimizer steps with another number of documents than was asked for."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What stays the same for every candidate of a search.
+    """The properties that all candidates of a search share.
 
     Attributes:
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset as the user wrote it,

@@ -1,4 +1,4 @@
-"""What repeated runs say of a rate: its mean, the range that a further run is expected in, and ratios of pairs.
+"""Statistics of repeated runs: the mean rate, the interval of a further run, and ratios of pairs.
 
 Runs differ by factors (another process, a busier machine), so everything is computed on logarithms: means are
 geometric, and an interval lies around its mean as a factor either way.
@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """From ``low`` to ``high``, both included; in the unit of what it is about."""
+    """From ``low`` to ``high``, both included, in the unit of the values."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Interval:
 
 def mean_rate(rates: Sequence[float]) -> float:
     """Return the geometric mean of rates, all above 0; there is at least one."""
-    # Over the first of them, so that equal rates have exactly that mean.
+    # Divided by the first rate, so that equal rates have exactly that mean.
     return rates[0] * math.exp(fmean(math.log(rate / rates[0]) for rate in rates))
 
 
@@ -72,7 +72,7 @@ def relative_error(rates: Sequence[float]) -> float | None:
 
 @cache
 def student_t(degrees: int) -> float:
-    """Return the t that a Student-distributed value of so many degrees of freedom is within, either way.
+    """Return the t for which a Student-distributed value of these degrees of freedom lies between -t and t.
 
     By bisection of :func:`_within`, which falls short of :data:`CONFIDENCE` below the answer and exceeds it above.
     """

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Factors:
-    """How much longer than the roofline things take. They are fitted to measurements; 1.0 is the roofline itself.
+    """Factors by which operations take longer than the roofline model. They are fitted to measurements; 1.0 is the
+    roofline itself.
 
     Attributes:
         matmul: matrix products and convolutions, over the GPU's peak.
         attention: fused attention, over the GPU's peak.
         memory: what the device's memory bounds, over its bandwidth.
         copies: copies between host and device, over the nominal rate of PCIe.
-        launch_seconds: what the host needs for one operator in eager mode. The default is within the 5 to 25 µs that
+        launch_seconds: host time for one operator in eager mode. The default is within the 5 to 25 µs that
             https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html sums up; it depends on the
             host and was not measured here.
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
@@ -30,13 +31,13 @@ class Factors:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The predicted time of a step, and what it is made of. The parts overlap, so they do not sum to the whole.
+    """The predicted time of a step, and its parts. The parts overlap, so they do not sum to the whole.
 
     Attributes:
-        seconds: from the first launch until device, copies and host are done.
-        matmul_seconds, attention_seconds, elementwise_seconds: the device's, by kind of operator.
-        copy_seconds: of the two copy engines together.
-        launch_seconds: the host's.
+        seconds: time from the first launch until device, copies and host are done.
+        matmul_seconds, attention_seconds, elementwise_seconds: time of the device, by kind of operator.
+        copy_seconds: time of the two copy engines together.
+        launch_seconds: time of the host.
         flops: floating-point operations of matrix products and attention.
     """
 

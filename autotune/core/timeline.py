@@ -10,7 +10,7 @@ from autotune.core.step_time import StepTime
 
 
 class Occurrence(StrEnum):
-    """Which of the times that a phase comes a part of a run is. Gradients are held from the second micro-batch on."""
+    """Which occurrence of a phase a part of a run is. Gradients are held from the second micro-batch on."""
 
     BEFORE = "before the steps"
     ONCE = "once in a step"
@@ -20,27 +20,27 @@ class Occurrence(StrEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: a phase of the step program, and which of its times."""
+    """A part of a run: a phase of the step program, and which of its occurrences."""
 
     phase: str
     occurrence: Occurrence
 
     @property
     def of_micro_batch(self) -> bool:
-        """Whether it comes with each micro-batch."""
+        """Whether it is a part of each micro-batch."""
         return self.occurrence in (Occurrence.FIRST, Occurrence.FURTHER)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Memory in one part of a run, at each of its moments: those after which something was freed.
+    """Memory in one part of a run at each of its moments, which are the points right before memory is freed.
 
     Attributes:
         moments: name of the operator that allocated last before each moment, in order.
-        levels: by category, in PyTorch's words, the bytes on the device at each moment; all as long as ``moments``.
-        host_bytes: the most bytes beside the device.
-        time: how long this part takes, or None where the speed of the device is not known.
-        backward: index of the first moment in the backward pass; as many as there are moments where there is none.
+        levels: by PyTorch's category, the bytes on the device at each moment; each as long as ``moments``.
+        host_bytes: peak bytes on the host.
+        time: time of this part, or None if the speed of the device is not known.
+        backward: index of the first moment in the backward pass; the number of moments if there is none.
     """
 
     part: Part

@@ -1,4 +1,4 @@
-"""The workload: what is to be trained, on what data, by which trainer."""
+"""The workload: the model, the dataset and the trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.core.lengths import LengthDistribution
 Init = Literal["random", "pretrained"]
 
 IGNORED_LABEL = -100
-"""Label of tokens that the loss leaves out: ``ignore_index`` of ``torch.nn.CrossEntropyLoss``, which TRL keeps to."""
+"""Label of tokens that the loss ignores: ``ignore_index`` of ``torch.nn.CrossEntropyLoss``, which TRL uses."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """Where a dataset comes from, in the words of ``datasets.load_dataset``.
+    """Where a dataset comes from, in the terms of ``datasets.load_dataset``.
 
     Attributes:
         name: what the user wrote, for messages.
@@ -49,21 +49,21 @@ class DatasetSource:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """What a model's configuration and tokenizer say; measured by building it without storage.
+    """The properties of a model that its configuration and tokenizer determine; read by building it without storage.
 
     Attributes:
         name: what the user wrote, or its absolute path.
         model_type: transformers' name of the architecture, such as ``qwen2``.
-        architecture: class that is built, such as ``Qwen2ForCausalLM``.
+        architecture: name of the model's class, such as ``Qwen2ForCausalLM``.
         parameters: number of weights.
         layers: number of transformer layers.
         vocabulary: rows of the embedding.
-        max_positions: longest position the model was made for, or None where it has none.
+        max_positions: largest number of positions that the model supports, or None if it has no limit.
         experts: number of experts per layer, or None for a dense model.
         linear_modules: last names of the linear modules inside the layers, such as ``q_proj``.
         has_weights: whether loadable weights lie beside the configuration (None: on the hub, not looked up).
         fingerprint: hash of the configuration and the tokenizer.
-        layer_kinds: a word for each layer; layers with equal words are built alike.
+        layer_kinds: a word for each layer; layers with equal words have the same structure.
         fused_experts: whether one parameter holds the weights of all experts of a layer.
     """
 
@@ -84,18 +84,18 @@ class ModelProfile:
 
 @dataclass(frozen=True)
 class DatasetProfile:
-    """What a tokenised dataset looks like.
+    """The properties of a tokenised dataset.
 
     Attributes:
         name: what the user wrote.
         format: which of TRL's dataset formats it is in, such as ``messages`` or ``prompt+completion``.
         columns: its columns as loaded.
-        lengths: tokens per row, before any truncation; of the longest sequence where a row has several.
+        lengths: tokens per row, before any truncation; of the longest sequence if a row has several.
         trainable_tokens: tokens that the loss counts (label not -100).
         tokenized_directory: where ``datasets.Dataset.save_to_disk`` put the tokenised rows.
         fingerprint: hash of the tokenised rows.
         several: the lengths of rows that send several sequences through the model, or that can be dropped whole; None
-            where each is one sequence, which ``lengths`` tells all about.
+            if each row is one sequence, for which ``lengths`` is enough.
     """
 
     name: str
@@ -109,7 +109,7 @@ class DatasetProfile:
 
     @cached_property
     def documents(self) -> Documents:
-        """The lengths of the rows, whatever they are made of."""
+        """The lengths of the rows, of one sequence or several."""
         return self.several or Documents.of_lengths(self.lengths)
 
 
@@ -118,8 +118,8 @@ class PackingCheck:
     """Whether one attention implementation keeps packed documents apart on this architecture.
 
     Attributes:
-        attention: the implementation, in the words of ``attn_implementation``.
-        supported: whether the architecture runs with it at all on this device.
+        attention: the implementation, as a value of ``attn_implementation``.
+        supported: whether the architecture runs with it on this device.
         separates: whether packed logits equal separate logits.
         max_difference: largest absolute difference of logits, or None when it did not run.
         tolerance: the difference up to which they count as equal.
@@ -136,10 +136,10 @@ class PackingCheck:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be trained: model, dataset and trainer.
+    """The model, the dataset and the trainer.
 
     Attributes:
-        packing_checks: the result of the packed-against-separate self-test by attention implementation.
+        packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
     """
 
     trainer: str
@@ -151,5 +151,5 @@ class Workload:
 
     @property
     def summary(self) -> Workload:
-        """The same for documents that are written: without the lengths of each row's parts, which are many."""
+        """The workload as it is written to documents: without the lengths of each row's parts, which are many."""
         return replace(self, dataset=replace(self.dataset, several=None))

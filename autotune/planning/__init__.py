@@ -1,1 +1,1 @@
-"""From traces of small models and few shapes to estimates for any shape, and from few techniques to all of them."""
+"""Estimates every candidate from a few traces: extrapolates to any depth and shape, and adds effects of techniques."""

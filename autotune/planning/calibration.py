@@ -1,4 +1,4 @@
-"""Corrections of estimates by what probes of the same workload measured."""
+"""Corrects estimates by what probes of the same workload measured."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from statistics import median
 
 FEWEST = 2
-"""Probes that it takes to correct anything: one cannot be told from chance."""
+"""Fewest probes from which a correction is computed: a single one may be off by chance."""
 
 ENOUGH = 5
-"""Probes that it takes to state a smaller error than before: the largest of a few misses says little about the next."""
+"""Fewest probes from which a smaller error than before is stated: the largest of a few misses says little about the
+next one."""
 
 SMALLEST_ERROR = 0.05
-"""Share below which no error is stated, however well the probes agree."""
+"""The smallest error that is stated, as a share, however well the probes agree."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One figure as it was predicted and as it was measured, in the same unit; both are above 0."""
+    """A predicted figure and its measured value, in the same unit; both are above 0."""
 
     predicted: float
     measured: float
@@ -26,11 +27,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Correction:
-    """What estimates are corrected by: a factor, or something to add.
+    """A correction of estimates: a factor or an offset.
+
+    Example: if probes measured 11 GiB where 10 GiB were predicted, and 22 GiB where 20 GiB were, the factor is 1.1.
 
     Attributes:
-        error: share by which what was corrected may be off.
-        probes: how many it stands on; 0 where nothing is corrected.
+        error: share by which a corrected figure may be off.
+        probes: number of probes that it is derived from; 0 where nothing is corrected.
     """
 
     factor: float = 1.0
@@ -39,17 +42,17 @@ class Correction:
     probes: int = 0
 
     def __call__(self, predicted: float) -> float:
-        """Return a figure as corrected."""
+        """Return the corrected figure."""
         return max(0.0, self.factor * predicted + self.offset)
 
 
 def correction(pairs: Sequence[Pair], stated_error: float) -> Correction:
     """Return the median factor or the median difference, whichever leaves the smaller misses.
 
-    Medians, because one probe that shared its device with something else must not move all estimates.
+    Medians are used because one probe that shared its device with another process must not move all estimates.
 
     Args:
-        stated_error: share that estimates may be off by without correction.
+        stated_error: share by which estimates may be off without a correction.
     """
     if len(pairs) < FEWEST:
         return Correction(error=stated_error)
@@ -63,12 +66,12 @@ def correction(pairs: Sequence[Pair], stated_error: float) -> Correction:
 
 
 def factor(pairs: Sequence[Pair]) -> Correction:
-    """Return the median factor, for figures that order candidates and of which no error is stated."""
+    """Return the median factor, for figures that only rank candidates and need no stated error."""
     if len(pairs) < FEWEST:
         return Correction()
     return Correction(factor=median(pair.measured / pair.predicted for pair in pairs), probes=len(pairs))
 
 
 def _misses(found: Correction, pairs: Sequence[Pair]) -> list[float]:
-    """Return by what share of what was predicted each probe differs from it."""
+    """Return each probe's relative difference from its corrected prediction."""
     return [abs(pair.measured / max(1.0, found(pair.predicted)) - 1) for pair in pairs]

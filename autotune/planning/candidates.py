@@ -1,4 +1,4 @@
-"""Which candidates of a problem are estimated: all legal ones of a small space, a sample of a large one."""
+"""Selects the candidates to estimate: all legal ones of a small space, a sample of a large one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.core.candidate import Candidate
 from autotune.trainers.problem import TrainerProblem
 
 MOST_COMBINATIONS = 200_000
-"""Combinations of choices up to which all are looked at. The shipped space has millions where everything is allowed."""
+"""Most combinations of choices that are enumerated. The shipped space has millions if everything is allowed."""
 _BY_CHANCE = 20_000
 
 
@@ -26,8 +26,8 @@ def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
 def estimated_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     """Return the legal candidates to estimate, each once, in its normal form.
 
-    Of more than :data:`MOST_COMBINATIONS` combinations, these are the recipes, those that differ from the baseline in
-    one choice, and 20,000 by chance, the same ones every time.
+    If there are more than :data:`MOST_COMBINATIONS` combinations, these are the recipes, the candidates that differ
+    from the baseline in one choice, and 20,000 drawn at random with a fixed seed.
     """
     if problem.size <= MOST_COMBINATIONS:
         return legal_candidates(problem)

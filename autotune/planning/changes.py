@@ -1,4 +1,4 @@
-"""For candidates that do not fit: the smallest change that makes them fit."""
+"""Finds, for candidates that do not fit, the smallest change that makes them fit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from autotune.core.estimate import Change, Estimate
 
 
 def smallest_changes(asked: Iterable[Estimate], estimates: Sequence[Estimate]) -> tuple[Change, ...]:
-    """Return for each of those asked about that does not fit the nearest of the estimates that does.
+    """Return, for each asked candidate that does not fit, the nearest candidate that fits.
 
     Args:
-        estimates: the fastest first, so that of equally near ones the fastest is taken.
+        estimates: all estimates, the fastest first, so that of equally near candidates the fastest is taken.
     """
     fitting = [estimate for estimate in estimates if estimate.fits]
     if not fitting:

@@ -1,4 +1,4 @@
-"""Estimates of candidates: which traces they need, what follows from them, and how sure that is."""
+"""Estimates memory and time of candidates: requests the traces, extrapolates them, and states the error."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from autotune.techniques.traits import layer_period, size_knobs
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
-"""What one that is composed may be off by: of choices that add up, and of others that were never traced together.
+"""Errors of composed estimates, as shares: if no interaction is unseen, and if at least one is (:attr:`Sum.unseen`).
 
-Of 28 of an 8B shape that were held against full-size traces (benchmarks/plan/accuracy.md), the 6 of the first sort were
-up to 3 % off; half of the 22 others were up to 2.3 % off, and the worst 190 %, where offloading takes away what other
-choices add.
+Of 28 composed estimates of an 8B shape that were compared with full-size traces (benchmarks/plan/accuracy.md), the 6 of
+the first kind were up to 3 % off; half of the 22 others were up to 2.3 % off, and the worst 190 %, where offloading
+removes what other choices add.
 """
 
 EXPLORED = 36
-"""Ways to train that are traced before the first ranking. A trace takes about 0.3 s, a way to train five to seven."""
-# Ways to train that are traced before the best are looked at again.
+"""Technique combinations that are traced before the first ranking. A trace takes about 0.3 s, a combination needs five
+to seven traces."""
+# Technique combinations that are traced before the ranking is computed again.
 _REFINED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What is planned for.
+    """The device that estimates are for.
 
     Attributes:
-        gpu: None for a CPU.
+        gpu: the GPU, or None for a CPU.
         budget_bytes: memory that training may need.
-        cpu: a CPU whose speeds were measured; None where nothing is to be said of its time.
+        cpu: a CPU whose speeds were measured; None if no times are to be predicted on the CPU.
     """
 
     gpu: Gpu | None
@@ -60,8 +61,12 @@ class Accelerator:
 class Planner:
     """Estimates candidates of one problem on one target.
 
+    First :meth:`explore`, then :meth:`refine`, then :meth:`ranked`; :meth:`trace` and :meth:`estimate` may be called at
+    any time. An estimate is traced if the candidate's technique combination was traced, composed by the additive model
+    if its levels were traced in other combinations, and unknown otherwise.
+
     Attributes:
-        candidates: the legal ones.
+        candidates: the legal candidates.
     """
 
     def __init__(
@@ -100,37 +105,37 @@ class Planner:
         self._varied: dict[tuple[Group, BatchGeometry], int | None] = {}
 
     def composed_error(self, unseen: int) -> float:
-        """Return the share by which estimates may be off that are composed with so many choices not seen together.
+        """Return the error of composed estimates with that many unseen interactions, as a share.
 
-        It is what was seen here where that is more than was seen before.
+        It is the largest error observed in this run if that exceeds :data:`COMPOSED_ERRORS`.
         """
         place = _place(unseen)
         return max(COMPOSED_ERRORS[place], *self._differences.get(place, ()), 0.0)
 
     @property
     def misaligned(self) -> int:
-        """How many ways to train had traces whose moments could not be followed from size to size."""
+        """Number of technique combinations whose traces could not be aligned moment by moment."""
         return sum(not fit.aligned for fit in self._fits.values())
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What traces assumed where a step looks at values that only real data has, in sentences."""
+        """What traces assumed where a step depends on the values of real data, in sentences."""
         return sorted({assumed for fit in self._fits.values() for assumed in fit.assumptions})
 
     @property
     def untraceable(self) -> Mapping[Group, str]:
-        """Why ways to train could not be traced."""
+        """The reason why each technique combination that failed could not be traced."""
         return self._untraceable
 
     def explore(
         self, limit: int = EXPLORED, *, at_once: int = 1 << 16, goes_on: Callable[[], bool] = lambda: True
     ) -> None:
-        """Trace so that every candidate can be estimated, the most telling ways to train first.
+        """Trace technique combinations so that every candidate can be estimated, the most informative first.
 
         Args:
-            limit: about how many ways to train.
-            at_once: how many are traced before the next question.
-            goes_on: asked whether to go on.
+            limit: about how many technique combinations to trace.
+            at_once: how many are traced between two calls of ``goes_on``.
+            goes_on: returns whether to continue.
         """
         for groups in self._design.wanted(self._fits, self._largest_need, limit):
             for first in range(0, len(groups), at_once):
@@ -139,7 +144,7 @@ class Planner:
                 self._trace(groups[first : first + at_once])
 
     def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Trace the ways to train of candidates of the space, those that were not traced yet."""
+        """Trace the technique combinations of candidates of the space, as far as they were not traced yet."""
         self._trace([group for group in map(self._group, candidates) if group in self._groups])
 
     def _largest_need(self, group: Group) -> int:
@@ -149,7 +154,7 @@ class Planner:
         ].peak_bytes
 
     def refine(self, places: int, limit: int) -> None:
-        """Trace those among the best candidates that are composed, until there are none or the limit is reached."""
+        """Trace the best candidates whose estimates are composed, until all are traced or the limit is reached."""
         while limit > 0:
             best = self.ranked()[:places]
             wanted = [estimate.candidate for estimate in best if estimate.origin is not Origin.TRACED]
@@ -167,12 +172,13 @@ class Planner:
     def ranked(self) -> list[Estimate]:
         """Return estimates of all candidates.
 
-        Those that fit come first, the fastest first; then those that do not, the least memory first; then unknown ones.
+        Candidates that fit come first, the fastest first; then those that do not fit, the least memory first; then
+        those without an estimate.
         """
         return sorted(map(self.estimate, self.candidates), key=rank)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate in its normal form; of the problem's space, or near it."""
+        """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
         geometry = self._geometry(candidate)
         group = group_of(candidate, geometry.layout)
         key = (group, geometry)
@@ -200,7 +206,7 @@ class Planner:
         return TracedTerm(term.group, term.weight, self._fits[term.group], requests, *forecasts)
 
     def vary(self, candidate: Candidate) -> None:
-        """Trace what micro-batches of other lengths add to a candidate; its estimate says so from then on."""
+        """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
         geometry, group = self._geometry(candidate), self._group(candidate)
         equal = geometry.typical == geometry.worst
         request = self._plan(group), geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
@@ -208,7 +214,7 @@ class Planner:
 
     def _geometry(self, candidate: Candidate) -> BatchGeometry:
         if candidate not in self._geometries:
-            # Techniques that only choose sizes decide on the geometry, and there are many combinations of the others.
+            # Only the knobs that set sizes decide the geometry, so it is computed once for each of their combinations.
             sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
             if sizes not in self._by_sizes:
                 plan = self._problem.trainer.plan(candidate, self._problem.setting)
@@ -250,7 +256,7 @@ class Planner:
         return self._problem.trainer.plan(self._groups[group], self._problem.setting)
 
     def _compare(self, composed: Estimate, found: Sum | None) -> None:
-        """Remember by how much an estimate that was composed was off, now that its like has been traced."""
+        """Record the error of a composed estimate whose technique combination has been traced since."""
         traced = self.estimate(composed.candidate)
         if found is not None and composed.memory and traced.memory and traced.origin is Origin.TRACED:
             off = abs(composed.memory.device_bytes / traced.memory.device_bytes - 1)
@@ -264,7 +270,7 @@ class Planner:
         found = self._additive.sum(group) if group not in self._untraceable else None
         if found is None:
             return None
-        # Further traces leave most sums as they were.
+        # Further traces leave most sums unchanged, so their estimates are kept.
         key = (found, self.composed_error(found.unseen), geometry)
         if key not in self._composed:
             self._composed[key] = self._sum(*key)
@@ -278,7 +284,7 @@ class Planner:
         return memory_estimate(worst, typical, geometry.micro_batches, self._target.gpu, error)
 
     def _forecast(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
-        """Return the forecasts of the largest and of a typical micro-batch for a group that was traced."""
+        """Return the forecasts of the largest and of a typical micro-batch for a traced group."""
         key = (group, geometry)
         if key not in self._traced_forecasts:
             self._traced_forecasts[key] = self._follow(self._fits[group], geometry)
@@ -292,7 +298,7 @@ class Planner:
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
-    """Return the depths at which a plan is traced; a technique may repeat over several layers."""
+    """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
     return traced_depths(layer_kinds, layer_period(plan))
 
 

@@ -1,4 +1,4 @@
-"""What the planner knows, as the search wants to be told it: corrected by every probe."""
+"""Adapts the planner's estimates to the study's `Predictor` protocol, corrected by every probe."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from autotune.errors import AutotuneError
 from autotune.planning.calibration import Correction, Pair, correction, factor
 from autotune.units import format_bytes
 
-# Share of the candidates below which the fastest of those that are predicted says little about the others.
+# Share of the candidates whose speed has to be predicted for the fastest of them to be proposed.
 _ENOUGH = 0.5
 
-# Share by which traced bytes of tensors may be off where nothing beside tensors counts. Traces themselves are within
-# 1 % of PyTorch's CPU allocator (tests/virtual/test_against_cpu.py), and what follows from small ones is within 1 % of
-# those.
+# Error of traced tensor bytes, as a share, where only tensors count. Traces are within 1 % of PyTorch's CPU allocator
+# (tests/virtual/test_against_cpu.py), and extrapolations from small traces are within 1 % of full-size ones.
 _TENSOR_ERROR = 0.03
 
 
 class Estimates(Protocol):
-    """A :class:`~autotune.planning.planner.Planner`, as far as it is needed here."""
+    """The part of :class:`~autotune.planning.planner.Planner` that is needed here."""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """The legal ones."""
+        """The legal candidates."""
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form."""
 
     def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Trace the ways to train of candidates."""
+        """Trace the technique combinations of candidates."""
 
 
 class PlannedPredictor:
-    """Predicts by traces; see :class:`autotune.core.prediction.Predictor`.
+    """Predicts memory and rate from traces; implements :class:`autotune.core.prediction.Predictor`.
 
-    On a CPU, memory is not corrected. What the kernel limits there is what a process maps, and that is the traced
-    tensors at least; what a probe measures is what of it was touched, which is less than the tensors where these were
-    zeroed and never written, and more where libraries keep memory of their own.
+    Example: after two probes that both took 1.5 times the predicted time, all predicted rates are divided by 1.5.
+
+    On a CPU, memory is not corrected. The limit there applies to the memory that a process maps, which is at least the
+    traced tensors. A probe measures the memory that was touched, which is less than the tensors if some were zeroed and
+    never written, and more if libraries keep memory of their own.
 
     Args:
-        trace_seconds: what tracing may take during the search.
+        trace_seconds: time limit for tracing during the search.
 
     Attributes:
-        memory, time: what predictions are corrected by.
+        memory, time: the current corrections.
     """
 
     def __init__(self, estimates: Estimates, limit_bytes: int, device: DeviceKind, trace_seconds: float) -> None:
@@ -65,13 +66,13 @@ class PlannedPredictor:
         self.time = Correction()
 
     def predict(self, candidate: Candidate) -> Prediction | None:
-        """Return what is known by now."""
+        """Return the current prediction, without tracing."""
         if candidate not in self._predictions:
             self._predictions[candidate] = self._predict(self._estimates.estimate(candidate))
         return self._predictions[candidate]
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Trace the candidate's own combination where there is time."""
+        """Trace the candidate's technique combination if there is time left, and return the prediction."""
         if self._seconds_left > 0:
             self._trace(candidate)
             self._ranked = None
@@ -79,7 +80,7 @@ class PlannedPredictor:
         return self.predict(candidate)
 
     def promising(self, count: int) -> Sequence[Candidate]:
-        """Return the fastest that should fit; none where the speed of most candidates is not predicted."""
+        """Return the fastest candidates that should fit; none if the speed of most candidates is not predicted."""
         if self._ranked is None:
             rates = {candidate: _rate(self._estimates.estimate(candidate)) for candidate in self._estimates.candidates}
             known = {candidate: rate for candidate, rate in rates.items() if rate is not None}
@@ -95,13 +96,13 @@ class PlannedPredictor:
         return found
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Correct all that follows by what a probe measured; what is estimated of it may still change."""
+        """Update the corrections with a measurement; they are recomputed when its estimate changes."""
         if measurement.ok:
             self._measured[candidate] = measurement
             self._correct()
 
     def notes(self) -> tuple[str, ...]:
-        """Return what was corrected, in sentences."""
+        """Return the corrections, and why tracing ended early if it did, in sentences."""
         words = []
         if self.memory.offset:
             words.append(
@@ -121,7 +122,7 @@ class PlannedPredictor:
             self._estimates.trace([candidate])
             self._seconds_left -= time.monotonic() - started
         except AutotuneError as error:
-            # A search can do without.
+            # The search continues without further traces.
             self._seconds_left, self._problem = 0.0, error.message
 
     def _predict(self, estimate: Estimate) -> Prediction | None:
@@ -153,13 +154,13 @@ class PlannedPredictor:
 
 
 def _rate(estimate: Estimate) -> float | None:
-    """Return the predicted rate; figures that were added up can come to less than nothing, and say nothing then."""
+    """Return the predicted rate; composed figures can come out at 0 or below, which counts as no prediction."""
     rate = estimate.tokens_per_second
     return rate if rate is not None and rate > 0 else None
 
 
 def _need_bytes(memory: MemoryEstimate, shown: Measurement) -> int | None:
-    """Return what a probe held of the device; what the driver does not tell of the context is taken as predicted."""
+    """Return the device memory that a probe held; the context is taken as predicted if the driver reports less."""
     if shown.reserved_bytes is None:
         return None
     return max(shown.reserved_bytes + memory.context_bytes, shown.device_bytes or 0)

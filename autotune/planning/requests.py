@@ -1,4 +1,4 @@
-"""The trace that stands for a plan at one depth and one size of micro-batch."""
+"""Builds the request that traces a training plan at one depth and one micro-batch shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.trainers import find_trainer
 def trace_request(
     plan: TrainingPlan, layout: Layout, shape: Shape, layers: int, setting: Setting, gpu: Gpu | None
 ) -> TraceRequest:
-    """Return the request that traces a plan at a shape and a depth, whatever sizes the plan has."""
+    """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes."""
     trainer = find_trainer(plan.trainer)
     dataset = setting.workload.dataset
     trainable = round(dataset.trainable_tokens / dataset.documents.tokens, 3)

@@ -1,4 +1,4 @@
-"""What micro-batches of other lengths add to a plan, by one more trace: of all layers, at the size that is planned."""
+"""Traces how much memory micro-batches of varied lengths add to a plan, at full depth and at the planned size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autotune.probing.tracing import Untraceable
 def varied_bytes(
     traces: Traces, plan: TrainingPlan, layout: Layout, shape: Shape, layers: int, setting: Setting, gpu: Gpu | None
 ) -> int | None:
-    """Return what the caching allocator reserves beyond the need of the largest micro-batch, or None if not traced.
+    """Return the bytes that the caching allocator reserves beyond the need of the largest micro-batch.
 
-    It does not follow from few layers: where few are kept for the backward pass, what the logits leave behind in the
-    cache has room for them.
+    None means that it was not traced. The figure cannot be extrapolated from few layers: the activations of few layers
+    fit into the cached blocks that the logits leave behind.
 
     Args:
         shape: the largest micro-batch.
-        layers: of the whole model.
+        layers: number of layers of the whole model.
         gpu: None for the CPU, whose allocator keeps no cache.
     """
     if gpu is None:

@@ -1,4 +1,4 @@
-"""The parent's side of isolated processes: start, ask, wait, end, and tell what happened. Imports no torch."""
+"""The parent's side of isolated processes: starts them, sends jobs, waits, kills and classifies. Imports no torch."""
 
 from autotune.probing.jobs import check_packing, measure_speeds, prepare, probe, trace, trace_all
 from autotune.probing.server import JobServer

@@ -1,4 +1,4 @@
-"""What the kernel counts of processes that it killed for want of memory, in the control groups of this process."""
+"""Reads how many processes the kernel killed out of memory in the control groups of this process."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def out_of_memory_kills() -> int:
-    """Return a count that rises when a process of this process's control group, or of one above it, is killed so."""
+    """Return the number of out-of-memory kills in this process's control group and those above it."""
     return counted_kills(_MEMBERSHIP, _ROOT)
 
 
 def counted_kills(membership: Path, root: Path) -> int:
-    """Return the kills that the control groups of a process count.
+    """Return the out-of-memory kills that the control groups of a process count.
 
     It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
-    whose file cannot be read adds nothing, so a rise is evidence and no rise is none.
+    whose file cannot be read adds nothing. So an increase proves a kill, and no increase proves nothing.
 
     Args:
-        membership: the file that says which groups this process is in (``/proc/self/cgroup``).
+        membership: the file that lists the groups of this process (``/proc/self/cgroup``).
         root: where the control groups are mounted.
     """
     return sum(_oom_kills(file) for file in _counters(membership, root))
@@ -40,7 +40,7 @@ def _counters(membership: Path, root: Path) -> list[Path]:
             mount, name = root / "memory", "memory.oom_control"
         else:
             continue
-        # In a container the path may name a group outside of what is mounted; then the mount is the group itself.
+        # In a container the path may name a group that is not mounted; then the mount itself is the group.
         inner = mount / group.lstrip("/")
         files += [folder / name for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
     return files

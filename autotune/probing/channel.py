@@ -1,4 +1,4 @@
-"""The process that serves jobs, and the lines that go to it and come from it."""
+"""The process that serves jobs, and the lines of commands and events that are exchanged with it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Gone(Exception):  # noqa: N818 an event, told by an exception
 
 
 class Channel:
-    """One server process. Its standard input takes commands, its standard output gives events, one JSON per line.
+    """One server process. It reads commands from its standard input and writes events to its output, one JSON per line.
 
     Attributes:
-        ready: whether it has said that it takes commands.
+        ready: whether the server has sent the event that it accepts commands.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class Channel:
         paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
         self._process = subprocess.Popen(
-            # -P: a datasets.py or trl/ in the user's working directory must not stand in for the library.
+            # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
             [sys.executable, "-P", "-m", "autotune.step", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -94,9 +94,9 @@ class Channel:
         return event
 
     def close(self) -> str:
-        """End the server and return the last of what it said on standard error."""
+        """End the server and return the end of its standard error."""
         if not self.ready:
-            # It is importing: there is nothing to end in order, and it would first finish.
+            # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
             self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None

@@ -1,4 +1,4 @@
-"""From how a probe's process ended without a readable reply to a status, and the evidence for it in words."""
+"""Derives the status of a probe that left no readable reply from how its process ended, with evidence in words."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from autotune.core.status import ProbeStatus
 from autotune.probing.server import Ending
 from autotune.units import format_bytes, format_duration
 
-# What libstdc++ prints when an allocation fails where nobody catches it.
+# What libstdc++ prints when a failed allocation is not caught.
 _BAD_ALLOC = "std::bad_alloc"
-# What libraries print that end the process by themselves when CUDA refuses memory, such as bitsandbytes.
+# What libraries such as bitsandbytes print when they end the process because CUDA is out of memory.
 _DEVICE_OUT_OF_MEMORY = "out of memory"
 
 
@@ -25,7 +25,7 @@ def classify(
         unreadable: why its reply could not be read.
         log: the last lines of its log.
         limit_bytes: the limit that it enforced on itself, or None.
-        kills: how many processes the kernel killed out of memory meanwhile, as its control groups count.
+        kills: number of processes that the kernel killed out of memory meanwhile, as counted by its control groups.
     """
     name = _signal_name(ending.signal)
     if ending.timed_out:

@@ -1,4 +1,4 @@
-"""The jobs that a server can be asked for, each as a function: request in, reply or measurement out."""
+"""The jobs of a server as functions, from a request to a reply or a measurement."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def trace(server: JobServer, request: TraceRequest, folder: Path, timeout_second
 def trace_all(
     server: JobServer, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
 ) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
-    """Trace plans in one process, which takes less than as many processes do, until one of them cannot be traced.
+    """Trace plans one after another in one process, which is faster than one process each, until one fails.
 
     Returns:
-        What those before it showed, and why it cannot be traced, if there is one: the message says which operator or
-        which combination.
+        The replies before the failure, and the failure if there is one: its message names the operator or the
+        combination.
 
     Raises:
         InputError: the model cannot be used.
-        AutotuneError: the process ended before it could say.
+        AutotuneError: the process ended without a reply.
     """
     asked = TraceRequests(tuple(requests))
     found = _expect(TraceReplies, server.run(Job.TRACE, asked, folder, timeout_seconds), folder)
@@ -100,10 +100,10 @@ def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> S
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
-    """Run training steps and return what they showed. Whatever a probe does is a measurement, never an exception.
+    """Run training steps and return the measurement. A probe that fails is a measurement as well, not an exception.
 
     Args:
-        timeout_seconds: after which the probe is killed, with every process that it started; None: never.
+        timeout_seconds: time after which the probe is killed, with every process that it started; None: never.
 
     Raises:
         InputError: the folder cannot be written, or the disk is full.

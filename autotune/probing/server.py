@@ -1,4 +1,4 @@
-"""The job server as the parent sees it: runs one job after another, each in a process of its own."""
+"""The parent's side of the job server, which runs one job after another, each in its own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.core.machine import DeviceKind
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing.channel import Channel, Gone
 
-# How long the server may take to tell of the end of a process that it has killed.
+# Time within which the server has to report the end of a process that it has killed.
 _KILLING_SECONDS = 10.0
 _SHOWN_LINES = 5
 
@@ -29,9 +29,9 @@ class Ending:
     Attributes:
         code: its exit status, or None.
         signal: the number of the signal that ended it, or None.
-        timed_out: whether it was killed because its time was up.
+        timed_out: whether it was killed because of its time limit.
         server_died: whether the server, and the process with it, ended first.
-        wall_seconds: from the request to the end.
+        wall_seconds: time from the request to the end.
     """
 
     wall_seconds: float
@@ -48,11 +48,11 @@ class JobServer:
     replaced at the next job, once: when two die with no job completed in between, jobs cannot be run.
 
     Args:
-        device: what jobs run on; the server leaves CUDA alone, so that its children can use it.
-        threads: that a job computes with on the CPU, as OMP_NUM_THREADS says it; None leaves it as it is.
-        spawn: start an interpreter for each job rather than fork one. The server does so by itself where it cannot
-            keep CUDA uninitialised.
-        jobs_module: name of a module whose ``JOBS`` the server offers too.
+        device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it.
+        threads: CPU threads of a job, set by OMP_NUM_THREADS; None leaves the variable unchanged.
+        spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
+            uninitialised.
+        jobs_module: name of a module whose ``JOBS`` the server runs too.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class JobServer:
         return self._channel.pid if self._channel is not None else None
 
     def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> Ending:
-        """Run a job in ``folder`` and wait for its process to end; nothing of its process group is left then.
+        """Run a job in ``folder`` and wait for its process to end; no process of its group is left afterwards.
 
-        A time-out counts from the start of the process. Whatever interrupts the waiting ends the process too.
+        A time-out counts from the start of the process. An exception while waiting ends the process too.
 
         Raises:
             InputError: the folder cannot be written, or the disk is full.
@@ -101,7 +101,7 @@ class JobServer:
                 pid = self._started(channel)
                 break
             except Gone:
-                # It had died before; nothing was started, so this very job can have another.
+                # The server had died before and the job was not started, so the same job is sent to a new server.
                 self._count_death()
             except BaseException:
                 with contextlib.suppress(Gone):
@@ -113,7 +113,7 @@ class JobServer:
             if ended is None:
                 ended = self._kill(channel)
         except Gone:
-            # The kernel has ended the job's leader with the server; others of its group may be left.
+            # The kernel has ended the job's main process with the server; others of its group may be left.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self._count_death()
@@ -142,7 +142,7 @@ class JobServer:
 
     @staticmethod
     def _started(channel: Channel) -> int:
-        """Return the process id of the job that was started; what an interrupted job left unread is passed over."""
+        """Return the process id of the job that was started; unread events of an interrupted job are skipped."""
         while True:
             event = channel.receive()
             if event is not None and event["event"] == "started":
@@ -157,11 +157,11 @@ class JobServer:
                 return event
 
     def _kill(self, channel: Channel) -> dict[str, Any]:
-        """Have the running job killed, and return the event of its end."""
+        """Tell the server to kill the running job, and return the event of its end."""
         channel.send(kill=True)
         event = self._ended(channel, _KILLING_SECONDS)
         if event is None:
-            # The server does not even answer; its end takes the job with it.
+            # The server does not answer; ending it ends the job too.
             self.close()
             raise Gone
         return event

@@ -1,4 +1,4 @@
-"""Running traces: in processes of their own, several beside one another where there are cores for it."""
+"""Runs traces in separate processes, several at a time if there are enough cores."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Untraceable:
     """A step that cannot be traced.
 
     Attributes:
-        reason: names the operator or the combination.
-        lasting: whether it would be so another time.
+        reason: why, with the name of the operator or the combination.
+        lasting: whether another try would fail too, so that the result may be kept.
     """
 
     reason: str
@@ -35,10 +35,10 @@ class Untraceable:
 
 Traced = TraceReply | Untraceable
 Way = list[int]
-"""The indices of requests that differ in sizes alone."""
-# What a process takes until its first trace is done, beyond what later ones take.
+"""The indices of the requests of one technique combination, which differ only in sizes."""
+# Additional time of a process's first trace compared with its later ones, in traces.
 _START_TRACES = 1.5
-# For each server, in so far as they may share a process.
+# Most jobs per server, if traces may share a process.
 _MOST_JOBS = 4
 # Each has one of torch's processes, of about half a GiB.
 _MOST_SERVERS = 4
@@ -46,11 +46,11 @@ _LONGEST_SECONDS = 120.0
 
 
 class ServerTracer:
-    """Runs traces by job servers, which are started when the first is wanted, and ended with this.
+    """Runs traces on job servers, which are started at the first request and ended with this object.
 
     Args:
-        cores: that may be used.
-        lent: servers that are there already and see no GPU; they are used first, and left running.
+        cores: number of cores that may be used.
+        lent: running servers that see no GPU; they are used first, and left running.
     """
 
     def __init__(self, cores: int, listener: Listener, lent: Sequence[JobServer] = ()) -> None:
@@ -73,16 +73,16 @@ class ServerTracer:
 
     @property
     def folder(self) -> Path:
-        """Where jobs may have their folders."""
+        """The directory for the folders of jobs."""
         return Path(self._folder.name)
 
     @property
     def server(self) -> JobServer:
-        """A server, for other jobs as well; the others are started too, since traces are what mostly comes next."""
+        """A server, for other jobs as well; the others are started too, since traces usually follow."""
         return self._started(self._count)[0]
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
-        """Run traces; what cannot be traced is told, and what the user has to change is raised.
+        """Run traces; a step that cannot be traced is returned as :class:`Untraceable`, unusable input is raised.
 
         Raises:
             InputError: the model cannot be used.
@@ -116,7 +116,7 @@ class ServerTracer:
 
 
 def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[Way]]:
-    """Return the ways to train of each job: those that may share a process, in jobs that end the soonest."""
+    """Return the technique combinations of each job, which may share a process, so that the last job ends early."""
     by_libraries: dict[str, dict[str, Way]] = {}
     for index, request in enumerate(requests):
         ways = by_libraries.setdefault(f"{request.target} {request.model.name} {libraries_of(request.plan)}", {})
@@ -126,7 +126,7 @@ def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[Way]
 
 
 def _jobs(kinds: Sequence[Sequence[Way]], servers: int, times: int) -> list[list[Way]]:
-    """Return jobs of about so many traces that each server has that many times one; the longest first."""
+    """Return jobs of about equal size, about ``times`` jobs for each server; the longest first."""
     enough = sum(map(_size, kinds)) / (servers * times)
     jobs = [job for ways in kinds for job in _dealt(ways, max(1, round(_size(ways) / enough)))]
     while len(jobs) < servers and max(map(_size, jobs)) > 1:
@@ -137,7 +137,7 @@ def _jobs(kinds: Sequence[Sequence[Way]], servers: int, times: int) -> list[list
 
 
 def _length(servers: int, jobs: Sequence[Sequence[Way]]) -> float:
-    """Return when the last job ends, in traces."""
+    """Return the time at which the last job ends, in traces."""
     ends = [0.0] * servers
     for job in jobs:
         ends[ends.index(min(ends))] += _size(job) + _START_TRACES
@@ -145,7 +145,7 @@ def _length(servers: int, jobs: Sequence[Sequence[Way]]) -> float:
 
 
 def _dealt(ways: Sequence[Way], count: int) -> list[list[Way]]:
-    """Return ways in so many jobs at the most, of about equal sizes."""
+    """Return technique combinations in at most ``count`` jobs of about equal size."""
     jobs: list[list[Way]] = [[] for _ in range(count)]
     for way in sorted(ways, key=len, reverse=True):
         min(jobs, key=_size).append(way)
@@ -166,10 +166,10 @@ def _size(job: Iterable[Way]) -> int:
 def _traced(
     server: JobServer, job: Sequence[Way], requests: Sequence[TraceRequest], new_folder: Callable[[], Path]
 ) -> dict[int, Traced]:
-    """Return what a job's requests gave, by their index.
+    """Return the results of a job's requests, by their index.
 
-    What a trace that failed has left behind is not trusted, so that those after it have another process; where a
-    process is lost, each way to train has one of its own.
+    A failed trace may leave its process in a bad state, so the requests after it run in another process. If a process
+    dies, each technique combination gets its own process.
     """
     found: dict[int, Traced] = {}
     left = [list(job)]

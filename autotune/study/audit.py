@@ -1,4 +1,4 @@
-"""Whether predictions veto what would fit: a few of the vetoed candidates are probed all the same."""
+"""Checks whether predictions veto candidates that would fit, by probing a few of the vetoed ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from autotune.study.session import Session
 
 
 def audit(session: Session, proposer: Proposer) -> None:
-    """Probe as many vetoed candidates as the effort asks for; what a resumed study has audited counts.
+    """Probe as many vetoed candidates as the effort asks for; audits of earlier runs of the study count.
 
-    That nothing fits is never said on the word of predictions alone: at least the smallest of them is probed then.
+    If nothing fits so far, at least the vetoed candidate with the smallest predicted need is probed, so that the
+    conclusion does not rest on predictions alone.
     """
     done = [record.candidate for record in session.log.records if record.purpose is Purpose.AUDIT]
     left = max(session.effort.audits, 0 if session.leader() else 1) - len(done)
@@ -37,7 +38,7 @@ def contradicted(records: Iterable[Record]) -> tuple[Record, ...]:
 
 
 def _needs(session: Session, candidates: Iterable[Candidate]) -> dict[Candidate, int]:
-    """Return the predicted need, in bytes, of those candidates that are vetoed for it."""
+    """Return the predicted need, in bytes, of the candidates that are vetoed because of it."""
     vetoes = {candidate: session.judge.veto(candidate) for candidate in candidates}
     return {
         candidate: veto.prediction.need_bytes
@@ -47,7 +48,7 @@ def _needs(session: Session, candidates: Iterable[Candidate]) -> dict[Candidate,
 
 
 def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return so many candidates, evenly from the first on: the first is the one that is the nearest to fitting."""
+    """Return ``count`` evenly spaced candidates, starting with the first, which is the nearest to fitting."""
     if len(candidates) <= count:
         return list(candidates)
     return [candidates[len(candidates) * index // count] for index in range(count)]

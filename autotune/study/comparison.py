@@ -1,4 +1,4 @@
-"""The short runs in which a winner and the baseline take turns: whose turn it is, and which runs are pairs."""
+"""The alternating short runs of a winner and the baseline: which one runs next, and which runs form pairs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from autotune.study.problem import Record, Turn
 def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn | None:
     """Return the next short run of a comparison, or None when it is complete.
 
-    In even pairs the winner goes first, in odd ones the baseline, so that a machine that becomes slower or faster all
-    the time favours neither. Where the baseline is the winner, or did not run, the winner has its runs alone.
+    In even pairs the winner runs first, in odd ones the baseline, so that a machine that steadily becomes slower or
+    faster favours neither. If the baseline is the winner, or did not run, only the winner runs.
 
     Args:
-        comparisons: short runs of each of the two.
+        comparisons: number of short runs of each of the two.
     """
     ours = sum(run.number == winner.number for run in winner.comparison)
     theirs = len(winner.comparison) - ours
@@ -27,7 +27,7 @@ def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn
 
 
 def pairs(winner: Record) -> tuple[tuple[Measurement, Measurement], ...]:
-    """Return the pairs of a winner's comparison, the winner's run first, those alone whose runs both ended ``ok``."""
+    """Return the pairs of a winner's comparison in which both runs ended ``ok``, the winner's run first."""
     ours = [run.measurement for run in winner.comparison if run.number == winner.number]
     both = zip(ours, runs_beside(winner), strict=False)
     return tuple((our, their) for our, their in both if our.ok and their.ok)
@@ -39,6 +39,6 @@ def runs_beside(winner: Record) -> tuple[Measurement, ...]:
 
 
 def _runs_beside(winner: Record, baseline: Record) -> bool:
-    """Whether the baseline takes turns with a winner: a run of it that failed was its last."""
+    """Whether the baseline alternates with a winner: it stops after a run that failed."""
     ran = (baseline.measurement, *runs_beside(winner))
     return baseline.number != winner.number and all(run.ok for run in ran)

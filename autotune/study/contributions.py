@@ -1,4 +1,4 @@
-"""What each choice of the winner brought, measured by changing that one back to the baseline's."""
+"""Measures the contribution of each of the winner's choices by changing only that one back to the baseline's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from autotune.study.problem import Problem, Purpose, Record
 from autotune.study.session import Session
 
 _LARGEST_RESERVE = 1 / 3
-"""Share of the time that is left to another confirmation at the most."""
+"""Largest share of the time limit that is reserved for another confirmation."""
 
 
 def changes_back(problem: Problem, winner: Candidate, baseline: Candidate) -> dict[str, Candidate]:
-    """Return, for each knob that differs, the winner with that one changed back; those that change nothing are out."""
+    """Return, for each knob that differs, the winner with that knob changed back; without those that change nothing."""
     changed = {knob: problem.normal(winner.but(**{knob: baseline[knob]})) for knob in winner.differences(baseline)}
     return {knob: candidate for knob, candidate in changed.items() if candidate != winner}
 
 
 def unmeasured(session: Session, winner: Record) -> list[Candidate]:
-    """Return the changes back that still need a probe."""
+    """Return the candidates with one choice changed back that still need a probe."""
     changed = changes_back(session.problem, winner.candidate, session.baseline_candidate)
     judge = session.judge
     return [
@@ -31,14 +31,14 @@ def unmeasured(session: Session, winner: Record) -> list[Candidate]:
 
 
 def measure_contributions(session: Session, winner: Record) -> bool:
-    """Probe the changes back as far as the limits allow; return whether there was anything to probe."""
+    """Probe the candidates with one choice changed back, within the limits; return whether there was any to probe."""
     probed = False
     for candidate in unmeasured(session, winner):
-        # A change back that turns out better has to be confirmed; the winner has been.
+        # If changing a choice back turns out better, that candidate has to be confirmed; the winner has been.
         reserve = min(session.confirmation_seconds(), (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
         if session.probes_left <= 0 or session.clock.over(reserve + session.probe_seconds()):
             break
-        # An earlier one of this loop may have settled this one.
+        # An earlier probe of this loop may have decided this candidate.
         if session.judge.known(candidate) is None and session.judge.verdict(candidate) is None:
             session.probe(candidate, Purpose.CONTRIBUTION, reserve)
             probed = True
@@ -46,7 +46,7 @@ def measure_contributions(session: Session, winner: Record) -> bool:
 
 
 def contributions(session: Session, winner: Record) -> tuple[Contribution, ...]:
-    """Return what each choice of the winner brought, as far as it was measured."""
+    """Return the contribution of each of the winner's choices, as far as it was measured."""
     baseline = session.baseline_candidate
     changed = changes_back(session.problem, winner.candidate, baseline)
     found = {knob: _contribution(session, winner, knob, baseline, other) for knob, other in changed.items()}

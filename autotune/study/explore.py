@@ -1,6 +1,6 @@
-"""The search phase: baseline, what is said to be good, then what the sampler proposes, until nothing promising is left.
+"""The search phase: probes the baseline, then the recipes, then proposed candidates until none is promising.
 
-Said to be good are the recipes, unless speed is predicted: then it is what is predicted to be the fastest.
+If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autotune.study.selection import probes_without_improvement
 from autotune.study.session import Session
 
 _LARGEST_RESERVE = 1 / 2
-"""Share of the time and of the trials that the search phase leaves to contributions, confirmation and comparison."""
+"""Share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
 
 
 def explore(session: Session, proposer: Proposer) -> None:
@@ -21,7 +21,7 @@ def explore(session: Session, proposer: Proposer) -> None:
     if session.baseline is None:
         session.probe(session.baseline_candidate, Purpose.BASELINE)
     for left_over in session.log.unfinished:
-        # The limits of the run that began it allowed it, so nothing needs to be kept back from it.
+        # The limits of the run that started it allowed it, so no reserve is subtracted.
         if session.probes_left > 0 and not session.clock.over():
             _consider(session, left_over.candidate, left_over.purpose)
     if not session.predictor.promising(1):
@@ -56,7 +56,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | None:
 
 
 def _may_go_on(session: Session) -> bool:
-    """Whether the limits allow one more probe of this phase."""
+    """Whether the limits allow another probe of this phase."""
     in_vain = probes_without_improvement(session.log.records, session.judge)
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
     return (
@@ -77,10 +77,10 @@ def _unmeasured(session: Session) -> list[Candidate]:
 
 
 def _samplers_turn(session: Session) -> bool:
-    """Whether the sampler explores next; every second probe refines the best candidate instead.
+    """Whether the sampler proposes the next candidate; every second probe refines the best candidate instead.
 
-    In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. What
-    is predicted to be the fastest goes first.
+    In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. If
+    speed is predicted, refinement, which includes the candidates predicted to be the fastest, comes first.
     """
     count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.log.records)
     return count % 2 == (1 if session.predictor.promising(1) else 0)

@@ -1,4 +1,4 @@
-"""Decides what can be decided without a probe: known already, illegal, implied by another, or predicted not to fit."""
+"""Decides which candidates need no probe: known already, illegal, implied by another, or predicted not to fit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Veto:
     """Why a candidate is not worth a probe.
 
     Attributes:
-        reason: in words.
-        prediction: where that is what decided.
+        reason: the reason in words.
+        prediction: the prediction that decided, or None if another reason did.
     """
 
     reason: str
@@ -29,7 +29,7 @@ class Veto:
 
 
 class Judge:
-    """What is known about candidates; every candidate is meant in its normal form."""
+    """Keeps the records of candidates and vetoes candidates from them; every candidate is given in its normal form."""
 
     def __init__(self, problem: Problem, predictor: Predictor | None = None, memory_limit_bytes: int = 0) -> None:
         self._problem = problem
@@ -41,9 +41,9 @@ class Judge:
         self._ran_out: dict[int, Record] = {}
 
     def learn(self, record: Record) -> None:
-        """Remember a record, so that its candidate and all that come to the same plan are known."""
+        """Store a record, so that its candidate and all candidates with the same plan are known."""
         self._by_candidate[record.candidate] = record
-        # An illegal candidate has no plan of its own that a legal one could share, unless it was probed.
+        # Only a legal or a probed candidate has a plan that other candidates may share.
         if record.probed or self.illegal(record.candidate) is None:
             self._by_identity[self._problem.identity(record.candidate)] = record
         if record.measurement.status in _RAN_OUT:
@@ -56,7 +56,7 @@ class Judge:
         return self._illegal[candidate]
 
     def known(self, candidate: Candidate) -> Record | None:
-        """Return the record of this candidate or of one that comes to the same plan, or None."""
+        """Return the record of this candidate or of one with the same plan, or None."""
         if candidate in self._by_candidate:
             return self._by_candidate[candidate]
         if self.illegal(candidate) is not None:
@@ -64,14 +64,14 @@ class Judge:
         return self._by_identity.get(self._problem.identity(candidate))
 
     def veto(self, candidate: Candidate) -> Veto | None:
-        """Return why a candidate is not worth a probe, as far as that is known by now, or None when it is."""
+        """Return why a candidate is not worth a probe, by what is known now, or None when it is."""
         reason = self.illegal(candidate) or self._implied(candidate)
         return Veto(reason) if reason is not None else self._predicted(self._predictor.predict(candidate))
 
     def verdict(self, candidate: Candidate) -> Veto | None:
-        """Return why a candidate is not worth a probe, or None when it is; asked right before it would be probed.
+        """Return why a candidate is not worth a probe, or None when it is; called right before it would be probed.
 
-        What is likely not to fit is looked at once more where that costs less than a probe.
+        If the candidate probably does not fit, a more certain prediction is requested, if that costs less than a probe.
         """
         veto = self.veto(candidate)
         guess = self._predictor.predict(candidate)
@@ -104,7 +104,7 @@ class Judge:
 def _larger(candidate: Candidate, other: Candidate, ordered: frozenset[str]) -> list[str] | None:
     """Return the knobs in which ``candidate`` is larger, or None when it is not ``other`` with some of them enlarged.
 
-    Only integers compare: whether ``off`` or ``none`` needs more than a number is not the order's to say.
+    Only integers are compared: the order does not cover choices such as ``off`` or ``none``.
     """
     differing = [knob for knob in candidate if candidate[knob] != other.get(knob)]
     enlarged = all(knob in ordered and _exceeds(candidate[knob], other.get(knob)) for knob in differing)

@@ -1,4 +1,4 @@
-"""What a search is given and what it hands back; it knows a problem's candidates, not what they mean."""
+"""The inputs and results of a search, which depend on a problem's candidates but not on their meaning."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Problem(Protocol):
 
     @property
     def choices(self) -> Mapping[str, tuple[Choice, ...]]:
-        """Every knob's choices, a fixed knob's only one included: the sampler's categorical distributions."""
+        """The choices of every knob, fixed knobs included: the sampler's categorical distributions."""
 
     @property
     def baseline(self) -> Candidate:
-        """The candidate to compare with: always probed first, recommended only where it is legal."""
+        """The candidate to compare with: always probed first, recommended only if it is legal."""
 
     @property
     def recipes(self) -> Sequence[Candidate]:
@@ -35,10 +35,10 @@ class Problem(Protocol):
         """Knobs whose larger integer choice never needs less memory, all else equal."""
 
     def normal(self, candidate: Candidate) -> Candidate:
-        """Return the one that stands for all candidates that are the same as this one."""
+        """Return the representative of all candidates that are equivalent to this one."""
 
     def identity(self, candidate: Candidate) -> str:
-        """Return a text that is equal for candidates that come to one plan; asked of legal ones and the baseline."""
+        """Return a text that is equal for candidates with the same plan; called for legal ones and the baseline."""
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate must not be recommended, in words, or None when it may."""
@@ -58,12 +58,12 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    """Whose short run is next in a comparison of a winner with the baseline.
+    """One short run in a comparison of a winner with the baseline.
 
     Attributes:
         winner: number of the trial that is compared with the baseline.
-        number: of the trial that runs: the winner's or the baseline's.
-        pair: from 0; the runs of a winner and of the baseline that have the same one are a pair.
+        number: number of the trial that runs: the winner's or the baseline's.
+        pair: index of the pair, from 0; a winner's run and the baseline's run with the same index form a pair.
     """
 
     winner: int
@@ -76,9 +76,9 @@ class ProbeRun:
     """One run of a trial's candidate; no two finished runs of a study are equal.
 
     Attributes:
-        number: of the trial.
-        turn: of a comparison; None for every other purpose.
-        expected_seconds: what its training steps are known to take at least; 0 where nothing is known. Whole steps of
+        number: number of the trial.
+        turn: the turn of a comparison; None for every other purpose.
+        expected_seconds: least time that its training steps are known to take; 0 if nothing is known. Whole steps of
             a large global batch take longer than any probe.
     """
 
@@ -91,9 +91,9 @@ class ProbeRun:
 
 
 Probe = Callable[[ProbeRun, float | None], Measurement]
-"""A run and the seconds that are left for it (None: no limit) to what it showed.
+"""Runs a probe, given the run and the seconds that are left for it (None: no limit), and returns its measurement.
 
-It raises nothing but ``KeyboardInterrupt`` and ``AutotuneError``.
+It raises only ``KeyboardInterrupt`` and ``AutotuneError``.
 """
 
 
@@ -103,7 +103,7 @@ class StudyStorage:
 
     Attributes:
         url: any storage URL that Optuna takes, such as ``sqlite:///study.db``.
-        name: of the study in that storage.
+        name: name of the study in that storage.
         resume: whether an existing study is to be continued.
         fingerprint: named parts that have to be equal for a study to be continued: workload, hardware, software, ….
     """
@@ -116,7 +116,7 @@ class StudyStorage:
 
 @dataclass(frozen=True)
 class ShortRun:
-    """One run of a comparison: the number of the trial that ran, the winner's or the baseline's, and what it showed."""
+    """One run of a comparison: number of the trial that ran, the winner's or the baseline's, and the measurement."""
 
     number: int
     measurement: Measurement
@@ -128,10 +128,10 @@ class Record:
 
     Attributes:
         number: the Optuna trial's number.
-        candidate: in its normal form.
-        measurement: what its probe showed; for a vetoed candidate only status and reason.
-        confirmation: what the longer run showed, or None when there was none.
-        prediction: what was predicted when it was probed or vetoed; None where nothing was.
+        candidate: the candidate in its normal form.
+        measurement: measurement of its probe; for a vetoed candidate only status and reason.
+        confirmation: measurement of the longer run, or None when there was none.
+        prediction: the prediction when it was probed or vetoed; None if there was none.
         comparison: the short runs of this candidate and of the baseline, in the order in which they ran.
     """
 
@@ -145,12 +145,12 @@ class Record:
 
     @property
     def probed(self) -> bool:
-        """Whether a probe ran, whatever it showed."""
+        """Whether a probe ran, with any result."""
         return self.measurement.status is not ProbeStatus.VETOED
 
     @property
     def runs(self) -> tuple[Measurement, ...]:
-        """What this candidate showed after its probe: in its longer run, then in its short ones."""
+        """The measurements after its probe: of its longer run, then of its short ones."""
         longer = () if self.confirmation is None else (self.confirmation,)
         return (*longer, *(run.measurement for run in self.comparison if run.number == self.number))
 
@@ -177,15 +177,15 @@ class Record:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         records: every trial in the order of their numbers, earlier runs of a resumed study included.
-        baseline: None when it was not reached.
-        winner: the recommended one; None when nothing legal fits, or nothing was measured yet.
-        failed_confirmations: the records of which a run after the probe did not end ``ok``.
-        contradicted: the records of candidates that were predicted not to fit, were probed all the same, and fit.
-        contributions: what each choice of the winner brought; empty when there is no winner.
+        baseline: the baseline's record; None when it was not reached.
+        winner: the recommended record; None when nothing legal fits, or nothing was measured yet.
+        failed_confirmations: the records that had a run after the probe that did not end ``ok``.
+        contradicted: the records of candidates that were predicted not to fit, were probed nevertheless, and fit.
+        contributions: contribution of each of the winner's choices; empty when there is no winner.
         confirmed: whether the winner passed the longer run, and every short one.
         interrupted: whether the user ended the search before it was done.
     """

@@ -1,4 +1,4 @@
-"""Where the next candidate comes from: Optuna's sampler, or the most promising of the best one's surroundings."""
+"""Proposes the next candidates: from Optuna's sampler, or the most promising neighbours of the best candidate."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _DRAWS = 32
 """Draws from the sampler for one proposal; TPE on a small categorical space repeats itself."""
 
 _NEAR_MISS = 0.2
-"""Logarithm of need over limit up to which a draw is worth a probe; the best candidates are close to the limit.
+"""Largest logarithm of need over limit at which a draw is worth a probe; the best candidates are close to the limit.
 
 In replayed spaces 0 missed some of those, and 0.4 found no more of them and ran out of memory more often.
 """
 
 _SURROUNDINGS = 200
-"""Candidates taken by chance beside the incumbent's neighbours."""
+"""Random candidates that are considered beside the incumbent's neighbours."""
 
 _PROMISING = 200
-"""Candidates that are predicted to be the fastest, taken beside those."""
+"""Candidates predicted to be the fastest that are considered beside those."""
 
 _CHANCES = 4096
-"""Candidates looked at by chance before the space counts as exhausted; a smaller space is looked at whole."""
+"""Random candidates that are examined before the space counts as exhausted; a smaller space is enumerated."""
 
 
 class Proposer:
-    """Proposes candidates in their normal form, none of which is known."""
+    """Proposes unknown candidates in their normal form."""
 
     def __init__(
         self, problem: Problem, judge: Judge, study: optuna.Study, log: TrialLog, predictor: Predictor, seed: int
@@ -48,17 +48,18 @@ class Proposer:
         self._log = log
         self._predictor = predictor
         self._random = random.Random(seed)
-        # Nothing else runs on the study, so there are no running trials to lie about.
+        # No other process runs on the study, so there are no running trials to account for.
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
 
     def proposals(self, incumbent: Candidate | None, *, explore: bool) -> Iterator[Candidate]:
         """Yield unknown candidates, the most promising first, until no more are found.
 
-        Those that the sampler drew may turn out vetoed, since a veto teaches it; all others are worth a probe.
+        Candidates that the sampler drew may be vetoed, since the sampler learns from vetoes; all others are worth a
+        probe.
 
         Args:
             incumbent: the best candidate so far.
-            explore: whether the sampler is asked before the incumbent's surroundings.
+            explore: whether the sampler's candidates come before the incumbent's neighbours.
         """
         surrogate = Surrogate(
             self._problem.choices,
@@ -75,13 +76,13 @@ class Proposer:
         yield from self._by_chance(_CHANCES)
 
     def by_chance(self) -> Iterator[Candidate]:
-        """Yield unknown candidates by chance, vetoed ones included."""
+        """Yield random unknown candidates, vetoed ones included."""
         for candidate in self._drawn(_CHANCES):
             if self._judge.known(candidate) is None:
                 yield candidate
 
     def _draw(self) -> Candidate:
-        # Asked beside a study's trial, the sampler can be asked again without leaving a trial for each repetition.
+        # A trial outside of the study lets the sampler draw repeatedly without leaving a trial for each draw.
         blank = optuna.trial.create_trial(state=TrialState.RUNNING)
         drawn = self._sampler.sample_relative(self._study, blank, self._log.space)
         for knob, distribution in self._log.space.items():

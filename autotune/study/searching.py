@@ -1,4 +1,4 @@
-"""Finds the fastest candidate that fits: the one entrance to a study."""
+"""Runs a study that finds the fastest candidate that fits."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def search(
     listener: Listener,
     predictor: Predictor | None = None,
 ) -> SearchOutcome:
-    """Search, attribute and confirm; whatever was measured before is neither repeated nor lost.
+    """Search, attribute and confirm; measurements of earlier runs are kept and not repeated.
 
     Args:
-        memory_limit_bytes: what a candidate may need, for telling the sampler how near it came; the probe enforces it.
-        seed: of the sampler and of chance.
-        trials: probes at the most, audits, confirmations and comparisons excluded; None for the effort's.
-        timeout_seconds: for this run, confirmation and comparison included; None for no limit.
-        predictor: what it knows spares probes; None: it is found out by probing alone.
+        memory_limit_bytes: memory that a candidate may need, for the sampler's constraint; the probe enforces it.
+        seed: seed of the sampler and of random draws.
+        trials: most probes, audits, confirmations and comparisons excluded; None for the effort's.
+        timeout_seconds: time limit of this run, confirmation and comparison included; None for no limit.
+        predictor: predictions that save probes; None: only probes are used.
 
     Returns:
-        What was found. ``KeyboardInterrupt`` ends the search early: the outcome so far comes back as interrupted, and
+        The outcome. ``KeyboardInterrupt`` ends the search early: the outcome so far is returned as interrupted, and
         the probe that was running is repeated when the study is resumed.
 
     Raises:
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
         StudyMismatchError: the study to be resumed was made for something else.
-        AutotuneError: the storage failed on the way, or what the probe raised.
+        AutotuneError: the storage failed during the search, or the probe raised it.
     """
     clock = Clock(timeout_seconds)
     with opened(storage, listener) as study:

@@ -1,4 +1,4 @@
-"""Which record leads, which of two is better, and whether a search still gets anywhere."""
+"""Selects the leading record, compares records, and counts probes without improvement."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from autotune.study.judge import Judge
 from autotune.study.problem import Purpose, Record
 
 TIE = 0.02
-"""Token rates within this share of each other are equal: a probe knows its rate to a few percent at best."""
+"""Token rates within this share of each other count as equal: a probe measures its rate to a few percent at best."""
 
 LIGHTER = 0.1
-"""Of two that are equally fast, one that needs this share less memory is worth a confirmation of its own."""
+"""Of two equally fast candidates, one that needs this share less memory is worth its own confirmation."""
 
 DISAPPOINTMENT = 0.03
 """A confirmed rate this share below an unconfirmed one calls for that one's confirmation too, unless runs of the
@@ -30,12 +30,12 @@ def fastest(records: Iterable[Record]) -> Record | None:
 
 
 def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True) -> Record | None:
-    """Return the record to recommend as things stand, confirmed or not.
+    """Return the record to recommend so far, confirmed or not.
 
-    One of which a run failed never leads. Of the confirmed ones, those with several runs come before those with one.
-    The fastest of them leads, unless another was faster in its only run than this one may be in a further one
-    (:func:`_reach`), or, before there are several runs, is equally fast and :data:`LIGHTER`. Unconfirmed ones lead in
-    this way only where there may be ``confirm_more``.
+    A record with a failed run never leads. Among confirmed records, those with several runs precede those with one.
+    The fastest of them leads, unless another was faster in its only run than this one is expected to be in a further
+    run (:func:`_reach`), or, before there are several runs, is equally fast and :data:`LIGHTER`. Unconfirmed records
+    lead in this way only if ``confirm_more``.
     """
     running = [record for record in records if judge.eligible(record) and record.failure is None]
     confirmed = [record for record in running if record.confirmed]
@@ -54,10 +54,10 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
 
 
 def _reach(record: Record) -> float:
-    """Return the rate that a further run of a confirmed record may come to.
+    """Return the highest rate that is expected in a further run of a confirmed record.
 
-    Where its runs show a spread, that is the upper end of the interval for a further run: a rate below it, of one run
-    of another candidate, does not tell the two apart.
+    If it has several runs, that is the upper end of the prediction interval for a further run: a lower rate in one run
+    of another candidate does not distinguish the two.
     """
     expected = next_run(record.rates)
     tolerated = record.tokens_per_second * (1 + DISAPPOINTMENT)
@@ -67,7 +67,7 @@ def _reach(record: Record) -> float:
 def probes_without_improvement(records: Iterable[Record], judge: Judge) -> int:
     """Return how many search probes in a row brought nothing faster by more than :data:`TIE`; 0 while nothing fits.
 
-    As long as nothing fits, giving up early would be a claim that nothing can.
+    While nothing fits, the search must not end early, since that would claim that nothing can fit.
     """
     best, count = 0.0, 0
     for record in records:

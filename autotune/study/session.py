@@ -1,4 +1,4 @@
-"""What the parts of a running search share: the records, the clock, and how a candidate is probed."""
+"""The state that the phases of a search share: the records, the clock, and the methods that run probes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autotune.study.selection import leader
 from autotune.study.trial_log import TrialLog
 
 _MAX_CONFIRMED = 3
-"""Candidates that pass the longer run before the best of them is taken as it is."""
+"""Number of confirmed candidates after which the best of them is taken without confirming others."""
 
 _WHOLE_STEPS = 4
-"""Whole optimizer steps of a longer run at the least: its warm-up, two that are timed, and the worst batch again."""
+"""Fewest whole optimizer steps of a longer run: its warm-up, two that are timed, and the worst batch again."""
 
 
 class Session:
@@ -29,9 +29,9 @@ class Session:
 
     Attributes:
         baseline_candidate: the baseline in its normal form.
-        trials: probes at the most, those of earlier runs included, audits and confirmations excluded.
-        predictor: is told every probe.
-        cut_off: what the time limit left unfinished; the study does not hold it, so that a resumed run repeats it.
+        trials: most probes, those of earlier runs included, audits and confirmations excluded.
+        predictor: receives every measurement.
+        cut_off: probes that the time limit ended; the study does not store them, so that a resumed run repeats them.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Session:
         return next((record for record in records if record.candidate == self.baseline_candidate), None)
 
     def leader(self) -> Record | None:
-        """Return the record to recommend as things stand.
+        """Return the record to recommend so far.
 
-        Where there is no time to confirm another one, a confirmed one is recommended, though one run of another may
-        have been faster.
+        If there is no time to confirm another candidate, a confirmed one is recommended, even if another was faster in
+        one run.
         """
         confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.confirmation_seconds())
         return leader(self.log.records, self.judge, confirm_more=confirm_more)
@@ -97,18 +97,18 @@ class Session:
         self._listener(StudyResumed(self._counted, vetoed, self.trials, best))
 
     def probe_seconds(self) -> float:
-        """Return how long a probe that fits takes, by those so far; 0 before the first."""
+        """Return the seconds that a probe that fits takes, estimated from those so far; 0 before the first."""
         walls = [measurement.wall_seconds for measurement in self._ran()]
         return fmean(walls) if walls else 0.0
 
     def confirmation_seconds(self) -> float:
-        """Return how long the longer run of the winner takes at the most, by the probes so far."""
+        """Return the most seconds that the longer run of the winner takes, estimated from the probes so far."""
         slowest = max((measurement.step_seconds or 0.0 for measurement in self._ran()), default=0.0)
         longest = max(self.effort.confirmation.max_seconds, _WHOLE_STEPS * slowest)
         return self._untimed_seconds() + longest if self.probe_seconds() else 0.0
 
     def settling_seconds(self) -> float:
-        """Return how long confirmation and comparison of the winner take at the most, by the probes so far."""
+        """Return the most seconds that confirmation and comparison take, estimated from the probes so far."""
         short = self._untimed_seconds() + self.effort.comparison.max_seconds
         return self.confirmation_seconds() + 2 * self.effort.comparisons * short if self.probe_seconds() else 0.0
 
@@ -116,7 +116,7 @@ class Session:
         return [record.measurement for record in self.log.records if record.measurement.ok]
 
     def _untimed_seconds(self) -> float:
-        """Return what a probe takes beside the micro-batches that it times: its start, warm-up and worst batch."""
+        """Return the seconds of a probe outside of timed micro-batches: its start, warm-up and worst batch."""
         untimed = [
             max(0.0, shown.wall_seconds - shown.micro_batches_timed * (shown.micro_batch_seconds or 0.0))
             for shown in self._ran()
@@ -124,7 +124,7 @@ class Session:
         return fmean(untimed) if untimed else 0.0
 
     def probe(self, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> None:
-        """Probe a candidate and record what it showed; ``reserve_seconds`` of what time is left are not for it."""
+        """Probe a candidate and record the measurement, leaving ``reserve_seconds`` of the remaining time unused."""
         trial = self.log.start(candidate, purpose, self.predictor.predict(candidate))
         measurement = self._run(ProbeRun(trial.number, candidate, purpose, self.effort.probe), reserve_seconds)
         record = Record(trial.number, candidate, purpose, measurement)
@@ -136,7 +136,7 @@ class Session:
         self._finished(record, purpose, measurement)
 
     def confirm(self, record: Record) -> None:
-        """Run a record's candidate again, longer, and record what that showed."""
+        """Run a record's candidate again, longer, and record the measurement."""
         run = ProbeRun(
             record.number,
             record.candidate,
@@ -155,7 +155,7 @@ class Session:
         return next_turn(winner, self.baseline, self.effort.comparisons)
 
     def compare(self, turn: Turn) -> None:
-        """Do one short run of a comparison, and record what it showed."""
+        """Do one short run of a comparison, and record the measurement."""
         record = next(record for record in self.log.records if record.number == turn.number)
         run = ProbeRun(turn.number, record.candidate, Purpose.COMPARISON, self.effort.comparison, turn)
         measurement = self._run(run)
@@ -168,7 +168,7 @@ class Session:
         return self._probe(run, self.clock.left(reserve_seconds))
 
     def _was_cut_off(self, number: int, measurement: Measurement, reserve_seconds: float = 0.0) -> bool:
-        """Whether the search's time limit ended a probe: that says nothing about the candidate."""
+        """Whether the search's time limit ended a probe, so that its result says nothing about the candidate."""
         cut_off = measurement.status is ProbeStatus.TIMEOUT and self.clock.over(reserve_seconds)
         if cut_off:
             self._listener(Noted(f"The time limit ended the run of trial {number}: --resume repeats it."))
@@ -188,6 +188,6 @@ class Session:
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
         first = self.leader()
         leads = measurement.ok and first is not None and first.number == record.number
-        # A short run adds to what is known of a winner; it finds none.
+        # A short run measures a known winner again, so it never counts as a new best.
         best = leads and purpose is not Purpose.COMPARISON
         self._listener(ProbeFinished(record.number, record.candidate, purpose, measurement, best))

@@ -1,4 +1,4 @@
-"""Settles on a winner: whether it passes longer and repeated runs, and what each of its choices brought."""
+"""Confirms a winner by longer and repeated runs, and measures the contributions of its choices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from autotune.study.session import Session
 
 
 def settle(session: Session) -> None:
-    """Confirm the leader, let it take turns with the baseline, and attribute, until nothing is left to do.
+    """Confirm the leader, compare it with the baseline in alternating runs, and attribute, until nothing is left to do.
 
-    A run that fails or disappoints, and a change back that turns out better, each make another candidate the leader,
-    and all begins again with that one. Attribution comes last, so that the probes that are left go to the choices of a
-    candidate that is going to be recommended, and so that the time that is left goes to the promise first.
+    If a run fails or is slower, or if changing a choice back turns out better, another candidate becomes the leader
+    and these steps start again with it. Attribution comes last, so that the remaining probes are spent on a candidate
+    that will be recommended, and the remaining time is spent on confirmation first.
     """
     while (first := session.leader()) is not None and not session.clock.over():
         if not first.confirmed:

@@ -1,4 +1,4 @@
-"""Opens the Optuna study and turns what its storage can fail with into one message."""
+"""Opens the Optuna study and converts failures of its storage into one message."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _study(rdb: optuna.storages.RDBStorage, storage: StudyStorage, listener: Lis
         fresh = True
     except DuplicatedStudyError:
         study = optuna.load_study(storage=rdb, study_name=storage.name)
-        # A kill between the creation of a study and its fingerprint leaves an empty one, which is as good as none.
+        # A kill between the creation of a study and its fingerprint leaves an empty one, which counts as new.
         fresh = _FINGERPRINT not in study.user_attrs and not study.get_trials(deepcopy=False)
     if fresh:
         study.set_user_attr(_FINGERPRINT, dict(storage.fingerprint))
@@ -95,7 +95,7 @@ def _failures(url: str, kind: type[AutotuneError], hint: str) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the database's own words: the innermost of Optuna's, SQLAlchemy's and the driver's exceptions."""
+    """Return the database's own message: the innermost of Optuna's, SQLAlchemy's and the driver's exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().splitlines()[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""The trials of a study as records: what is written to Optuna, when, and how it is read back."""
+"""Writes the trials of a study to Optuna and reads them back as records."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Unfinished:
 
 
 class TrialLog:
-    """The records of a study; each method returns once what it says is stored.
+    """The records of a study; each method returns after its data is stored.
 
     Attributes:
-        memory_limit_bytes: what a candidate may need.
+        memory_limit_bytes: memory that a candidate may need.
         space: the sampler's search space: the knobs that have more than one choice.
-        unfinished: what earlier runs had started and not finished; their trials are closed as failed.
+        unfinished: probes that earlier runs started and did not finish; their trials are closed as failed.
     """
 
     def __init__(self, study: optuna.Study, choices: Mapping[str, tuple[Choice, ...]], memory_limit_bytes: int) -> None:
@@ -64,35 +64,35 @@ class TrialLog:
 
     def start(self, candidate: Candidate, purpose: Purpose, prediction: Prediction | None = None) -> optuna.Trial:
         """Create the running trial of a probe."""
-        # Added as a waiting trial it is written in one transaction, so that a trial never lacks its candidate.
+        # A waiting trial is added in one transaction, so that a trial never lacks its candidate.
         self._study.add_trial(self._template(candidate, purpose, TrialState.WAITING, prediction))
         return self._study.ask()
 
     def finish(self, trial: optuna.Trial, measurement: Measurement) -> Record:
-        """Store what a probe showed and tell it to the sampler."""
+        """Store a probe's measurement and pass it to the sampler."""
         trial.set_user_attr(_MEASUREMENT, encode(measurement))
         record = self._keep(trial.number, trial.user_attrs)
         self._tell(trial, record)
         return record
 
     def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> Record:
-        """Store a candidate that is decided without a probe, and tell it to the sampler.
+        """Store a candidate that is decided without a probe, and pass it to the sampler.
 
         Args:
-            prediction: where that is what decided.
+            prediction: the prediction that decided, or None if another reason did.
         """
         vetoed = Measurement(status=ProbeStatus.VETOED, reason=reason)
         return self.finish(self.start(candidate, purpose, prediction), vetoed)
 
     def confirm(self, number: int, measurement: Measurement) -> Record:
-        """Store what the longer run of a trial's candidate showed."""
-        # Optuna takes no more attributes for a finished trial, so the study carries them.
+        """Store the measurement of the longer run of a trial's candidate."""
+        # Optuna accepts no attributes for a finished trial, so the study stores them.
         self._study.set_user_attr(f"{_CONFIRMATION}{number}", encode(measurement))
         self._records[number] = replace(self._records[number], confirmation=measurement)
         return self._records[number]
 
     def compare(self, turn: Turn, measurement: Measurement) -> Record:
-        """Store what a short run showed, after those of the same winner that are stored already."""
+        """Store the measurement of a short run, after those of the same winner that are stored already."""
         winner, run = self._records[turn.winner], ShortRun(turn.number, measurement)
         self._study.set_user_attr(_comparison_key(turn.winner, len(winner.comparison)), encode(run))
         self._records[turn.winner] = replace(winner, comparison=(*winner.comparison, run))
@@ -114,7 +114,7 @@ class TrialLog:
     def _template(
         self, candidate: Candidate, purpose: Purpose, state: TrialState, prediction: Prediction | None
     ) -> optuna.trial.FrozenTrial:
-        # A baseline or recipe may have choices outside of the space: the sampler then does without this trial.
+        # A baseline or recipe may have choices outside of the space: the sampler then cannot use this trial.
         inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
         return optuna.trial.create_trial(
             state=state,
@@ -133,15 +133,15 @@ class TrialLog:
         if measurement.ok:
             self._study.tell(trial, measurement.tokens_per_second)
         else:
-            # TPE ranks infeasible trials by their violation whatever their value, so that a pruned trial, which needs
-            # no made-up rate, informs it as well as a complete one would. It never sees failed trials.
+            # TPE ranks infeasible trials by their violation, independent of their value, so a pruned trial, which needs
+            # no made-up rate, is as informative to it as a complete one. It never sees failed trials.
             self._study.tell(trial, state=TrialState.PRUNED)
 
     def _keep(self, number: int, attributes: Mapping[str, Any]) -> Record:
         kept = self._study.user_attrs
         confirmation = kept.get(f"{_CONFIRMATION}{number}")
         keys = itertools.takewhile(kept.__contains__, (_comparison_key(number, place) for place in itertools.count()))
-        # A study of an earlier version knows none.
+        # A study of an earlier version has none.
         prediction = attributes.get(_PREDICTION)
         self._records[number] = Record(
             number=number,

@@ -1,4 +1,4 @@
-"""By how much a candidate missed the memory limit."""
+"""Computes by how much a candidate missed the memory limit."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
 
 _UNKNOWN = 1.0
-"""Of the memory constraint, where it is not known how far a candidate is from fitting: as far as twice the limit."""
+"""Violation of the memory constraint if the distance from fitting is not known: that of twice the limit."""
 
 _SMALLEST = 0.01
-"""Of the memory constraint by a candidate that ran out of memory, however little it asked for."""
+"""Smallest violation of the memory constraint by a candidate that ran out of memory."""
 
 
 def violation(measurement: Measurement, memory_limit_bytes: int, prediction: Prediction | None = None) -> float:
     """Return by what share of the limit a candidate missed it: at most 0 for one that fits, more for one that does not.
 
-    Optuna's samplers take any value above 0 as infeasible and rank the infeasible ones by it.
+    Optuna's samplers treat any value above 0 as infeasible and rank infeasible candidates by it.
 
     Args:
-        prediction: what a vetoed candidate was vetoed for, where that was a prediction of its need.
+        prediction: for a candidate that was vetoed because of its predicted need, that prediction.
     """
     if measurement.ok:
         used = measurement.reserved_bytes or measurement.peak_bytes

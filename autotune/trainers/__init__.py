@@ -12,7 +12,7 @@ from autotune.techniques.base import Technique
 from autotune.trainers.base import Trainer
 
 DEFAULT = "sft"
-"""The trainer where none is named."""
+"""The trainer that is used if none is named."""
 
 __all__ = ["DEFAULT", "Trainer", "find_trainer", "techniques_of", "trainers"]
 
@@ -40,8 +40,8 @@ def find_trainer(name: str) -> Trainer:
 def techniques_of(trainer: Trainer) -> tuple[Technique, ...]:
     """Return the techniques that a trainer has, in the order of their names.
 
-    It has those whose fields its configuration has, less those that have no effect there. A field that no trainer has
-    of its own is one of ``transformers.TrainingArguments``, which all have.
+    It has those whose fields its configuration has, except those without effect there. A field that no trainer declares
+    belongs to ``transformers.TrainingArguments``, which all trainers have.
     """
     own = frozenset().union(*(item.fields for item in (*trainers().values(), trainer)))
     return tuple(technique for technique in catalogue() if lacking(technique, trainer, own) is None)

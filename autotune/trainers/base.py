@@ -1,9 +1,9 @@
-"""What a trainer is to autotune: one specification from which planning, probing and emission derive what they need.
+"""The base class of trainer specifications, from which planning, probing and emission derive what they need.
 
-A trainer is two files. This side, the specification, is a subclass of :class:`Trainer` whose only instance is
-``TRAINER`` in a module of this package; it needs neither torch nor TRL. The other side is an adapter of the same name
-in :mod:`autotune.step.trainers`, which the child processes use. Adding both, and a search space, adds the trainer
-everywhere; ``tests/trainers`` holds every trainer to what is said here.
+A trainer is two files. The specification is a subclass of :class:`Trainer` whose only instance is ``TRAINER`` in a
+module of this package; it needs neither torch nor TRL. The adapter is a module of the same name in
+:mod:`autotune.step.trainers`, which the child processes use. Adding both, and a search space, adds the trainer
+everywhere; ``tests/trainers`` checks every trainer against this contract.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Normal forms may depend on one another (padding_free on packing, packing on max_length), but not in circles; two
-# passes settle the present catalogue and a test holds that a third changes nothing.
+# passes are enough for the present catalogue, and a test checks that a third changes nothing.
 _NORMAL_PASSES = 2
-# Gradients are held from the second micro-batch of a step on, so that two show all there is.
+# Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
 _TRACED_MICRO_BATCHES = 2
 
 
@@ -37,7 +37,7 @@ class DatasetFormat:
     """A format of datasets that a trainer takes.
 
     Attributes:
-        columns: that make it up.
+        columns: columns that the format consists of.
         tokenized: whether the rows are tokens already.
         text: whether the columns may hold text; else they hold messages.
     """
@@ -52,12 +52,12 @@ class DatasetFormat:
 class ConfigFields:
     """What the fields of a trainer's own configuration mean to a trace, beside those that techniques write.
 
-    A field that is in none of these has to be at its default where a user's configuration is traced.
+    A field that is in none of these has to be at its default if a user's configuration is traced.
 
     Attributes:
-        traced: handed to the traced trainer as they are.
-        without_effect: on memory and time of a step.
-        assumed: by field, what is assumed where it is set, as a sentence.
+        traced: fields that are passed to the traced trainer unchanged.
+        without_effect: fields without effect on memory and time of a step.
+        assumed: by field, what is assumed if it is set, as a sentence.
     """
 
     traced: frozenset[str]
@@ -69,22 +69,22 @@ class Trainer(ABC):
     """One trainer of TRL. A subclass is one file, and its only instance is ``TRAINER``.
 
     In the order in which they are used: the workload is read (``formats``, ``parts``, :meth:`document`), candidates are
-    made legal (:meth:`normal`, :meth:`illegal`) and become plans (:meth:`plan`), plans become micro-batches
-    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and what runs is told by :meth:`program`.
+    normalised and checked (:meth:`normal`, :meth:`illegal`) and become plans (:meth:`plan`), plans become micro-batches
+    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases.
 
     Class attributes:
-        name: what ``trl`` and ``--trainer`` call it, such as ``dpo``.
-        label: what messages call it, such as ``DPO``.
+        name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
+        label: its name in messages, such as ``DPO``.
         title: what it does, as the first words of a script.
         config_class, trainer_class: names of TRL's classes.
-        formats: of datasets, in the order in which the trainer looks for them.
-        parts: what the lengths of a row are of, in the order of :meth:`document`'s argument.
-        fields: of the trainer's configuration beside those of ``transformers.TrainingArguments``. Which techniques it
-            has follows from them; a contract test holds them against the installed TRL.
+        formats: dataset formats, in the order in which the trainer looks for them.
+        parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
+        fields: fields of the trainer's configuration beside those of ``transformers.TrainingArguments``. They determine
+            which techniques it has; a contract test compares them with the installed TRL.
         config_fields: what these mean to a trace.
-        stand_in: columns of a row that takes the place of data where lengths are given instead.
+        stand_in: columns of a row that replaces data if lengths are given instead.
         has_command: whether there is a command ``trl NAME``.
-        cpu_args, cuda_args: arguments that training on such a device needs.
+        cpu_args, cuda_args: arguments that training on that device needs.
     """
 
     name: ClassVar[str]
@@ -117,7 +117,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def document(self, lengths: tuple[int, ...]) -> Document:
-        """Return what a row is to the trainer: when it is kept, and the sequences that it sends through the model.
+        """Return a row as a document: the maximum length at which it is kept, and the tokens of its sequences.
 
         Args:
             lengths: tokens of each of :attr:`parts`, before any cutting.
@@ -125,7 +125,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return a row whose longest sequence has so many tokens: the lengths of its parts, and the tokens counted."""
+        """Return a row whose longest sequence has ``tokens``: the lengths of its parts, and its trainable tokens."""
 
     @abstractmethod
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
@@ -133,13 +133,13 @@ class Trainer(ABC):
 
     @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Return how so many rows lie in a micro-batch, where they may differ in length."""
+        """Return the layout of a micro-batch of ``rows`` rows that may differ in length."""
 
     @abstractmethod
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return the arguments with which the trainer makes micro-batches of a shape out of :meth:`traced_rows`.
 
-        They take the place of all that techniques write to choose sizes.
+        They replace all arguments by which techniques set sizes.
         """
 
     @abstractmethod
@@ -155,19 +155,19 @@ class Trainer(ABC):
         return program()
 
     def cut_rows(self, batch: pa.RecordBatch, length: int) -> pa.RecordBatch:
-        """Return tokenised rows cut to so many tokens, for a plan that cuts them before the trainer sees them.
+        """Return tokenised rows cut to ``length`` tokens, for a plan that cuts them before the trainer sees them.
 
         Raises:
-            NotImplementedError: no plan of this trainer does.
+            NotImplementedError: no plan of this trainer cuts rows.
         """
         raise NotImplementedError(f"{self.trainer_class} cuts rows by itself")
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why this trainer cannot train so, in words, or None: what no technique says by itself."""
+        """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace at a shape, whatever sizes the plan has."""
+        """Return a plan for a trace at a shape, which replaces the plan's own sizes."""
         args, model = without_sizes(plan)
         sizes = {
             "per_device_train_batch_size": shape.rows,
@@ -178,7 +178,7 @@ class Trainer(ABC):
         return TrainingPlan(plan.trainer, {**args, **sizes}, model)
 
     def normal(self, candidate: Candidate, setting: Setting) -> Candidate:
-        """Return the candidate that stands for all that come to the same plan."""
+        """Return the representative of all candidates with the same plan."""
         for _ in range(_NORMAL_PASSES):
             candidate = Candidate(
                 {item.name: item.normal(candidate[item.name], candidate, setting) for item in self.techniques}

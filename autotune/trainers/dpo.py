@@ -15,11 +15,11 @@ from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
 PRECOMPUTE = "precompute"
 """The pass over the dataset that computes the reference's log-probabilities before training."""
 REFERENCE_PASS = "reference pass"
-"""The forward pass of the reference beside each micro-batch."""
+"""The forward pass of the reference in each micro-batch."""
 
 
 class PreferenceOptimization(Trainer):
-    """Pairs of a chosen and a rejected answer, padded together; a frozen reference is asked about both."""
+    """Pairs of a chosen and a rejected answer, padded together; a frozen reference computes the log-probabilities."""
 
     name = "dpo"
     label = "DPO"
@@ -28,7 +28,7 @@ class PreferenceOptimization(Trainer):
     trainer_class = "DPOTrainer"
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected")),
-        # TRL takes what both answers begin with for the prompt (trl.data_utils.extract_prompt).
+        # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
         DatasetFormat("chosen+rejected", ("chosen", "rejected")),
     )
     parts = ("prompt", "chosen", "rejected")

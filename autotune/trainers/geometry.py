@@ -1,4 +1,4 @@
-"""From the lengths of documents to micro-batches: padded, packed, or laid end to end. Trainers choose which."""
+"""Computes batch geometry from the lengths of documents: padded, packed, or laid end to end, as the trainer chooses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _REMEMBERED = 4096
 
 
 def rows_of(plan: TrainingPlan) -> int:
-    """Return the rows of a micro-batch, which every plan says."""
+    """Return the rows of a micro-batch, which every plan sets."""
     return int(str(plan.args["per_device_train_batch_size"]))
 
 
 def micro_batches_of(plan: TrainingPlan) -> int:
-    """Return the micro-batches of an optimizer step in one process, which every plan says."""
+    """Return the micro-batches of an optimizer step in one process, which every plan sets."""
     return int(str(plan.args["gradient_accumulation_steps"]))
 
 
 def number(plan: TrainingPlan, field: str) -> int | None:
-    """Return an argument of a plan that is a number, or None where it is none."""
+    """Return an argument of a plan if it is a number, else None."""
     value = plan.args.get(field)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -106,7 +106,7 @@ def packed(
         # Rows are full or nearly so.
         typical = Shape(1, min(worst.tokens, rows * filled + (multiple - 1) / 2))
         return BatchGeometry(Layout.FLAT, worst, typical, rows * filled, micro_batches, held, in_epoch)
-    # The last row that is packed at a time has room left, and is padded where it shares a micro-batch.
+    # The last row of each packed batch of documents is not full, and is padded if it shares a micro-batch.
     full = kept // length
     short = in_epoch - full
     left = max(1, round((kept - full * length) / short)) if short else 0
@@ -116,7 +116,7 @@ def packed(
 
 
 def _kept(documents: Documents, length: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the documents that are kept; where none is, which a probe will tell, what cutting all would leave."""
+    """Return the documents that are kept; if none is, which a probe will report, those that cutting all would leave."""
     return list(documents.kept(length)) or list(documents.kept(length, dropping=False))
 
 
@@ -128,7 +128,7 @@ def _cut(documents: Documents, length: int | None) -> dict[int, int]:
 
 
 def _widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
-    """Return the probability of each width to be the largest of so many random rows."""
+    """Return the probability of each width to be the largest of ``rows`` random rows."""
     total, seen, below, found = sum(counts.values()), 0, 0.0, []
     for tokens in sorted(counts):
         seen += counts[tokens]
@@ -139,8 +139,7 @@ def _widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
 
 
 def _longest_first(counts: Mapping[int, int], rows: int) -> Sequence[int]:
-    """Return the widths of the so many widest rows in descending order, and that of the widest row that is narrower
-    than all of them where there is one."""
+    """Return the widths of the ``rows`` widest rows in descending order, then the next smaller width if there is."""
     found: list[int] = []
     for tokens in sorted(counts, reverse=True):
         if len(found) >= rows:

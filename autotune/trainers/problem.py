@@ -1,4 +1,4 @@
-"""A search problem out of a trainer, a space and a setting."""
+"""Combines a trainer, a search space and a setting into a search problem."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class TrainerProblem:
         return frozenset(item.name for item in self.trainer.techniques if item.ordered)
 
     def normal(self, candidate: Candidate) -> Candidate:
-        """Return the candidate that stands for all that come to the same plan."""
+        """Return the representative of all candidates with the same plan."""
         return self.trainer.normal(candidate, self.setting)
 
     def identity(self, candidate: Candidate) -> str:
-        """Return a text that is equal for candidates that come to the same plan."""
+        """Return a text that is equal for candidates with the same plan."""
         return self.trainer.plan(candidate, self.setting).fingerprint
 
     def illegal(self, candidate: Candidate) -> str | None:
@@ -62,12 +62,13 @@ class TrainerProblem:
 
 
 def require_legal(problem: TrainerProblem) -> None:
-    """Check that some candidate is legal: choices that were fixed can rule each other out.
+    """Check that some candidate is legal: fixed choices can exclude each other.
 
-    One and two changes of the baseline are looked at, since no rule of a technique is about more than three knobs.
+    Candidates with one or two changes of the baseline are checked, since no technique's rule involves more than three
+    knobs.
 
     Raises:
-        InputError: none is; the message says the rule.
+        InputError: no candidate is legal; the message states the rule.
     """
     near = [problem.baseline]
     singles = [(knob, choice) for knob, choices in problem.choices.items() for choice in choices]
@@ -76,6 +77,6 @@ def require_legal(problem: TrainerProblem) -> None:
     doubles = (problem.baseline.but(**dict(pair)) for pair in pairs)
     if any(problem.illegal(problem.normal(item)) is None for item in itertools.chain(near, problem.recipes, doubles)):
         return
-    # The baseline may keep too few tokens, which a fixed choice is not to blame for.
+    # The baseline may keep too few tokens, which is not caused by a fixed choice.
     covering = next((item for item in problem.recipes), problem.baseline)
     raise InputError(f"No candidate is legal: {problem.illegal(covering)}.", hint="Change what is fixed.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRACED_DOCUMENTS = 4
-"""Documents that a traced row is packed from."""
+"""Number of documents that a traced row is packed from."""
 
 
 class SupervisedFineTuning(Trainer):
@@ -58,11 +58,11 @@ class SupervisedFineTuning(Trainer):
     stand_in: ClassVar[Mapping[str, str]] = {"text": "a b"}
 
     def document(self, lengths: tuple[int, ...]) -> Document:
-        """Return one sequence, which is kept whatever is cut off."""
+        """Return one sequence, which is kept at any maximum length."""
         return (1, *lengths)
 
     def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return a row all of whose tokens count."""
+        """Return a row of trainable tokens only."""
         return (tokens,), tokens
 
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
@@ -78,16 +78,16 @@ class SupervisedFineTuning(Trainer):
         return padded(*step, length, multiple)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Rows whose documents stay apart lie end to end; others are padded as soon as there are two.
+        """Rows whose documents are kept separate are laid end to end; others are padded if there are at least two.
 
-        Of wrapped rows that holds because the last of a dataset is not full.
+        That includes wrapped rows, because the last row of a dataset is not full.
         """
         if plan.args.get("padding_free") or _strategy(plan) in SEPARATING:
             return Layout.FLAT
         return Layout.PADDED if rows > 1 else Layout.EQUAL
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return arguments that cut nothing, and that pack where rows lie end to end."""
+        """Return arguments that cut nothing, and that pack if rows are laid end to end."""
         flat = layout is Layout.FLAT
         return {
             "max_length": int(shape.tokens),
@@ -104,7 +104,7 @@ class SupervisedFineTuning(Trainer):
             case Layout.EQUAL:
                 return ((tokens,),) * shape.rows
             case Layout.PADDED:
-                # Padding brings the mask, and rows nearly as long as the longest all the tokens that a loss can count.
+                # A padded row adds the mask; being nearly as long as the longest, it keeps the loss's tokens maximal.
                 return (*((tokens,),) * (shape.rows - 1), (max(1, tokens - 1),))
             case Layout.FLAT:
                 return ((tokens // _TRACED_DOCUMENTS,),) * _TRACED_DOCUMENTS

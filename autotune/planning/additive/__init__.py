@@ -1,1 +1,1 @@
-"""An additive model of technique combinations: which to trace (design), and how effects add up to the others."""
+"""An additive model of technique combinations: a design selects which to trace, the model predicts the others."""

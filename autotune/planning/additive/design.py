@@ -11,18 +11,22 @@ from autotune.planning.additive.group import Group
 from autotune.planning.extrapolation.fit import Fit
 
 Level = tuple[str, Choice]
-"""A factor and its level: a knob and its choice, or the layout of rows, as if it were a knob."""
-# Share of the memory of a micro-batch that counts as no difference.
+"""A factor and its level: a knob and its choice, or :data:`~autotune.planning.additive.group.LAYOUT` and a layout."""
+# Differences up to this share of a micro-batch's memory are treated as none.
 _NO_DIFFERENCE = 0.002
 
 
 class Design:
-    """Chooses groups to trace.
+    """Selects the groups to trace, within a limit, so that the additive model can predict the rest.
+
+    Example: two knobs with levels ``off`` and ``on`` and the base ``(off, off)``. The first groups to trace are
+    ``(off, off)``, ``(on, off)`` and ``(off, on)``, which show each effect once. ``(on, on)`` is traced later, to show
+    the interaction, if both effects depend on the size of the micro-batch and the limit allows it.
 
     Args:
-        groups: all that there are.
-        base: what others are compared with.
-        recipes: groups of candidates that are recommended somewhere.
+        groups: every group of the search space.
+        base: the group of the baseline, from which effects are counted.
+        recipes: the groups of documented candidates.
     """
 
     def __init__(self, groups: Collection[Group], base: Group, recipes: Sequence[Group]) -> None:
@@ -35,16 +39,16 @@ class Design:
         }
 
     def wanted(self, fits: Mapping[Group, Fit], need: Callable[[Group], int], limit: int) -> Iterator[list[Group]]:
-        """Yield groups that are to be traced together, the most telling ones first; some may have been traced.
+        """Yield batches of groups to trace, the most informative first; some groups may have been traced already.
 
-        First what shows each choice once. Then, for each layout of rows, those choices that do not change the memory of
-        a micro-batch by the same at every size; last, pairs of these, whose interaction may be large, from the largest
-        effects on.
+        The first batch shows each level once, near the base. The second repeats, on each other layout, the levels
+        whose effect on a micro-batch's memory depends on its size. The last holds pairs of such levels, which may
+        interact, in descending order of the product of their effects.
 
         Args:
-            fits: those that were traced, which change while this goes on.
-            need: bytes of a traced group's largest micro-batch.
-            limit: how many there may be at the most, except that each choice is shown.
+            fits: the traced groups. The caller adds to it between batches.
+            need: returns the bytes of a traced group's largest micro-batch.
+            limit: the most groups to trace in all; the first batch may exceed it.
         """
         if len(self._groups) <= limit:
             yield list(self._groups)
@@ -66,7 +70,10 @@ class Design:
         yield ranked[: max(0, limit - len(fits))]
 
     def effects(self, fits: Mapping[Group, Fit], need: Callable[[Group], int]) -> dict[Layout, dict[Level, float]]:
-        """Return what single choices change in what the largest micro-batches need, where sizes tell how much."""
+        """Return the main effects of levels, in bytes of the largest micro-batch, by layout.
+
+        Only levels whose effect depends on the size of the micro-batch are included.
+        """
         found: dict[Layout, dict[Level, float]] = {}
         for layout, centre in self._centres.items():
             if centre in fits:
@@ -79,7 +86,7 @@ class Design:
         return found
 
     def _each_once(self, base: Group) -> Iterator[Group]:
-        """Yield for each choice a group that has it, and one that differs in nothing else: the base where possible."""
+        """Yield, for each level, a group that has it and one that differs in that factor only, the base if possible."""
         having: dict[Level, list[Group]] = {}
         for group in self._groups:
             if group.layout is base.layout:
@@ -99,12 +106,12 @@ def _nearest(base: Group, groups: Iterable[Group]) -> Group:
 
 
 def _singles(base: Group, groups: Iterable[Group]) -> list[Group]:
-    """Return the groups of the same layout of rows that differ by a single choice."""
+    """Return the groups of the base's layout that differ from it in one factor."""
     return [group for group in groups if group.layout is base.layout and len(group.differences(base)) == 1]
 
 
 def _pairs(base: Group, effects: Mapping[Level, float], groups: Iterable[Group]) -> Iterator[tuple[float, Group]]:
-    """Yield the groups that differ by two choices with effects, each with the product of these."""
+    """Yield the groups that differ from the base in two factors with known effects, each with the product of these."""
     for group in groups:
         if group.layout is base.layout:
             levels = [(factor, group.levels[factor]) for factor in group.differences(base)]

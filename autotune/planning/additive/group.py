@@ -1,4 +1,4 @@
-"""Which candidates share traces: those that differ in sizes alone, on micro-batches of the same layout."""
+"""Groups candidates that share traces: they differ only in sizes, and their micro-batches have the same layout."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.techniques.traits import size_knobs
 
 LAYOUT = "layout"
-"""What the layout of rows is called where it is a factor like the choice of a knob."""
+"""Name of the layout as a factor beside the knobs."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Candidates that share traces: one combination of levels, in the words of design of experiments.
+    """Candidates that share traces: one combination of levels, in the terms of design of experiments.
+
+    Example: candidates that differ only in ``per_device_train_batch_size`` belong to one group as long as their
+    micro-batches have the same layout.
 
     Attributes:
-        choices: of all knobs that do not only choose sizes.
+        choices: the choices of all knobs, except those that only set sizes.
     """
 
     choices: Candidate
@@ -27,7 +30,7 @@ class Group:
 
     @cached_property
     def levels(self) -> Mapping[str, Choice]:
-        """The level of each factor: what tells groups apart, the layout as if it were a knob."""
+        """The level of each factor: the choice of each knob, and the layout."""
         return dict(self.choices) | {LAYOUT: self.layout.value}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""An additive model: forecasts for combinations of techniques that were not traced, from those that were."""
+"""An additive model: predicts technique combinations that were not traced from those that were."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.planning.additive.group import LAYOUT, Group
 
 @dataclass(frozen=True)
 class Term:
-    """A traced group whose figures count with a weight."""
+    """A traced group, and the weight of its figures in a sum."""
 
     group: Group
     weight: float
@@ -20,10 +20,10 @@ class Term:
 
 @dataclass(frozen=True)
 class Sum:
-    """Terms that add up to a group's figures.
+    """The weighted traced groups whose figures add up to the prediction for another group.
 
     Attributes:
-        unseen: how many choices, of those that may not add up, were never traced together with the others.
+        unseen: number of factors that may interact and whose levels were not traced together with the others.
     """
 
     terms: tuple[Term, ...]
@@ -31,18 +31,24 @@ class Sum:
 
 
 class AdditiveModel:
-    """Adds up what each technique changed where it was traced, as near as can be to where it is wanted.
+    """Predicts a group as the nearest traced group plus the effect of each factor in which the two differ.
+
+    The effect of a factor is the difference of two traced groups that differ in it alone; of several such pairs, those
+    most like the wanted group are averaged.
+
+    Example: if ``(off, off)``, ``(on, off)`` and ``(off, on)`` were traced, then
+    ``(on, on) = (on, off) + (off, on) - (off, off)``, with the weights 1, 1 and -1.
 
     Args:
         traced: groups whose figures are known.
-        interacting: levels that may interact with others, since what they change depends on sizes.
+        interacting: levels that may interact with others, because their effect depends on sizes.
     """
 
     def __init__(self, traced: Sequence[Group], interacting: Collection[Level] = ()) -> None:
         self._traced = list(traced)
         self._interacting = interacting
         self._sums: dict[Group, Sum | None] = {}
-        # By the factor in which two traced groups alone differ.
+        # Pairs of traced groups that differ in a single factor, by that factor.
         self._pairs: dict[str, list[tuple[Group, Group]]] = {}
         for first in self._traced:
             for second in self._traced:
@@ -51,7 +57,7 @@ class AdditiveModel:
                     self._pairs.setdefault(differences[0], []).append((first, second))
 
     def sum(self, group: Group) -> Sum | None:
-        """Return whose figures add up to a group's, or None where one of its techniques was never traced."""
+        """Return the terms that add up to a group, or None if no traced pair shows the effect of one of its levels."""
         if group not in self._sums:
             self._sums[group] = self._sum(group) if self._traced else None
         return self._sums[group]
@@ -74,14 +80,14 @@ class AdditiveModel:
         return self._unseen(group, other), len(group.differences(other))
 
     def _unseen(self, group: Group, other: Group) -> int:
-        """Return in how many factors they differ that may not add up with others; how rows lie never does."""
+        """Return the number of factors that may interact and in which the groups differ; the layout always may."""
         return sum(
             factor == LAYOUT or any((factor, of.levels[factor]) in self._interacting for of in (group, other))
             for factor in group.differences(other)
         )
 
     def _steps(self, factor: str, group: Group, nearest: Group) -> list[list[tuple[Group, Group]]]:
-        """Return pairs that show what a factor changes, if need be in two steps, with a third choice between."""
+        """Return pairs that show the effect of a factor, in one step or in two steps by way of a third level."""
         wanted, given = group.levels[factor], nearest.levels[factor]
         direct = self._likest(factor, (wanted, given), group)
         if direct:
@@ -93,7 +99,7 @@ class AdditiveModel:
         return []
 
     def _likest(self, factor: str, choices: tuple[Choice, Choice], group: Group) -> list[tuple[Group, Group]]:
-        """Return the pairs of two choices of a factor that are most like the group, its kind of rows first of all."""
+        """Return the pairs with these two levels of a factor that are most like the group, first of all in layout."""
         shown = [
             ((changed.layout is not group.layout, len(group.differences(changed))), (changed, unchanged))
             for changed, unchanged in self._pairs.get(factor, ())

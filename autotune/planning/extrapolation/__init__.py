@@ -1,1 +1,1 @@
-"""Figures at one depth and size from traces at others: affine in layers, piecewise in tokens, moment by moment."""
+"""Extrapolates traces to other depths and sizes: affine in layers, piecewise in tokens, moment by moment."""

@@ -1,4 +1,4 @@
-"""Chooses the shapes to trace, so that the figures of all micro-batches of a layout follow from theirs."""
+"""Chooses the micro-batch shapes to trace so that all other shapes of a layout can be extrapolated from them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.planning.extrapolation.shape import Anchors, Basis
 
 LONGEST_FLAT = 8192
-"""The longest row that is traced where rows lie end to end: an attention mask over all of its tokens is computed for
-real while tracing, and memory and time go with its square."""
+"""Tokens of the longest row that is traced in the flat layout: tracing computes a real attention mask over the row, and
+its memory and time grow with the square of the tokens."""
 _TOKENS_STEP = 128
-# TRL's fused head takes so many tokens at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py).
+# Tokens that TRL's fused head processes at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py).
 _CHUNK_TOKENS = 4096
 
 
 def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
-    """Return the shapes to trace, so that those of the geometries follow from them."""
+    """Return the shapes to trace so that the shapes of the geometries can be extrapolated from them."""
     chosen = [geometry for geometry in geometries if geometry.layout is layout]
     shapes = {shape for geometry in chosen for shape in (geometry.worst, geometry.typical)}
     # The head sees the tokens of all sequences of a row.
@@ -35,7 +35,7 @@ def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
     whole = chunk_tokens // longest
     fitting = min(most, whole) if whole > few else most
     at_longest = (Shape(few, longest), Shape(fitting, longest))
-    # Where even the fewest rows are more than one chunk, all are computed in chunks.
+    # If even the fewest rows have more tokens than one chunk, every shape is computed in chunks.
     chunked = fitting < most
     limits = (float(fitting * longest), Shape(most, longest)) if chunked else (inf, None)
     if longest == round(tokens[0]):

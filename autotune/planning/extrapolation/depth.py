@@ -1,21 +1,24 @@
-"""How few layers show what all do: layers come in kinds that repeat."""
+"""Chooses the layer counts to trace so that the full depth can be extrapolated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import lcm
 
-# The first and the last layer differ in what is held while they run, so that both have to be there.
+# The first and the last layer run with different tensors held, so a trace needs both.
 _FEWEST = 2
 
 
 def traced_depths(kinds: Sequence[str], every: int = 1) -> tuple[int, ...]:
-    """Return the one or two depths from which all others of the same kinds follow.
+    """Return the one or two depths from which the full depth can be extrapolated.
 
-    Both end like the whole model: the deeper one has one more of the periods that the layers repeat in.
+    Both end with the same kind of layer as the whole model. The deeper one has one more period of the layers' pattern.
+    If that is no less than the whole model, only the whole model is traced.
+
+    Example: 32 equal layers give ``(2, 3)``; 32 layers of two alternating kinds give ``(2, 4)``.
 
     Args:
-        kinds: of each layer, in order.
+        kinds: the kind of each layer, in order.
         every: a period that a technique adds, such as checkpointing every second layer.
     """
     layers = len(kinds)
@@ -28,7 +31,7 @@ def traced_depths(kinds: Sequence[str], every: int = 1) -> tuple[int, ...]:
 
 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
-    """Return where the repetition begins and how long its period is, for the least of both together."""
+    """Return the layer at which the pattern starts to repeat, and its period; the smallest sum of the two is taken."""
     layers = len(kinds)
     found = (
         (start, period)

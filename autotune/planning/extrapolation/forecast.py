@@ -1,4 +1,4 @@
-"""What follows from traces for one depth and shape, and how such forecasts add up."""
+"""The forecast of memory and time for one depth and shape, and weighted sums of forecasts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Stretch = tuple[Part, bool]
 
 @dataclass(frozen=True)
 class Forecast:
-    """What follows for one depth and shape.
+    """Predicted memory and time of a step at one depth and shape.
 
     Attributes:
-        stretches: the most bytes of tensors in each stretch of a step, by category.
-        rounding_share: what the caching allocator counts beyond tensors' bytes, as a share of them.
-        workspace_bytes: what it counts beyond them whatever they are.
-        unused_bytes: what it reserves beyond what it counts.
-        host_bytes: the most bytes beside the device.
-        times: of each part of a step; empty where speeds are not known.
+        stretches: peak bytes of tensors in each stretch of a step, by category.
+        rounding_share: what the caching allocator counts as allocated beyond tensors' bytes, as a share of them.
+        workspace_bytes: what it counts as allocated beyond them, independent of their size.
+        unused_bytes: what it reserves beyond what it counts as allocated.
+        host_bytes: peak bytes on the host.
+        times: the time of each part of a step; empty if speeds are not known.
     """
 
     stretches: Mapping[Stretch, Mapping[str, int]]
@@ -46,11 +46,11 @@ class Forecast:
 
     @property
     def overhead_bytes(self) -> int:
-        """What the caching allocator counts beyond that: rounding, and workspaces of libraries."""
+        """What the caching allocator counts beyond :attr:`peak_bytes`: rounding, and workspaces of libraries."""
         return self.workspace_bytes + round(self.rounding_share * self.peak_bytes)
 
     def step_seconds(self, micro_batches: int) -> float | None:
-        """Return how long an optimizer step of so many micro-batches takes, or None where it is not known."""
+        """Return the seconds of an optimizer step of that many micro-batches, or None if times are not known."""
         if not self.times:
             return None
         return sum(time.seconds * self.repeats(part, micro_batches) for part, time in self.times.items())
@@ -65,9 +65,9 @@ class Forecast:
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:
-    """Return the sum of forecasts, each with its weight; figures that come to less than nothing are nothing.
+    """Return the weighted sum of forecasts; negative figures become 0.
 
-    Each stretch of a step is summed by itself, since what a technique changes in one may not be where the peak is.
+    Each stretch of a step is summed separately, because the stretch that a technique changes may not hold the peak.
     """
     sums: dict[Stretch, dict[str, float]] = {}
     for forecast, weight in terms:

@@ -1,4 +1,4 @@
-"""From forecasts of tensors to what a device has to have."""
+"""Turns forecasts of tensor bytes into the memory that a device needs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from autotune.core.gpu import Gpu
 from autotune.planning.extrapolation.forecast import Forecast
 
 TRACED_ERROR = 0.10
-"""What a traced estimate may be off by, as a share. Tensors' bytes of a trace are within 3 % on the CPU, and
-follow full-size traces within 0.5 %; what the caching allocator reserves does so within 10 % on small models and within
-5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published), whole traces were up to 9.3 % above and up to
-16.9 % below; what is below by more than this is inside it with ``MemoryEstimate.varied_bytes``."""
+"""Error of a traced estimate, as a share. Traced tensor bytes are within 3 % on the CPU, and extrapolated ones within
+0.5 % of full-size traces; extrapolated reserved bytes of the caching allocator are within 10 % on small models and
+within 5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published), whole traces were up to 9.3 % above and up
+to 16.9 % below; those below by more than this error are within it once ``MemoryEstimate.varied_bytes`` is added."""
 
 
 def memory_estimate(
     worst: Forecast, typical: Forecast, micro_batches: int, gpu: Gpu | None, error: float
 ) -> MemoryEstimate:
-    """Return the estimate for a GPU, or for the CPU's allocator where there is none.
+    """Return the estimate for a GPU, or for the CPU's allocator if ``gpu`` is None.
 
     Args:
-        worst: of the largest micro-batch, for memory.
-        typical: of a typical one, for time.
-        micro_batches: in an optimizer step.
-        error: share that it may be off by.
+        worst: forecast of the largest micro-batch, which gives the memory.
+        typical: forecast of a typical one, which gives the time.
+        micro_batches: number per optimizer step.
+        error: share by which the estimate may be off.
     """
     peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
     reserved_bytes = peak_bytes + worst.unused_bytes if gpu is not None else None

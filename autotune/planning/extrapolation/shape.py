@@ -1,4 +1,4 @@
-"""The sizes of a step that memory and time depend on, and how a figure at one size follows from figures at others."""
+"""The terms of a micro-batch shape that memory and time are linear in, and the weights that extrapolate shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.core.batch_geometry import Shape
 
 
 class Basis(StrEnum):
-    """What figures of a kind of micro-batch are sums of."""
+    """The terms that figures of a kind of micro-batch are linear in."""
 
     CONSTANT = "a constant"
     ROWS = "a constant, and rows"
@@ -19,11 +19,11 @@ class Basis(StrEnum):
 
     @property
     def size(self) -> int:
-        """How many shapes have to be known."""
+        """Number of terms, and so of shapes that have to be known."""
         return len(self.terms(Shape(1, 1)))
 
     def terms(self, shape: Shape) -> tuple[float, ...]:
-        """Return the terms of a shape."""
+        """Return the values of the terms at a shape."""
         if self is Basis.CONSTANT:
             return (1.0,)
         if self is Basis.ROWS:
@@ -33,7 +33,7 @@ class Basis(StrEnum):
 
 
 def shape_weights(basis: Basis, known: Sequence[Shape], wanted: Shape) -> tuple[float, ...]:
-    """Return the weight of each known shape's figures in those of the wanted one.
+    """Return the weight of each known shape in the figures at the wanted shape.
 
     Raises:
         ValueError: the known shapes do not determine it.
@@ -45,14 +45,19 @@ def shape_weights(basis: Basis, known: Sequence[Shape], wanted: Shape) -> tuple[
 
 @dataclass(frozen=True)
 class Anchors:
-    """The shapes at which micro-batches of a kind are traced, and how figures at others follow from those.
+    """The shapes at which micro-batches of a kind are traced, and the weights for extrapolating to other shapes.
+
+    Up to ``whole_tokens``, figures are linear in the terms of ``basis``. Beyond, where the loss is computed in chunks,
+    the deviation from that is measured at the shape ``beyond`` and scaled with the tokens above ``whole_tokens``.
+
+    Example: with the basis ``ROWS`` and the shapes 1 x 512 and 4 x 512, the figure at 2 x 512 is 2/3 of the first plus
+    1/3 of the second.
 
     Attributes:
-        basis: what figures are sums of, up to so many tokens as the loss is computed on at once.
-        shapes: that determine the sums.
-        whole_tokens: so many tokens of a micro-batch.
-        beyond: a shape of more tokens, where there are such micro-batches: beyond those, what the sums give is off by
-            what it is off by here, in proportion to the tokens in excess.
+        basis: the terms that figures are linear in, for micro-batches whose loss is computed at once.
+        shapes: the traced shapes, as many as the basis has terms.
+        whole_tokens: tokens of a micro-batch up to which figures are linear.
+        beyond: a traced shape of more tokens than that, or None if no micro-batch has more.
     """
 
     basis: Basis
@@ -61,11 +66,11 @@ class Anchors:
     beyond: Shape | None = None
 
     def sums(self, wanted: Shape) -> dict[Shape, float]:
-        """Return the weight of each known shape's figures in the sums for the wanted one."""
+        """Return the weight of each traced shape in the linear part of the figures at the wanted shape."""
         return dict(zip(self.shapes, shape_weights(self.basis, self.shapes, wanted), strict=True))
 
     def excess(self, wanted: Shape) -> float:
-        """Return how far the wanted shape lies beyond the whole tokens: 0 up to those, 1 at the shape beyond."""
+        """Return how far the wanted shape exceeds ``whole_tokens``: 0 up to there, 1 at the shape ``beyond``."""
         if self.beyond is None:
             return 0.0
         tokens = wanted.rows * wanted.tokens - self.whole_tokens
@@ -73,10 +78,10 @@ class Anchors:
 
 
 def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:
-    """Return the weights of the figures at one or two depths in those at the wanted one: figures are affine in layers.
+    """Return the weights of one or two known depths in the figures at the wanted depth, which are affine in layers.
 
     Raises:
-        ValueError: a single depth is known, and it is another one.
+        ValueError: a single depth is known, and it is not the wanted one.
     """
     if len(known) == 1:
         if known[0] != wanted:
@@ -88,7 +93,7 @@ def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:
 
 
 def _solve(rows: list[list[float]], right: list[float]) -> tuple[float, ...]:
-    """Solve a small linear system by Gauss's elimination with pivots."""
+    """Solve a small linear system by Gaussian elimination with pivoting."""
     size = len(rows)
     table = [[*row, value] for row, value in zip(rows, right, strict=True)]
     for column in range(size):

@@ -13,7 +13,7 @@ _figures = attrgetter(*_NAMES)
 
 
 def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
-    """Return the sum of times, each with its weight."""
+    """Return the weighted sum of times; negative figures become 0."""
     weights = [weight for _, weight in terms]
     columns = zip(*[_figures(time) for time, _ in terms], strict=True)
     sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}

@@ -1,1 +1,1 @@
-"""Where the planner's traces come from: the store of one run, and the cache on disk behind it."""
+"""Provides the planner's traces: a store for one run, backed by a cache on disk."""

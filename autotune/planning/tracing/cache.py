@@ -1,4 +1,4 @@
-"""Documents kept on disk between runs, each under a fingerprint of all that it depends on."""
+"""Keeps documents on disk between runs, each under a fingerprint of everything that it depends on."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from autotune.errors import InputError
 from autotune.units import MIB, parse_size
 
 DEFAULT_LIMIT_BYTES = 512 * MIB
-"""Of all documents together, unless the user's environment says otherwise."""
+"""Size limit for all documents together, unless the user's environment sets another."""
 _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
-# The directory is read again after documents of this share of the limit: so many bytes it may be over for a moment.
+# The directory is scanned again after this share of the limit was written, so it may exceed the limit by that much.
 _CHECKED_SHARE = 1 / 16
 
 
 def cache_directory() -> Path:
-    """Return where programs of this user keep what they can make again (XDG Base Directory Specification)."""
+    """Return autotune's directory within the user's cache directory (XDG Base Directory Specification)."""
     asked = os.environ.get("XDG_CACHE_HOME", "")
     # The specification says that relative paths are to be ignored.
     return (Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache") / "autotune"
 
 
 def cache_limit_bytes() -> int:
-    """Return the bytes that the user's cache may have: what ``AUTOTUNE_CACHE_LIMIT`` says, such as ``2GiB`` or ``0``.
+    """Return the size limit of the user's cache in bytes; ``AUTOTUNE_CACHE_LIMIT`` sets it, such as ``2GiB`` or ``0``.
 
     Raises:
-        InputError: it is no size.
+        InputError: the variable is not a size.
     """
     asked = os.environ.get(_LIMIT_VARIABLE, "").strip()
     if asked in ("", "0"):
@@ -51,7 +51,7 @@ def user_cache() -> Cache:
     """Return the cache that all runs of this user share.
 
     Raises:
-        InputError: its limit is no size.
+        InputError: its limit is not a size.
     """
     return Cache(cache_directory(), cache_limit_bytes())
 
@@ -64,17 +64,17 @@ def fingerprint(*parts: object) -> str:
 class Cache:
     """A directory of JSON documents, which several processes may share.
 
-    Once the documents have more bytes than the limit, those that were not asked for the longest are removed; the time
-    of the last change of a file says when its document was asked for.
+    When the documents exceed the limit, the least recently read ones are removed; reading a document sets its file's
+    modification time.
 
     Attributes:
-        failure: why nothing is kept, in words; empty while it is, and where the limit is 0.
+        failure: why documents cannot be kept, in words; empty while they can, and if the limit is 0.
     """
 
     def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
-        # What other runs left is not known yet: the first document has the directory read.
+        # The size of what other runs left is not known yet, so the first document triggers a scan of the directory.
         self._unchecked_bytes = limit_bytes
         self.failure = ""
         if not limit_bytes:
@@ -88,7 +88,7 @@ class Cache:
                 self.failure = f"{directory} is not writable"
 
     def get(self, key: str) -> Any | None:
-        """Return what was kept, or None; what cannot be read is dropped."""
+        """Return the document, or None if there is none; a document that is not JSON is removed."""
         file = self._file(key)
         if not self._limit_bytes:
             return None
@@ -104,7 +104,7 @@ class Cache:
         return document
 
     def put(self, key: str, document: Any) -> None:
-        """Keep a document, where that is possible."""
+        """Keep a document; if that fails, record the failure and go on."""
         if self.failure or not self._limit_bytes:
             return
         file = self._file(key)
@@ -119,14 +119,14 @@ class Cache:
             self.failure = f"{self._directory} cannot be written: {error.strerror}"
 
     def drop(self, key: str) -> None:
-        """Forget a document that turned out to be of no use."""
+        """Remove a document that cannot be used."""
         try:
             self._file(key).unlink(missing_ok=True)
         except OSError as error:
             self.failure = f"{self._directory} cannot be written: {error.strerror}"
 
     def _shrink(self) -> None:
-        """Remove the documents that were not asked for the longest, until the others are within the limit."""
+        """Remove the least recently read documents until the others are within the limit."""
         oldest_first = sorted(self._files())
         excess_bytes = sum(size for _, size, _ in oldest_first) - self._limit_bytes
         for _, size, file in oldest_first:
@@ -136,7 +136,7 @@ class Cache:
             excess_bytes -= size
 
     def _files(self) -> Iterator[tuple[int, int, Path]]:
-        """Yield time of change, bytes and path of each document, those of writers that were killed included."""
+        """Yield modification time, bytes and path of each document, including partial files of killed writers."""
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.endswith((".json", ".part")):

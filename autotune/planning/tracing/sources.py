@@ -1,4 +1,4 @@
-"""The state of the code that traces, so that traces by other code are not taken for its own."""
+"""Hashes the source code that traces, so that cached traces of other versions of it are not used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _DIGITS = 16
 
 @cache
 def source_digest() -> str:
-    """Return a hash of the packages that a trace runs through."""
+    """Return a hash of the packages whose code a trace depends on."""
     return digest_of(Path(__file__).parents[2])
 
 
 def digest_of(package: Path) -> str:
-    """Return a hash of those packages in a directory, sub-packages included."""
+    """Return a hash of these packages in a directory, sub-packages included."""
     digest = hashlib.sha256()
     for name in ("core", "step", "trainers", "virtual"):
         for file in sorted((package / name).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Where traces come from: from the disk where they are kept, else from whoever runs them."""
+"""Returns traces from memory or the cache on disk, and runs the missing ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.probing.tracing import Traced, Untraceable
 
 Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
-"""Runs traces; what comes back is in the order of the requests, and may come one by one."""
+"""Runs traces; the results are in the order of the requests and may arrive one by one."""
 
 
 class Traces:
@@ -27,7 +27,7 @@ class Traces:
 
     @property
     def count(self) -> int:
-        """How many traces there are."""
+        """Number of traces."""
         return len(self._known)
 
     @property
@@ -56,7 +56,7 @@ class Traces:
             yield from self._tracer(requests)
 
     def _key(self, request: TraceRequest) -> str:
-        # The model is known by its fingerprint, wherever it lies.
+        # The model is identified by its fingerprint, not by its path.
         return fingerprint("trace", replace(request, model=ModelSource("")), self._identity)
 
     def _keep(self, key: str, traced: Traced) -> None:
