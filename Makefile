@@ -23,7 +23,7 @@ PROBE_OUTPUT := autotune-small
 # use too make steps many times slower.
 PROBE_THREADS := 1
 
-.PHONY: probe test test-lowest lint gpu clean
+.PHONY: probe test test-wheel test-lowest lint gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -32,6 +32,9 @@ probe: $(READY) $(SMALL)/data.jsonl
 # Two workers: a test that waits for a process leaves its core to the other.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-wheel:
+	PYTHON='$(PYTHON)' .ci/test-wheel
 
 test-lowest: $(LOWEST_READY)
 	$(LOWEST_BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist loadfile
