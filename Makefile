@@ -3,10 +3,15 @@
 # The first Python that is new enough; `make PYTHON=/path/to/python` names another.
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) and print(sys.executable)
 PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(shell $(name) -c '$(NEW_ENOUGH)' 2>/dev/null)))
+# The lowest versions are tested with the lowest Python; `make test-lowest LOWEST_PYTHON=/path/to/python3.11` names it.
+LOWEST := import sys; sys.version_info[:2] == (3, 11) and print(sys.executable)
+LOWEST_PYTHON ?= $(firstword $(foreach name,python3 python3.11,$(shell $(name) -c '$(LOWEST)' 2>/dev/null)))
 EXTRAS := dev,liger,quantization
 
 BIN := .venv/bin
 READY := .venv/ready
+LOWEST_BIN := .venv-lowest/bin
+LOWEST_READY := .venv-lowest/ready
 
 # The run that the README shows.
 SMALL := examples/build/small
@@ -18,7 +23,7 @@ PROBE_OUTPUT := autotune-small
 # use too make steps many times slower.
 PROBE_THREADS := 1
 
-.PHONY: probe test lint gpu clean
+.PHONY: probe test test-wheel test-lowest lint gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -27,6 +32,12 @@ probe: $(READY) $(SMALL)/data.jsonl
 # Two workers: a test that waits for a process leaves its core to the other.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-wheel:
+	PYTHON='$(PYTHON)' .ci/test-wheel
+
+test-lowest: $(LOWEST_READY)
+	$(LOWEST_BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -39,15 +50,23 @@ gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu.suite
 
 clean:
-	rm -rf .venv examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-lowest examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
 
 # torch goes first, in a call of its own: a CPU build that is offered beside the default one is taken, and stays.
+define install
+$(1) -m venv $(2)
+$(2)/bin/python -m pip install --quiet --constraint $(3) torch
+$(2)/bin/python -m pip install --quiet --constraint $(3) --editable '.[$(EXTRAS)]'
+touch $(2)/ready
+endef
+
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	touch $(READY)
+	$(call install,$(PYTHON),.venv,constraints.txt)
+
+$(LOWEST_READY): pyproject.toml constraints-lowest.txt
+	@test -n "$(LOWEST_PYTHON)" || { echo 'Python 3.11 is needed: make LOWEST_PYTHON=/path/to/python3.11' >&2; exit 1; }
+	$(call install,$(LOWEST_PYTHON),.venv-lowest,constraints-lowest.txt)

@@ -11,12 +11,12 @@ from pathlib import Path
 from autotune.errors import InputError
 
 REQUIRED: Mapping[str, str] = {
-    "torch": ">=2.8",
-    "transformers": ">=5.8,<6",
-    "trl": ">=1.15,<2",
+    "torch": ">=2.13",
+    "transformers": ">=5.21,<6",
+    "trl": ">=1.16,<2",
     "accelerate": ">=1.10.1",
-    "peft": ">=0.19",
-    "datasets": ">=4.7",
+    "peft": ">=0.20",
+    "datasets": ">=4.8.4",
     "optuna": ">=5,<6",
 }
 """Required distributions and versions; the same as in ``pyproject.toml``, which a test checks."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 Build = Callable[..., Any]
 TrainAlone = Callable[[str], subprocess.CompletedProcess[str]]
@@ -118,9 +121,10 @@ def test_the_other_ways_to_checkpoint_train(build: Build, keys: dict[str, object
     build(gradient_checkpointing=True, gradient_checkpointing_kwargs=keys).train()
 
 
-def test_selective_checkpointing_fails_on_adapters(build: Build) -> None:
+def test_selective_checkpointing_fails_on_adapters_since_transformers_5_23(build: Build) -> None:
     model = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear"}
-    with pytest.raises(ValueError, match="selective"):
+    fails = Version(metadata.version("transformers")) >= Version("5.23")
+    with pytest.raises(ValueError, match="selective") if fails else nullcontext():
         build(model=model, gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True}).train()
 
 

@@ -87,7 +87,7 @@ def test_the_environment_tells_the_versions_that_figures_depend_on() -> None:
 
 def test_software_that_is_too_old_ends_the_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "installed_packages", lambda: {**installed_packages(), "trl": "0.24.0"})
-    with pytest.raises(InputError, match=r"trl 0\.24\.0 is installed; autotune needs trl>=1\.15,<2"):
+    with pytest.raises(InputError, match=r"trl 0\.24\.0 is installed; autotune needs trl>=1\.16,<2"):
         machine("cpu")
 
 

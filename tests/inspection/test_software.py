@@ -41,13 +41,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(name: str)
     assert caught.value.hint == f"Run: pip install '{name}{REQUIRED[name]}'"
 
 
-@pytest.mark.parametrize(("name", "version"), [("trl", "1.14.2"), ("trl", "2.0.0"), ("optuna", "4.5.0")])
+@pytest.mark.parametrize(("name", "version"), [("trl", "1.15.0"), ("trl", "2.0.0"), ("optuna", "4.5.0")])
 def test_a_version_outside_the_range_is_refused(name: str, version: str) -> None:
     with pytest.raises(InputError, match=f"{name} {version} is installed"):
         check_required({**GOOD, name: version})
 
 
-@pytest.mark.parametrize("version", ["1.16.0.dev0", "1.99.0"])
+@pytest.mark.parametrize("version", ["1.17.0.dev0", "1.99.0"])
 def test_a_development_version_within_the_range_will_do(version: str) -> None:
     check_required({**GOOD, "trl": version})
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
+from transformers import masking_utils
 from transformers.masking_utils import (
     and_masks,
     causal_mask_function,
-    packed_sequence_compatibility_function,
+    packed_sequence_mask_function,
     padding_mask_function,
     sliding_window_causal_mask_function,
 )
@@ -23,10 +24,20 @@ BLOCK = (128, 128)
 DOCUMENTS = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 400, 150, 50])).expand(BATCH, -1)
 POSITIONS = torch.cat([torch.arange(length) for length in (100, 400, 150, 50)]).expand(BATCH, -1)
 NOT_PADDED = torch.arange(QUERIES).expand(BATCH, -1) < torch.tensor([[700], [200]])
+
+
+def packed(positions: torch.Tensor, documents: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Return transformers' mask of rows that hold several documents; before 5.23 it did not look at positions."""
+    mask: Callable[..., torch.Tensor] = and_masks(causal_mask_function, packed_sequence_mask_function(documents))
+    if hasattr(masking_utils, "packed_sequence_compatibility_function"):
+        mask = masking_utils.packed_sequence_compatibility_function(causal_mask_function, positions, documents)
+    return mask
+
+
 MASKS: dict[str, Callable[..., torch.Tensor]] = {
     "causal": causal_mask_function,
     "window": sliding_window_causal_mask_function(200),
-    "documents": packed_sequence_compatibility_function(causal_mask_function, POSITIONS, DOCUMENTS),
+    "documents": packed(POSITIONS, DOCUMENTS),
     "padding": and_masks(causal_mask_function, padding_mask_function(NOT_PADDED)),
 }
 
@@ -56,7 +67,7 @@ def test_masks_over_tensors_of_a_trace_are_found_from_their_known_values() -> No
 
     def fn(device: torch.device) -> None:
         documents, positions = adopt(batch)
-        mask = packed_sequence_compatibility_function(causal_mask_function, positions, documents)
+        mask = packed(positions, documents)
         counts.append(count_blocks(mask, (BATCH, 1, QUERIES, QUERIES), BLOCK))
 
     trace(fn, target="cpu")

@@ -1,0 +1,49 @@
+"""Continuous integration runs what a developer runs, and reports of faults bring what is needed to look into them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / ".ci").iterdir())
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
+FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
+
+
+def read(file: Path) -> Any:
+    """Return what a YAML file says."""
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.name)
+def test_a_script_says_what_it_is_for_and_stops_at_the_first_failure(script: Path) -> None:
+    first, reason, *rest = script.read_text(encoding="utf-8").splitlines()
+    assert first == "#!/usr/bin/env bash"
+    assert reason.startswith("# ")
+    assert next(line for line in rest if not line.startswith("#")) == "set -euo pipefail"
+    assert os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda file: file.name)
+def test_a_workflow_runs_nothing_but_a_script_that_a_developer_can_run(workflow: Path) -> None:
+    steps = [step for job in read(workflow)["jobs"].values() for step in job["steps"]]
+    commands = [step["run"] for step in steps if "run" in step]
+    assert commands
+    assert {ROOT / command.split()[0] for command in commands} <= set(SCRIPTS)
+
+
+def test_a_hook_before_a_commit_names_no_version_of_a_tool() -> None:
+    assert [repository["repo"] for repository in read(ROOT / ".pre-commit-config.yaml")["repos"]] == ["local"]
+
+
+@pytest.mark.parametrize("form", ["crash.yml", "wrong-promise.yml"])
+def test_who_reports_a_fault_is_asked_for_the_command_the_versions_and_the_result(form: str) -> None:
+    questions = {question["id"]: question for question in read(FORMS / form)["body"]}
+    assert "result.json" in questions["result"]["attributes"]["description"]
+    for asked in ("command", "versions"):
+        assert questions[asked]["validations"]["required"] is True

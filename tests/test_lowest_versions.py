@@ -1,0 +1,55 @@
+"""The versions that `make test-lowest` installs are the lowest that pyproject.toml allows."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# No test connects to a PostgreSQL server, so that `make test-lowest` leaves this extra out, as `make test` does.
+NOT_TESTED = {"postgres"}
+
+
+def pins() -> dict[str, Version]:
+    """Return what is pinned, by name; a line that pins no single version fails."""
+    lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    found: dict[str, Version] = {}
+    for requirement in (Requirement(line) for line in lines if not line.startswith("#")):
+        (pin,) = requirement.specifier
+        assert pin.operator == "=="
+        found[canonicalize_name(requirement.name)] = Version(pin.version)
+    return found
+
+
+def required() -> list[Requirement]:
+    """Return what autotune and its extras require."""
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *(line for name in extras if name not in NOT_TESTED for line in extras[name])]
+    return [Requirement(line) for line in lines]
+
+
+def lower_bounds(requirement: Requirement) -> list[Version]:
+    """Return the lower bounds of a requirement: one, or none."""
+    return [Version(part.version) for part in requirement.specifier if part.operator == ">="]
+
+
+@pytest.mark.parametrize(
+    "requirement", [one for one in required() if lower_bounds(one)], ids=lambda requirement: requirement.name
+)
+def test_the_lower_bound_of_a_requirement_is_the_version_that_is_tested(requirement: Requirement) -> None:
+    assert lower_bounds(requirement) == [pins()[canonicalize_name(requirement.name)]]
+
+
+def test_everything_that_autotune_imports_has_a_lower_bound() -> None:
+    dependencies = map(Requirement, PROJECT["dependencies"])
+    assert [requirement.name for requirement in dependencies if not lower_bounds(requirement)] == []
+
+
+def test_every_build_of_a_pinned_version_will_do() -> None:
+    assert [name for name, version in pins().items() if version.local] == []
