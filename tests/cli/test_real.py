@@ -12,7 +12,6 @@ import pytest
 
 from autotune.core.catalogue import CatalogueRow
 from autotune.core.codec import decode
-from autotune.techniques import catalogue
 
 AUTOTUNE = (sys.executable, "-m", "autotune")
 
@@ -25,7 +24,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here() -> None:
     done = run("techniques", "--device", "cpu", "--json")
     rows = [decode(CatalogueRow, item) for item in json.loads(done.stdout)]
-    assert {row.knob for row in rows} == {technique.name for technique in catalogue()}
+    assert {row.knob for row in rows} == {technique.name for technique in find_trainer("sft").techniques}
     missing = [option for row in rows for option in row.options if not option.available]
     assert missing
     assert all(option.reason for option in missing)
