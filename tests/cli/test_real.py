@@ -12,6 +12,7 @@ import pytest
 
 from autotune.core.catalogue import CatalogueRow
 from autotune.core.codec import decode
+from autotune.trainers import trainers
 
 AUTOTUNE = (sys.executable, "-m", "autotune")
 
@@ -21,10 +22,11 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*AUTOTUNE, *words], check=False, capture_output=True, text=True, timeout=120)
 
 
-def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here() -> None:
-    done = run("techniques", "--device", "cpu", "--json")
+@pytest.mark.parametrize("trainer", trainers())
+def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here(trainer: str) -> None:
+    done = run("techniques", "--trainer", trainer, "--device", "cpu", "--json")
     rows = [decode(CatalogueRow, item) for item in json.loads(done.stdout)]
-    assert {row.knob for row in rows} == {technique.name for technique in find_trainer("sft").techniques}
+    assert [row.knob for row in rows] == [technique.name for technique in trainers()[trainer].techniques]
     missing = [option for row in rows for option in row.options if not option.available]
     assert missing
     assert all(option.reason for option in missing)
