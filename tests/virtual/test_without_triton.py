@@ -23,7 +23,7 @@ from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.virtual import trace
 
 args = {"per_device_train_batch_size": 2, "max_length": 64, "bf16": True}
-steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), TracedRows([64]))
+steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), TracedRows([(64,)]))
 traced = trace(steps)
 names = Counter(operator.name for operator in traced.operators)
 print(json.dumps({"bytes": [event.change_bytes for event in traced.events], "operators": names}))
