@@ -42,6 +42,11 @@ def long_prompt_rows(texts: Sequence[str]) -> Rows:
     return [{"prompt": f"{text} :", "completion": f" answer {i}"} for i, text in enumerate(texts)]
 
 
+def prompt_rows(texts: Sequence[str]) -> Rows:
+    """Return the texts as prompts, with a column that only a reward function reads."""
+    return [{"prompt": text, "solution": f"{i}"} for i, text in enumerate(texts)]
+
+
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(texts, reversed(texts), strict=True))
 
@@ -54,6 +59,8 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
         "conversations": conversations_rows,
         "input_ids": token_rows,
     },
+    "grpo": {"prompt": prompt_rows},
+    "rloo": {"prompt": prompt_rows},
     "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
 }
 """What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""
