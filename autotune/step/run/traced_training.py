@@ -173,7 +173,7 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 self.accelerator.device_placement, placed = False, self.accelerator.device_placement
                 batches = list(super().get_train_dataloader())
                 self.accelerator.device_placement = placed
-                self.noted.worst_rows, self.noted.worst_tokens = known.collated(batches[0])
+                self.noted.worst_rows, self.noted.worst_tokens = known.loaded(self, batches[0])
                 return _Batches(batches)
 
         def read_batch(self, rows: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from autotune.step.run.followed import followed
 from autotune.step.run.progress import Progress
 from autotune.step.run.timing import WholeStep
 from autotune.step.trainers import adapter
+from autotune.step.trainers.base import Drawing
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import micro_batches_of, rows_of
 
@@ -32,10 +32,9 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     """
     known = adapter(request.plan.trainer)
     rows = known.cut(load_from_disk(request.tokenized_directory), request.plan)
-    step = step_size(request.plan)
     trainer = build_trainer(request, rows, folder, progress)
+    step = step_size(request.plan, known.drawing(trainer))
     packed_from = len(rows) if known.packs(trainer.args) else None
-    step = replace(step, drawing=known.drawing(trainer))
     batches = plan_batches(
         known.sizes(trainer), step, known.collation(trainer), request.schedule, request.seed, packed_from
     )
@@ -49,9 +48,9 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     return trainer
 
 
-def step_size(plan: TrainingPlan) -> StepSize:
+def step_size(plan: TrainingPlan, drawing: Drawing | None = None) -> StepSize:
     """Return the rows and micro-batches of an optimizer step, which every plan contains."""
-    return StepSize(rows_of(plan), micro_batches_of(plan))
+    return StepSize(rows_of(plan), micro_batches_of(plan), drawing)
 
 
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:

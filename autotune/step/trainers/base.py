@@ -182,6 +182,10 @@ class Adapter(ABC):
     def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of the tensor of a micro-batch."""
 
+    def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
+        """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""
+        return self.collated(batch)
+
     @abstractmethod
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float

@@ -23,7 +23,6 @@ from autotune.trainers.generating import (
     OLD_PASS,
     REFERENCE_PASS,
     SCORING,
-    TRACED_GENERATION,
     steps_per_generation,
 )
 from autotune.trainers.geometry import micro_batches_of
@@ -60,6 +59,8 @@ def following(trainer: type[Any], module: ModuleType, plan: TrainingPlan) -> typ
             self._wanted: list[int] = []
 
         def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
+            if self.args.train_sampling_strategy != "sequential":
+                return super()._get_train_sampler(dataset)
             return SequentialSampler(self.train_dataset if dataset is None else dataset)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,12 +231,16 @@ class Generating(Adapter):
         return dict.fromkeys(trainer.passes, share)
 
     def collated(self, inputs: Any) -> tuple[int, int]:
-        """Return rows and tokens of a micro-batch, given its tensors or the rows of its generation batch."""
-        if isinstance(inputs, Mapping):
-            rows, prompt = inputs[PROMPT].shape
-            return rows, rows * (prompt + inputs[COMPLETION].shape[1])
-        tokens = max(len(row[PROMPT]) for row in inputs) + max(row[_WANTED] for row in inputs)
-        return len(inputs) // TRACED_GENERATION, len(inputs) // TRACED_GENERATION * tokens
+        """Return rows and tokens of the ids of prompts and completions."""
+        rows, prompt = inputs[PROMPT].shape
+        return rows, rows * (prompt + inputs[COMPLETION].shape[1])
+
+    def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
+        """Return rows and tokens of a micro-batch that is trained on the completions of a generation batch."""
+        rows, collation = trainer.args.per_device_train_batch_size, self.collation(trainer)
+        completion = max(row.get(_WANTED) or min(trainer.assumed_tokens, trainer.max_completion_length) for row in batch)
+        prompt = max(len(row[PROMPT]) for row in batch)
+        return rows, rows * sum(-(-tokens // collation.multiple) * collation.multiple for tokens in (prompt, completion))
 
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
