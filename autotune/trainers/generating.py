@@ -83,7 +83,7 @@ class Generating(Trainer):
             tokens=rows * (documents.tokens / documents.rows + assumed.mean),
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.launch.processes),
-            rows=documents.rows * copies,
+            rows=documents.rows * copies * (uses // steps_per_generation(plan)),
             apart=tuple(
                 # The two passes go through the generation batch in chunks of a micro-batch's size.
                 PhaseGeometry(name, worst, typical, micro_batches / uses * steps_per_generation(plan))

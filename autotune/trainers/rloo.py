@@ -17,7 +17,7 @@ class LeaveOneOut(Generating):
     fields = frozenset({
         "beta", "cache_implementation", "chat_template_kwargs", "disable_dropout", "ds3_gather_for_generation",
         "epsilon", "epsilon_high", "generation_batch_size", "generation_kwargs", "log_completions",
-        "log_completions_hub_repo", "log_multimodal", "log_unique_prompts", "mask_truncated_completions",
+        "log_multimodal", "log_unique_prompts", "mask_truncated_completions",
         "max_completion_length", "min_p", "model_init_kwargs", "normalize_advantages", "num_completions_to_print",
         "num_generations", "num_generations_eval", "num_iterations", "pad_to_multiple_of", "ref_model_mixup_alpha",
         "ref_model_sync_steps", "repetition_penalty", "reward_clip_range", "reward_weights", "router_aux_loss_coef",
@@ -35,7 +35,7 @@ class LeaveOneOut(Generating):
             "temperature", "top_k", "top_p",
         }),
         without_effect=frozenset({
-            "chat_template_kwargs", "log_completions", "log_completions_hub_repo", "log_multimodal",
+            "chat_template_kwargs", "log_completions", "log_multimodal",
             "log_unique_prompts", "model_init_kwargs", "num_completions_to_print", "num_generations_eval",
             "ref_model_mixup_alpha", "ref_model_sync_steps", "shuffle_dataset", "trust_remote_code",
         }),

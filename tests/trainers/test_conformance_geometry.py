@@ -110,9 +110,15 @@ def real(found: Prepared, plan: TrainingPlan, folder: Path) -> Real:
     loader = built.get_train_dataloader()
     epochs = max(EPOCHS, -(-MICRO_BATCHES // len(loader)))
     batches = [[found.adapter.loaded(built, batch) for batch in loader] for _ in range(epochs)]
-    copies = found.adapter.drawing(built).copies
+    yielded = rows_yielded(found, plan, built)
     tokens = int(found.adapter.sizes(built).tokens.sum())
-    return Real(len(built.train_dataset) * copies, batches, tokens * copies, built)
+    return Real(len(built.train_dataset) * yielded, batches, tokens * yielded, built)
+
+
+def rows_yielded(found: Prepared, plan: TrainingPlan, built: Any) -> int:
+    """Return how many rows of micro-batches each row of the dataset makes in an epoch."""
+    drawing = found.adapter.drawing(built)
+    return drawing.uses * rows_of(plan) // drawing.rows
 
 
 def legal(found: Prepared, choices: Choices) -> tuple[TrainingPlan, BatchGeometry]:
@@ -165,7 +171,7 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
     kept = token_coverage(found.candidate(choices), found.setting) * documents.tokens
     generated = found.adapter.sizes(seen.built).generated
     if generated is not None:
-        kept = (kept + generated.sum()) * found.adapter.drawing(seen.built).copies
+        kept = (kept + generated.sum()) * rows_yielded(found, plan, seen.built)
     assert seen.tokens == pytest.approx(kept, rel=1e-9)
     assert said.tokens * seen.rows / rows == pytest.approx(seen.tokens, rel=1e-9)
 

@@ -19,8 +19,8 @@ _CHUNK_TOKENS = 4096
 def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
     """Return the shapes to trace so that the shapes of the geometries can be extrapolated from them."""
     chosen = [geometry for geometry in geometries if geometry.layout is layout]
-    sized = [item for geometry in chosen for item in (geometry, *geometry.apart)]
-    shapes = {shape for item in sized for shape in (item.worst, item.typical)}
+    shapes = {shape for geometry in chosen for shape in (geometry.worst, geometry.typical)}
+    shapes |= {shape for geometry in chosen for item in geometry.apart for shape in (item.worst, item.typical)}
     # The head sees the tokens of all sequences of a row.
     chunk_tokens = _CHUNK_TOKENS // chosen[0].sequences
     most_tokens = round(max(shape.rows * shape.tokens for shape in shapes))

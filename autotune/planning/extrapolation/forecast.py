@@ -78,9 +78,9 @@ class Forecast:
             for part, time in self.times.items()
         }
         found = replace(self, stretches=stretches, times=times)
-        of_phase = max((sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase), default=0)
+        totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
         # What the allocator reserves beyond goes with the phase that needs the most.
-        return replace(found, unused_bytes=other.unused_bytes) if of_phase == found.peak_bytes else found
+        return replace(found, unused_bytes=other.unused_bytes) if found.peak_bytes in totals else found
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:

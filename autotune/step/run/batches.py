@@ -153,7 +153,7 @@ def plan_batches(
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
     tokens = sizes.tokens[chosen].sum(axis=1) * share
     return Batches(
-        population=population * step.drawn.copies,
+        population=population * step.drawn.uses * step.rows // drawn_at_once,
         rows=step.rows,
         step_micro_batches=micro_batches,
         order=np.repeat(np.repeat(chosen, step.drawn.copies, axis=1), uses, axis=0),

@@ -98,7 +98,7 @@ class Adapter(ABC):
         return {"max_length": None, "gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
-        """Return the arguments that TRL would derive from the number of micro-batches in a step, of which few are run."""
+        """Return the arguments that TRL derives from the number of micro-batches in a step, of which few are run."""
         return {}
 
     def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:

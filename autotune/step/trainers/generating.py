@@ -28,6 +28,8 @@ from autotune.trainers.generating import (
 from autotune.trainers.geometry import micro_batches_of
 from autotune.virtual.generation import short_generation
 
+_Trl: Any = object
+"""Stands for TRL's trainer, which comes after in the order of bases."""
 _TOKEN = 5
 PROMPT, COMPLETION = "prompt_ids", "completion_ids"
 _WANTED = "autotune_completion_tokens"
@@ -35,97 +37,103 @@ _WANTED = "autotune_completion_tokens"
 _RUN_CHUNKS = 2
 
 
-def following(trainer: type[Any], module: ModuleType, plan: TrainingPlan) -> type[Any]:
-    """Return a subclass of TRL's trainer that takes tokenised prompts with the lengths of their completions.
+class _OnTokenizedPrompts(_Trl):
+    """TRL's trainer on tokenised prompts with the lengths of their completions.
 
     Each row says how many tokens its completion is to have: the model generates until the longest of them is done, and
     the others are cut. Where only some micro-batches of a step are run, TRL's count of micro-batches goes on as if all
     were, and its decisions are those of whole steps.
 
-    Args:
+    Attributes:
+        plan: what is trained.
         module: the module of TRL's trainer, whose reference model is built like the trained one.
+        left_out: micro-batches of a step that are not run.
+        run_chunks: most chunks of a pass over a generation batch that are run, or None for all.
     """
 
-    class Following(trainer):
-        left_out = 0
-        run_chunks: int | None = None
-        assumed_tokens = round(plan.completions.mean) if plan.completions else 1
+    plan: TrainingPlan
+    module: ModuleType
+    left_out = 0
+    run_chunks: int | None = None
 
-        def __init__(self, *args: Any, make_reference: MakeModel | None = None, **kwargs: Any) -> None:
-            with _instead(module, "create_model_from_path", make_reference and (lambda *_, **__: make_reference())):
-                super().__init__(*args, **kwargs)
-            self._trained = 0
-            self._prompt_ids: list[list[int]] = []
-            self._wanted: list[int] = []
+    def __init__(self, *args: Any, make_reference: MakeModel | None = None, **kwargs: Any) -> None:
+        with _instead(self.module, "create_model_from_path", make_reference and (lambda *_, **__: make_reference())):
+            super().__init__(*args, **kwargs)
+        self._trained = 0
+        self._prompt_ids: list[list[int]] = []
+        self._wanted: list[int] = []
 
-        def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
-            if self.args.train_sampling_strategy != "sequential":
-                return super()._get_train_sampler(dataset)
-            return SequentialSampler(self.train_dataset if dataset is None else dataset)
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
+        if self.args.train_sampling_strategy != "sequential":
+            return super()._get_train_sampler(dataset)
+        return SequentialSampler(self.train_dataset if dataset is None else dataset)
 
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().training_step(*args, **kwargs)
-            self._trained += 1
-            if self._trained % self.args.gradient_accumulation_steps == 0:
-                self._step += self.left_out
-            return loss
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        self._trained += 1
+        if self._trained % self.args.gradient_accumulation_steps == 0:
+            self._step += self.left_out
+        return loss
 
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-            rows = [dict(row) for row in inputs]
-            self._prompt_ids = [row.pop(PROMPT) for row in rows]
-            self._wanted = [row.pop(_WANTED) for row in rows]
-            run, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, micro_batches_of(plan)
-            self._passes = iter(self.passes)
-            try:
-                return super()._generate_and_score_completions(rows)
-            finally:
-                self.args.gradient_accumulation_steps = run
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
+        rows = [dict(row) for row in inputs]
+        self._prompt_ids = [row.pop(PROMPT) for row in rows]
+        self._wanted = [row.pop(_WANTED) for row in rows]
+        run, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, micro_batches_of(self.plan)
+        self._passes = iter(self.passes)
+        try:
+            return super()._generate_and_score_completions(rows)
+        finally:
+            self.args.gradient_accumulation_steps = run
 
-        @property
-        def passes(self) -> tuple[str, ...]:
-            """The passes over a generation batch, in TRL's order."""
-            old = (OLD_PASS,) if compares_with_old(plan) else ()
-            return (*old, *((REFERENCE_PASS,) if self.beta else ()))
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The passes over a generation batch, in TRL's order."""
+        old = (OLD_PASS,) if compares_with_old(self.plan) else ()
+        return (*old, *((REFERENCE_PASS,) if self.beta else ()))
 
-        def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-            return self._prompt_ids, None, {}
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        return self._prompt_ids, None, {}
 
-        def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-            longest = max(self._wanted)
-            self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
-            with short_generation():
-                made = super()._generate_single_turn(*args, **kwargs)
-            # GRPO returns log-probabilities of the sampler beside the completions, RLOO does not.
-            completions, *beside = made if isinstance(made, tuple) else (made,)
-            cut = [ids[:tokens] for ids, tokens in zip(completions, self._wanted, strict=True)]
-            return (cut, *beside) if beside else cut
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        longest = max(self._wanted)
+        self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+        with short_generation():
+            made = super()._generate_single_turn(*args, **kwargs)
+        # GRPO returns log-probabilities of the sampler beside the completions, RLOO does not.
+        completions, *beside = made if isinstance(made, tuple) else (made,)
+        cut = [ids[:tokens] for ids, tokens in zip(completions, self._wanted, strict=True)]
+        return (cut, *beside) if beside else cut
 
-        def _get_per_token_logps_and_entropies(
-            self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
-        ) -> Any:
-            # Only the passes over a generation batch go through it in chunks.
-            if batch_size is None or torch.is_grad_enabled():
-                return super()._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size, **kwargs)
-            run = self.old_pass if next(self._passes) == OLD_PASS else self.reference_pass
-            return run(model, ids, mask, kept, batch_size, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
+        # Only the passes over a generation batch go through it in chunks.
+        if batch_size is None or torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size, **kwargs)
+        run = self.old_pass if next(self._passes) == OLD_PASS else self.reference_pass
+        return run(model, ids, mask, kept, batch_size, **kwargs)
 
-        def old_pass(self, *args: Any, **kwargs: Any) -> Any:
-            """Compute the log-probabilities of the model before the update."""
-            return self._pass(*args, **kwargs)
+    def old_pass(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the log-probabilities of the model before the update."""
+        return self._pass(*args, **kwargs)
 
-        def reference_pass(self, *args: Any, **kwargs: Any) -> Any:
-            """Compute the log-probabilities of the reference."""
-            return self._pass(*args, **kwargs)
+    def reference_pass(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the log-probabilities of the reference."""
+        return self._pass(*args, **kwargs)
 
-        def _pass(self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int, **kwargs: Any) -> Any:
-            run = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
-            found, *others = super()._get_per_token_logps_and_entropies(
-                model, ids[:run], mask[:run], kept, batch_size, **kwargs
-            )
-            missing = found.new_zeros(len(ids) - run, *found.shape[1:])
-            return (torch.cat([found, missing]) if run < len(ids) else found, *others)
+    def _pass(self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int, **kwargs: Any) -> Any:
+        run = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
+        found, *others = super()._get_per_token_logps_and_entropies(
+            model, ids[:run], mask[:run], kept, batch_size, **kwargs
+        )
+        missing = found.new_zeros(len(ids) - run, *found.shape[1:])
+        return (torch.cat([found, missing]) if run < len(ids) else found, *others)
 
-    return Following
+    @property
+    def assumed_tokens(self) -> int:
+        """Tokens of a completion whose length is not known."""
+        return round(self.plan.completions.mean) if self.plan.completions else 1
 
 
 class Generating(Adapter):
@@ -187,7 +195,7 @@ class Generating(Adapter):
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised prompts."""
-        return following(self.trainer, self.module, plan)
+        return type(self.trainer.__name__, (_OnTokenizedPrompts, self.trainer), {"plan": plan, "module": self.module})
 
     def drawing(self, trainer: Any) -> Drawing:
         """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion."""
@@ -238,9 +246,9 @@ class Generating(Adapter):
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return rows and tokens of a micro-batch that is trained on the completions of a generation batch."""
         rows, collation = trainer.args.per_device_train_batch_size, self.collation(trainer)
-        completion = max(row.get(_WANTED) or min(trainer.assumed_tokens, trainer.max_completion_length) for row in batch)
-        prompt = max(len(row[PROMPT]) for row in batch)
-        return rows, rows * sum(-(-tokens // collation.multiple) * collation.multiple for tokens in (prompt, completion))
+        assumed = min(trainer.assumed_tokens, trainer.max_completion_length)
+        widths = max(len(row[PROMPT]) for row in batch), max(row.get(_WANTED, assumed) for row in batch)
+        return rows, rows * sum(-(-tokens // collation.multiple) * collation.multiple for tokens in widths)
 
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
