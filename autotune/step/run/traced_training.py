@@ -127,8 +127,10 @@ def _build(
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
+    configured = known.head.configured(model_config, model_config.model_type)
+
     def make_model() -> Any:
-        return virtual_model(model_config, kwargs, quantization_config(plan), device)
+        return virtual_model(configured, kwargs, quantization_config(plan), device)
 
     return _traced(known, plan)(
         model=make_model(),

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
+from transformers import AutoProcessor
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.models.heads import LANGUAGE_MODEL, Head
 from autotune.step.rows import Counts, RowSizes
 
 MakeModel = Callable[[], Any]
@@ -55,6 +57,8 @@ class Adapter(ABC):
     Class attributes:
         name: the trainer's name.
         config, trainer: TRL's classes.
+        head: what it trains on top of a model's layers, which determines the model's class.
+        processor: transformers' class by which it loads the tokenizer.
         columns: columns of tokenised rows, each of lists of numbers.
         methods: by the name of a phase of the step program, the trainer's method that forms that phase.
     """
@@ -62,6 +66,8 @@ class Adapter(ABC):
     name: ClassVar[str]
     config: ClassVar[type[Any]]
     trainer: ClassVar[type[Any]]
+    head: ClassVar[Head] = LANGUAGE_MODEL
+    processor: ClassVar[type[Any]] = AutoProcessor
     columns: ClassVar[tuple[str, ...]]
     methods: ClassVar[Mapping[str, str]] = {}
 
