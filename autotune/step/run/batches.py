@@ -99,7 +99,12 @@ def plan_batches(
         sizes: sizes of the rows that the trainer iterates over, after packing and dropping.
         seed: seed of the order of typical batches.
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
+
+    Raises:
+        ValueError: the trainer has dropped every row.
     """
+    if not len(sizes.tokens):
+        raise ValueError("the trainer drops every row of the dataset")
     population, in_step = len(sizes.tokens), step.run(whole=schedule.whole_steps)
     worst = worst_order(sizes, step.rows, collation)
     room = _after_others(in_step)
