@@ -32,7 +32,7 @@ _FINGERPRINT_DIGITS = 16
 def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProfile:
     """Return the profile of a model, built without storage."""
     text = config.get_text_config()
-    architecture = model_class(source, config)
+    architecture = model_class(config)
     model = meta_model(architecture, config)
     experts = [getattr(text, name, None) for name in _EXPERT_COUNTS]
     directory = Path(source.name)

@@ -121,7 +121,12 @@ def plan_batches(
         sizes: sizes of the rows that the trainer iterates over, after packing and dropping.
         seed: seed of the order of typical batches.
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
+
+    Raises:
+        ValueError: the trainer has dropped every row.
     """
+    if not len(sizes.tokens):
+        raise ValueError("the trainer drops every row of the dataset")
     whole, drawn_at_once = schedule.whole_steps, step.drawn.rows
     micro_batches, uses = step.run(whole=whole), step.run_uses(whole=whole)
     schedule = _of_draws(schedule, uses)

@@ -128,8 +128,10 @@ def _build(
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
+    configured = known.head.configured(model_config, model_config.model_type)
+
     def make_model() -> Any:
-        model = virtual_model(model_config, kwargs, quantization_config(plan), device)
+        model = virtual_model(configured, kwargs, quantization_config(plan), device)
         if not is_tracing():
             _draw_weights(model)
         return model
