@@ -25,11 +25,20 @@ class RowSizes:
         lengths: tokens of each sequence that a row passes through the model, after truncation; shape (rows, sequences).
         trainable: tokens per row that the loss counts; shape (rows,).
         documents: documents per row according to the ``seq_lengths`` of packing, or None without that column.
+        beside: tokens of the sequence that each row passes through models without gradients, in a tensor of its own,
+            after truncation; shape (rows,). None without one.
     """
 
     lengths: Counts
     trainable: Counts
     documents: Counts | None = None
+    beside: Counts | None = None
+
+    def first(self, count: int) -> RowSizes:
+        """Return the sizes of the first ``count`` rows."""
+        documents = self.documents[:count] if self.documents is not None else None
+        beside = self.beside[:count] if self.beside is not None else None
+        return RowSizes(self.lengths[:count], self.trainable[:count], documents, beside)
 
     @property
     def tokens(self) -> Counts:

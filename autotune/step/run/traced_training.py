@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from autotune.core.plan import TrainingPlan
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
-from autotune.step.rows import Counts, RowSizes
+from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize, drawn, worst_order
 from autotune.step.run.phases import tell_phases
 from autotune.step.run.training import run_arguments
@@ -102,6 +102,7 @@ def traced_training(
             trainer = _build(known, plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
+            known.watch(trainer, phase)
             _choose_batches(trainer, rows, known)
             trainer.train()
 
@@ -226,7 +227,7 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     sizes, packed = known.sizes(trainer), known.packs(trainer.args)
     population = len(sizes.tokens)
     first_typical = 0 if packed else min(len(rows.worst), population)
-    worst = worst_order(sizes if packed else _first(sizes, first_typical), step.rows, known.collation(trainer))[0]
+    worst = worst_order(sizes if packed else sizes.first(first_typical), step.rows, known.collation(trainer))[0]
     order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
     if rows.typical:
         in_step = step.rows * step.micro_batches
@@ -235,7 +236,3 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     chosen = np.concatenate(order)
     trainer.noted.tokens = sizes.tokens[chosen].reshape(-1, step.micro_batches, step.rows).sum(axis=2)
     trainer.train_dataset = trainer.train_dataset.select(chosen, keep_in_memory=True)
-
-
-def _first(sizes: RowSizes, count: int) -> RowSizes:
-    return RowSizes(sizes.lengths[:count], sizes.trainable[:count])
