@@ -77,8 +77,15 @@ class MaxLength(Technique):
         return min(int(choice), setting.workload.dataset.documents.longest)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a candidate drops more of the dataset than the user allowed."""
+        """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
         kept = token_coverage(candidate, setting)
+        if not kept:
+            documents = setting.workload.dataset.documents
+            least = min(group[1] for group in documents.groups)
+            return (
+                f"max_length={choice} leaves none of the dataset's {documents.rows:,} rows, whose prompts alone are "
+                f"that long; from {least} on, some are kept"
+            )
         if kept < setting.token_coverage:
             return (
                 f"max_length={choice} keeps {format_share(kept)} of the dataset's tokens, "
