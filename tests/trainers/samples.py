@@ -42,6 +42,12 @@ def long_prompt_rows(texts: Sequence[str]) -> Rows:
     return [{"prompt": f"{text} :", "completion": f" answer {i}"} for i, text in enumerate(texts)]
 
 
+def labelled_rows(texts: Sequence[str]) -> Rows:
+    """Return answers that are desirable or not; some questions are longer than the answers."""
+    rows = [*prompt_completion_rows(texts[::2]), *long_prompt_rows(texts[1::2])]
+    return [{**row, "label": i % 3 != 0} for i, row in enumerate(rows)]
+
+
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(texts, reversed(texts), strict=True))
 
@@ -55,6 +61,11 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
         "input_ids": token_rows,
     },
     "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
+    "kto": {
+        "prompt+chosen+rejected": prompted_pair_rows,
+        "chosen+rejected": pair_rows,
+        "prompt+completion+label": labelled_rows,
+    },
 }
 """What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""
 
