@@ -85,11 +85,15 @@ class MaxLength(Technique):
         return min(int(choice), setting.workload.dataset.documents.longest)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a candidate drops more of the dataset than the user allowed."""
+        """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
         kept, rows = token_coverage(candidate, setting), row_coverage(candidate, setting)
-        if rows == 0.0:
-            shortest = min(group[1] for group in setting.workload.dataset.documents.groups)
-            return f"max_length={choice} drops every row of the dataset: the first that is kept needs {shortest}"
+        if not kept:
+            documents = setting.workload.dataset.documents
+            least = min(group[1] for group in documents.groups)
+            return (
+                f"max_length={choice} leaves none of the dataset's {documents.rows:,} rows; from {least} on, some are "
+                "kept"
+            )
         if kept < setting.token_coverage:
             beside = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
             return (

@@ -40,12 +40,16 @@ class DatasetFormat:
         columns: columns that the format consists of.
         tokenized: whether the rows are tokens already.
         text: whether the columns may hold text; else they hold messages.
+        flags: those of the columns that hold true or false.
+        documents: documents that the trainer makes of each row.
     """
 
     name: str
     columns: tuple[str, ...]
     tokenized: bool = False
     text: bool = True
+    flags: tuple[str, ...] = ()
+    documents: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Trainer(ABC):
             which techniques it has; a contract test compares them with the installed TRL.
         config_fields: what these mean to a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
+        ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
         has_command: whether there is a command ``trl NAME``.
         cpu_args, cuda_args: arguments that training on that device needs.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
@@ -100,7 +105,8 @@ class Trainer(ABC):
     parts: ClassVar[tuple[str, ...]]
     fields: ClassVar[frozenset[str]]
     config_fields: ClassVar[ConfigFields]
-    stand_in: ClassVar[Mapping[str, str]]
+    stand_in: ClassVar[Mapping[str, object]]
+    ordered: ClassVar[bool] = False
     has_command: ClassVar[bool] = True
     # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
@@ -203,7 +209,7 @@ class Trainer(ABC):
             changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
             if changes and technique.name not in setting.allowed:
                 return (
-                    f"{technique.name}={choice} changes training here ({technique.changes}) "
+                    f"{technique.name}={choice} changes training here ({technique.how_changes(self.name)}) "
                     f"and was not allowed (--allow {technique.name})"
                 )
         return self.rule(candidate, setting)

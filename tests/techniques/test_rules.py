@@ -60,7 +60,7 @@ def test_a_length_that_drops_rows_says_how_many_it_keeps() -> None:
 def test_a_length_that_drops_every_row_is_illegal_whatever_was_asked_for() -> None:
     reward, here = trainers()["reward"], setting(of=pairs_kept_whole(), token_coverage=0.0)
     start = Candidate({item.name: item.default(here) for item in reward.techniques})
-    assert "drops every row of the dataset" in str(reward.illegal(start.but(max_length=99), here))
+    assert "leaves none of the dataset's 100 rows" in str(reward.illegal(start.but(max_length=99), here))
     assert reward.illegal(start.but(max_length=100), here) is None
 
 
