@@ -88,8 +88,8 @@ class MaxLength(Technique):
         """Return a reason where a candidate drops more of the dataset than the user allowed."""
         kept, rows = token_coverage(candidate, setting), row_coverage(candidate, setting)
         if rows == 0.0:
-            shortest = min(group[1] for group in setting.workload.dataset.documents.groups)
-            return f"max_length={choice} drops every row of the dataset: the first that is kept needs {shortest}"
+            first = setting.workload.dataset.documents.first_kept
+            return f"max_length={choice} drops every row of the dataset: the first that is kept needs {first}"
         if kept < setting.token_coverage:
             beside = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
             return (
