@@ -132,7 +132,8 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)
     coverage = token_coverage(candidate, setting)
-    tokens = setting.workload.dataset.documents.tokens * coverage
+    geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
+    tokens = geometry.tokens / rows_of(plan) * geometry.rows
     rate = mean_rate(rates) if rates else None
     rows_per_step = rows_of(plan) * micro_batches_of(plan) * plan.launch.processes
     return Choosable(

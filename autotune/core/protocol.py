@@ -17,7 +17,7 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import Factors, StepTime
 from autotune.core.timeline import Section
-from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck
+from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
 VERSION = 1
 REQUEST_FILE = "request.json"
@@ -41,12 +41,14 @@ class PrepareRequest:
 
     Attributes:
         tokenized_directory: where to save the tokenised rows.
+        rollouts: for trainers that generate completions.
     """
 
     model: ModelSource
     dataset: DatasetSource
     trainer: str
     tokenized_directory: str
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class Technique(ABC):
         summary: what it trades, in one sentence.
         options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
+        trl_defaults: by the name of a trainer, the choice that does so there, if it differs.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD`` or ``truncate_to``; a further part
             names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
@@ -68,6 +69,7 @@ class Technique(ABC):
     summary: ClassVar[str]
     options: ClassVar[tuple[Option, ...]]
     trl_default: ClassVar[Choice]
+    trl_defaults: ClassVar[Mapping[str, Choice]] = {}
     writes: ClassVar[frozenset[str]]
     without_effect: ClassVar[Mapping[str, str]] = {}
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
@@ -79,7 +81,7 @@ class Technique(ABC):
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
-        return self.trl_default
+        return self.trl_defaults.get(setting.workload.trainer, self.trl_default)
 
     @abstractmethod
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
@@ -134,3 +136,31 @@ class Technique(ABC):
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
+
+
+class NumberTechnique(Technique):
+    """A technique whose choices are whole numbers; all but TRL's default change training.
+
+    Class attributes:
+        unit: what it counts, in the plural.
+        least: the smallest number.
+    """
+
+    unit: ClassVar[str]
+    least: ClassVar[int] = 1
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the number.
+
+        Raises:
+            InputError: it is none, or too small.
+        """
+        if str(text).isdigit() and int(text) >= self.least:
+            return int(text)
+        raise InputError(
+            f"{text!r} is no choice of {self.name}.", hint=f"It takes a number of {self.unit}, at least {self.least}."
+        )
+
+    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
+        """Any other number than TRL's default changes training."""
+        return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING

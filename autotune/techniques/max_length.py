@@ -27,7 +27,7 @@ _SETTLED = 0.01
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
-    if candidate.get("packing") in _KEEP_OVERFLOW:
+    if "max_length" not in candidate or candidate.get("packing") in _KEEP_OVERFLOW:
         return 1.0
     packed = candidate.get("packing", NONE) != NONE
     return setting.workload.dataset.documents.coverage(int(candidate["max_length"]), dropping=not packed)

@@ -43,6 +43,11 @@ def long_prompt_rows(texts: Sequence[str]) -> Rows:
     return [{"prompt": f"{text} :", "completion": f" answer {i}"} for i, text in enumerate(texts)]
 
 
+def prompt_rows(texts: Sequence[str]) -> Rows:
+    """Return the texts as prompts, with a column that only a reward function reads."""
+    return [{"prompt": text, "solution": f"{i}"} for i, text in enumerate(texts)]
+
+
 def token_pair_rows(texts: Sequence[str], *, chosen: str = "chosen_ids", rejected: str = "rejected_ids") -> Rows:
     """Return pairs of tokens, under these names."""
     ids = [row["input_ids"] for row in token_rows(texts)]
@@ -61,6 +66,8 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
         "conversations": conversations_rows,
         "input_ids": token_rows,
     },
+    "grpo": {"prompt": prompt_rows},
+    "rloo": {"prompt": prompt_rows},
     "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
     "reward": {
         "chosen+rejected": pair_rows,

@@ -17,7 +17,6 @@ from autotune.step.models.loading import model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.objects import config
 from autotune.step.trainers import adapter
-from autotune.trainers import find_trainer
 
 
 def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded: LoadedRows, folder: Path) -> Dataset:
@@ -47,9 +46,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             f"The chat template of {request.model.name} refuses a row of {request.dataset.name}: {error}",
             hint="Look for messages whose roles or order the template does not know.",
         ) from error
-    rows = trainer.train_dataset
-    optional = [name for name in find_trainer(request.trainer).optional_columns if name in rows.column_names]
-    return rows.select_columns([*known.columns, *optional])
+    return known.tokenized(trainer, request.rollouts)
 
 
 def save_rows(rows: Dataset, directory: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
-from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP, Repeat
+from autotune.core.program import CONSTRUCTION, Repeat
 from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
@@ -64,7 +64,7 @@ def _trace(request: TraceRequest) -> TraceReply:
     steps = traced_training(request.plan, model_config, load_processor(request.model, known.processor), rows, trained)
     once = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
     program = find_trainer(request.plan.trainer).program(request.plan)
-    of_step = [name for name in program.repeated(Repeat.STEP) if name != OPTIMIZER_STEP]
+    of_step = program.apart
     traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
     allocated_bytes, reserved_bytes, fits = _allocator(traced, request)
     return TraceReply(
