@@ -95,7 +95,7 @@ class Documents:
         return sum(group[0] for group in self.groups if group[1] <= max_length < max(group[2:]))
 
     def shortest_covering(self, coverage: float) -> int:
-        """Return the smallest maximum length, in tokens, that keeps a document and ``coverage`` (0 to 1) of the tokens."""
+        """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens."""
         low, high = self.first_kept, self.longest
         while low < high:
             middle = (low + high) // 2
