@@ -69,6 +69,11 @@ class Documents:
         return sum(group[0] * sum(group[2:]) for group in self.groups)
 
     @cached_property
+    def first_kept(self) -> int:
+        """The smallest maximum length, in tokens, at which any document is kept."""
+        return min(group[1] for group in self.groups)
+
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence: the maximum length at which nothing is cut."""
         return max(max(group[1:]) for group in self.groups)
@@ -122,8 +127,8 @@ class Documents:
         return sum(group[0] for group in self.groups if group[1] <= max_length < max(group[2:]))
 
     def shortest_covering(self, coverage: float) -> int:
-        """Return the smallest maximum length, in tokens, that keeps at least ``coverage`` (0 to 1) of the tokens."""
-        low, high = 1, self.longest
+        """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens."""
+        low, high = self.first_kept, self.longest
         while low < high:
             middle = (low + high) // 2
             if self.coverage(middle) >= coverage:

@@ -89,10 +89,9 @@ class MaxLength(Technique):
         kept, rows = token_coverage(candidate, setting), row_coverage(candidate, setting)
         if not kept:
             documents = setting.workload.dataset.documents
-            least = min(group[1] for group in documents.groups)
             return (
-                f"max_length={choice} leaves none of the dataset's {documents.rows:,} rows; from {least} on, some are "
-                "kept"
+                f"max_length={choice} leaves none of the dataset's {documents.rows:,} rows; from "
+                f"{documents.first_kept} on, some are kept"
             )
         if kept < setting.token_coverage:
             beside = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
