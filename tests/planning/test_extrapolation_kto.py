@@ -24,7 +24,7 @@ from tests.small import write_small_model
 pytestmark = pytest.mark.slow
 
 KTO = find_trainer("kto")
-LAYERS = 8
+LAYERS = 6
 TRAINABLE = 0.5
 
 
@@ -41,8 +41,7 @@ def documents(rows: int, longest: int) -> Documents:
     return Documents.of_rows([KTO.document(parts) for parts in lengths], ordered=True)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["stored", "checkpointed"])
-@pytest.mark.parametrize("longest", [80, 700], ids=["whole", "in chunks"])
+@pytest.mark.parametrize(("longest", "checkpointing"), [(80, False), (700, True)], ids=["whole", "in chunks"])
 def test_a_full_trace_is_what_small_ones_foretell(
     longest: int, checkpointing: bool, server: JobServer, tmp_path: Path
 ) -> None:
@@ -68,8 +67,8 @@ def test_a_full_trace_is_what_small_ones_foretell(
     assert small.aligned
     # Blocks with wider mismatched pairs, and with narrower ones, than rows.
     assert len({shape.beside > shape.tokens for shape in geometry.shapes}) == 2
-    for shape in geometry.shapes:
+    for shape in (geometry.shapes[0], geometry.shapes[-1]):
         foretold, full = small.forecast(LAYERS, shape, 2), run(LAYERS, shape)
-        assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.02), shape
+        assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.01), shape
         assert full.step is not None
         assert foretold.step_seconds(2) == pytest.approx(full.step.seconds, rel=0.05), shape
