@@ -140,6 +140,7 @@ class Workload:
 
     Attributes:
         packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
+        evaluation_source, evaluation: the rows that training is evaluated on; None without evaluation.
     """
 
     trainer: str
@@ -148,8 +149,11 @@ class Workload:
     model: ModelProfile
     dataset: DatasetProfile
     packing_checks: dict[str, PackingCheck] = field(default_factory=dict)
+    evaluation_source: DatasetSource | None = None
+    evaluation: DatasetProfile | None = None
 
     @property
     def summary(self) -> Workload:
         """The workload as it is written to documents: without the lengths of each row's parts, which are many."""
-        return replace(self, dataset=replace(self.dataset, several=None))
+        evaluation = self.evaluation and replace(self.evaluation, several=None)
+        return replace(self, dataset=replace(self.dataset, several=None), evaluation=evaluation)
