@@ -41,6 +41,7 @@ class BatchGeometry:
         documents: mean number of the dataset's documents in an optimizer step, over all processes.
         rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
         sequences: sequences that each row sends through the model: two for a preference pair.
+        evaluation: the micro-batches of evaluation; None without one.
     """
 
     layout: Layout
@@ -51,6 +52,7 @@ class BatchGeometry:
     documents: float
     rows: int
     sequences: int = 1
+    evaluation: BatchGeometry | None = None
 
 
 def rounded_up(tokens: int, multiple: int) -> int:

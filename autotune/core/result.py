@@ -64,6 +64,7 @@ class Choosable:
         runs: number of runs whose rates are averaged: the longer run and the short ones, or the probe without these.
         tokens_per_step: mean dataset tokens of an optimizer step.
         peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
+        evaluation_seconds: time of an evaluation on all its rows, which the token rate leaves out; None without one.
     """
 
     number: int
@@ -88,6 +89,7 @@ class Choosable:
     runs: int = 1
     tokens_per_step: float | None = None
     peaks: Mapping[str, int] = field(default_factory=dict)
+    evaluation_seconds: float | None = None
 
 
 @dataclass(frozen=True)
