@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autotune.core.program import EVALUATE
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.extrapolation.times import mixed_times
@@ -60,8 +61,22 @@ class Forecast:
         """Return how often the time of a part counts in an optimizer step of so many micro-batches.
 
         A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
+        Evaluation and saving are left out of the time of a step.
         """
-        return {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1}.get(part.occurrence, 1)
+        times = {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1, Occurrence.AFTER: 0}
+        return times.get(part.occurrence, 1)
+
+    def evaluating(self, evaluation: Forecast) -> Forecast:
+        """Return the forecast of a training that is evaluated on micro-batches of another shape.
+
+        Args:
+            evaluation: forecast for that shape, of which only evaluation itself is taken.
+        """
+        kept = {stretch: levels for stretch, levels in self.stretches.items() if stretch[0].phase != EVALUATE}
+        taken = {stretch: levels for stretch, levels in evaluation.stretches.items() if stretch[0].phase == EVALUATE}
+        found = replace(self, stretches={**kept, **taken})
+        trained = replace(self, stretches=kept)
+        return found if found.peak_bytes == trained.peak_bytes else replace(found, unused_bytes=evaluation.unused_bytes)
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:
