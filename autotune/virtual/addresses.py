@@ -25,4 +25,4 @@ def _of_storage(storage: torch.UntypedStorage) -> int:
 
 
 def _of_tensor(tensor: torch.Tensor) -> int:
-    return _of_storage(tensor.untyped_storage()) + int(tensor.storage_offset()) * tensor.element_size()
+    return _of_storage(tensor.untyped_storage()) + int(tensor.storage_offset() * tensor.element_size())

@@ -50,7 +50,7 @@ def test_the_rows_of_a_selection_are_cut_in_its_order(tmp_path: Path) -> None:
 def test_datasets_loads_the_file_by_its_entry(tokenized_directory: Path, tmp_path: Path) -> None:
     write_cut_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
     rows = training_rows(a_workload(), TrainingPlan("sft", truncate_to=1024), tmp_path)
-    assert load_dataset(**rows.entry()).column_names == ["input_ids", "labels"]
+    assert load_dataset(**rows.entry(rows.split)).column_names == ["input_ids", "labels"]
 
 
 def test_the_users_dataset_is_named_where_no_row_is_longer(tmp_path: Path) -> None:
