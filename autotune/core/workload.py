@@ -153,6 +153,17 @@ class Workload:
     evaluation: DatasetProfile | None = None
 
     @property
+    def documents(self) -> tuple[Documents, ...]:
+        """The rows to train on, and those to evaluate on if there are any: TRL cuts both to the same length."""
+        profiles = (self.dataset, self.evaluation)
+        return tuple(profile.documents for profile in profiles if profile is not None)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence in all of them: the maximum length at which nothing is cut."""
+        return max(documents.longest for documents in self.documents)
+
+    @property
     def summary(self) -> Workload:
         """The workload as it is written to documents: without the lengths of each row's parts, which are many."""
         evaluation = self.evaluation and replace(self.evaluation, several=None)

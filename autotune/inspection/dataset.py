@@ -70,7 +70,8 @@ def evaluation_source(dataset: str | None, evaluation: str | None, split: str | 
             f"{split!r} is not the name of a split.", hint="`trl` takes whole splits only, such as test or validation."
         )
     if source.data_files is None:
-        found = replace(source, split=split or "test")
+        split = split or "test"
+        found = replace(source, split=split, name=f"{source.name} ({split})")
     elif split in (None, source.split):
         found = source
     else:
@@ -78,7 +79,7 @@ def evaluation_source(dataset: str | None, evaluation: str | None, split: str | 
             f"{source.name} is a file, and has no split but {source.split}.",
             hint="Name the file with the rows to evaluate on: --eval-dataset FILE.",
         )
-    if dataset is not None and found == dataset_source(dataset):
+    if dataset is not None and found == replace(dataset_source(dataset), name=found.name):
         raise InputError(
             f"The rows to evaluate on are those to train on: {found.name}.",
             hint="Give other rows, or another split, such as --eval-split test.",
