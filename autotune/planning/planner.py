@@ -10,6 +10,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
@@ -26,6 +27,7 @@ from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.traits import layer_period, size_knobs
+from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -86,10 +88,18 @@ class Planner:
         self._by_sizes: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._size_knobs = size_knobs()
         self._groups: dict[Group, Candidate] = {}
+        # Groups whose traces only serve the evaluation of others, which has another layout than their training.
+        self._evaluated: dict[Group, dict[Group, Candidate]] = {}
         for candidate in (*self.candidates, problem.baseline):
             geometry = self._geometry(candidate)
-            self._groups.setdefault(group_of(candidate, geometry.layout), candidate)
+            group = group_of(candidate, geometry.layout)
+            self._groups.setdefault(group, candidate)
+            if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
+                beside = group_of(candidate, geometry.evaluation.layout)
+                self._evaluated.setdefault(group, {})[beside] = candidate
         geometries = set(self._geometries.values())
+        # Only the largest micro-batch of evaluation is extrapolated to.
+        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
         self._anchors: Mapping[Layout, Anchors] = {
             layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
         }
@@ -215,8 +225,7 @@ class Planner:
             sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
             if sizes not in self._by_sizes:
                 plan = self._problem.trainer.plan(candidate, self._problem.setting)
-                documents = self._problem.setting.workload.dataset.documents
-                self._by_sizes[sizes] = self._problem.trainer.geometry(plan, documents)
+                self._by_sizes[sizes] = whole_geometry(self._problem.trainer, plan, self._problem.setting.workload)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
 
@@ -244,7 +253,8 @@ class Planner:
 
     def _trace(self, asked: Iterable[Group]) -> None:
         known = self._fits.keys() | self._untraceable.keys()
-        groups = [group for group in dict.fromkeys(asked) if group not in known]
+        every = [item for group in asked for item in (group, *self._evaluated.get(group, ()))]
+        groups = [group for group in dict.fromkeys(every) if group not in known]
         wanted = {group: self._points(group) for group in groups}
         requests = {(group, point): self._request(group, point) for group in groups for point in wanted[group]}
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
@@ -269,7 +279,10 @@ class Planner:
         return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
 
     def _plan(self, group: Group) -> TrainingPlan:
-        return self._problem.trainer.plan(self._groups[group], self._problem.setting)
+        candidate = self._groups.get(group)
+        if candidate is None:
+            candidate = next(beside[group] for beside in self._evaluated.values() if group in beside)
+        return self._problem.trainer.plan(candidate, self._problem.setting)
 
     def _compare(self, composed: Estimate, found: Sum | None) -> None:
         """Record the error of a composed estimate whose technique combination has been traced since."""
@@ -303,17 +316,20 @@ class Planner:
         """Return the forecasts of the largest and of a typical micro-batch for a traced group."""
         key = (group, geometry)
         if key not in self._traced_forecasts:
-            self._traced_forecasts[key] = self._follow(self._fits[group], geometry)
+            self._traced_forecasts[key] = self._follow(group, geometry)
         return self._traced_forecasts[key]
 
-    def _follow(self, fit: Fit, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
-        layers = len(self._layer_kinds)
+    def _follow(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
+        fit, layers = self._fits[group], len(self._layer_kinds)
         worst = fit.forecast(layers, geometry.worst, geometry.micro_batches)
         same = geometry.typical == geometry.worst
         typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
         for apart in geometry.apart:
             worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1), apart.per_step)
             typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1), apart.per_step)
+        if geometry.evaluation is not None:
+            beside = self._fits.get(Group(group.choices, geometry.evaluation.layout), fit)
+            worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1), per_step=0.0)
         return worst, typical
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _NORMAL_PASSES = 2
 # Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
 _TRACED_MICRO_BATCHES = 2
+
+EVALUATED = "epoch"
+"""``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Trainer(ABC):
 
     In the order in which they are used: the workload is read (``formats``, ``parts``, :meth:`document`), candidates are
     normalised and checked (:meth:`normal`, :meth:`illegal`) and become plans (:meth:`plan`), plans become micro-batches
-    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases.
+    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases,
+    to which :meth:`phases` adds the trainer's own.
 
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
@@ -161,8 +165,13 @@ class Trainer(ABC):
             trainable: share of the dataset's tokens that the loss counts.
         """
 
+    @final
     def program(self, plan: TrainingPlan) -> StepProgram:
-        """Return the phases that a run of a plan goes through."""
+        """Return the phases that a run of a plan goes through: its own, evaluation if there is one, and saving."""
+        return self.phases(plan).ending(evaluates=plan.evaluates)
+
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return the phases up to the last step."""
         return program()
 
     def cut_rows(self, batch: pa.RecordBatch, length: int) -> pa.RecordBatch:
@@ -226,6 +235,8 @@ class Trainer(ABC):
                 _put(tree, path, value)
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
                     _put(tree, further, needed)
+        if setting.workload.evaluation is not None:
+            _put(tree, "args.eval_strategy", EVALUATED)
         args, model, truncate_to = tree["args"], tree["model"], tree["truncate_to"]
         assert isinstance(args, dict)
         assert isinstance(model, dict)

@@ -152,7 +152,7 @@ class UnpairedPreference(Trainer):
         last = (others[0] - 1, others[1]) if layout is Layout.PADDED else others
         return (first, *(others,) * (shape.rows - 2), last)
 
-    def program(self, plan: TrainingPlan) -> StepProgram:
+    def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program with the KL passes and the reference's, over the dataset beforehand or in micro-batches."""
         policy = (POLICY_KL,) if estimates_kl(plan.args.get("loss_type")) else ()
         if plan.args.get("precompute_ref_log_probs"):
