@@ -93,6 +93,7 @@ class Trainer(ABC):
         config_fields: what these mean to a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
+        generates: whether it trains on completions that the model generates, and that reward functions score.
         has_command: whether there is a command ``trl NAME``.
         cpu_args, cuda_args: arguments that training on that device needs.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
@@ -111,6 +112,7 @@ class Trainer(ABC):
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
     has_command: ClassVar[bool] = True
     # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}

@@ -41,6 +41,7 @@ class Generating(Trainer):
 
     formats = (DatasetFormat("prompt", ("prompt",)),)
     parts = ("prompt", "completion")
+    generates = True
     stand_in: ClassVar[Mapping[str, str]] = {"prompt": "a b"}
 
     @abstractmethod
