@@ -74,7 +74,7 @@ class Forecast:
         """
         kept = {stretch: levels for stretch, levels in self.stretches.items() if stretch[0].phase != EVALUATE}
         taken = {stretch: levels for stretch, levels in evaluation.stretches.items() if stretch[0].phase == EVALUATE}
-        found = replace(self, stretches={**kept, **taken})
+        found = replace(self, stretches={**self.stretches, **taken})
         trained = replace(self, stretches=kept)
         return found if found.peak_bytes == trained.peak_bytes else replace(found, unused_bytes=evaluation.unused_bytes)
 
