@@ -13,6 +13,7 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.errors import AutotuneError, InputError
@@ -75,7 +76,7 @@ def estimate(
         forecast = worst = fit.forecast(layers, traced, micro_batches)
         if eval_shape is not None:
             evaluated = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
-            worst = forecast.evaluating(fitted(*evaluated).forecast(layers, evaluated[1], 1))
+            worst = forecast.taking(EVALUATE, fitted(*evaluated).forecast(layers, evaluated[1], 1), per_step=0.0)
         added_bytes = varied_bytes(traces, plan, layout, traced, layers, setting, planned.gpu)
     memory = memory_estimate(worst, forecast, micro_batches, planned.gpu, TRACED_ERROR)
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)

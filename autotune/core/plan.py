@@ -28,6 +28,19 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Completions:
+    """The lengths that are assumed for the completions that a training generates, in tokens.
+
+    Attributes:
+        mean: of one completion.
+        widest: mean of the longest completion of a generation batch.
+    """
+
+    mean: float
+    widest: float
+
+
+@dataclass(frozen=True)
 class TrainingPlan:
     """The arguments of one training, for the probe and for the bundle alike.
 
@@ -38,6 +51,8 @@ class TrainingPlan:
         truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed if the trainer
             refuses ``max_length`` (padding-free without packing).
         launch: how its processes are started.
+        rewards: reward functions, in the words of TRL's ``reward_funcs``; empty for a trainer that takes none.
+        completions: lengths of typical completions; None for a trainer that generates none.
     """
 
     trainer: str
@@ -45,6 +60,8 @@ class TrainingPlan:
     model: Mapping[str, object] = field(default_factory=dict)
     truncate_to: int | None = None
     launch: Launch = field(default_factory=Launch)
+    rewards: tuple[str, ...] = ()
+    completions: Completions | None = None
 
     @property
     def evaluates(self) -> bool:

@@ -17,7 +17,7 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import Factors, StepTime
 from autotune.core.timeline import Section
-from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck
+from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
 VERSION = 1
 REQUEST_FILE = "request.json"
@@ -41,6 +41,7 @@ class PrepareRequest:
 
     Attributes:
         tokenized_directory: where to save the tokenised rows.
+        rollouts: for trainers that generate completions.
         evaluation: the rows that training is evaluated on, or None.
         evaluation_directory: where to save those, tokenised.
     """
@@ -51,6 +52,7 @@ class PrepareRequest:
     tokenized_directory: str
     evaluation: DatasetSource | None = None
     evaluation_directory: str = ""
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,13 @@ class PrepareReply:
 
 @dataclass(frozen=True)
 class CheckPackingRequest:
-    """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation."""
+    """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation.
 
+    Attributes:
+        trainer: the trainer whose class of model is checked.
+    """
+
+    trainer: str
     model: ModelSource
     device: DeviceKind
     attentions: tuple[str, ...]

@@ -49,6 +49,7 @@ class Technique(ABC):
         summary: what it trades, in one sentence.
         options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
+        trl_defaults: by the name of a trainer, the choice that does so there, if it differs.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD`` or ``truncate_to``; a further part
             names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
@@ -56,6 +57,7 @@ class Technique(ABC):
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
+        changes_in: by the name of a trainer in which every choice but the default changes training, how it does.
         ordered: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
             the candidates with larger choices.
         only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
@@ -70,11 +72,13 @@ class Technique(ABC):
     summary: ClassVar[str]
     options: ClassVar[tuple[Option, ...]]
     trl_default: ClassVar[Choice]
+    trl_defaults: ClassVar[Mapping[str, Choice]] = {}
     writes: ClassVar[frozenset[str]]
     without_effect: ClassVar[Mapping[str, str]] = {}
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
+    changes_in: ClassVar[Mapping[str, str]] = {}
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
     only_in: ClassVar[str] = ""
@@ -82,7 +86,7 @@ class Technique(ABC):
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
-        return self.trl_default
+        return self.trl_defaults.get(setting.workload.trainer, self.trl_default)
 
     def matters(self, setting: Setting) -> bool:
         """Return whether its choices differ in this setting; if not, it stays at its default."""
@@ -112,7 +116,13 @@ class Technique(ABC):
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""
+        if setting.workload.trainer in self.changes_in and choice != self.default(setting):
+            return Effect.CHANGES_TRAINING
         return next((option.effect for option in self.options if option.choice == choice), Effect.EXACT)
+
+    def how_changes(self, trainer: str) -> str:
+        """Return how choices change training with the trainer of that name, in words; empty when none does."""
+        return self.changes_in.get(trainer, self.changes)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
@@ -141,3 +151,31 @@ class Technique(ABC):
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
+
+
+class NumberTechnique(Technique):
+    """A technique whose choices are whole numbers; all but TRL's default change training.
+
+    Class attributes:
+        unit: what it counts, in the plural.
+        least: the smallest number.
+    """
+
+    unit: ClassVar[str]
+    least: ClassVar[int] = 1
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the number.
+
+        Raises:
+            InputError: it is none, or too small.
+        """
+        if str(text).isdigit() and int(text) >= self.least:
+            return int(text)
+        raise InputError(
+            f"{text!r} is no choice of {self.name}.", hint=f"It takes a number of {self.unit}, at least {self.least}."
+        )
+
+    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
+        """Any other number than TRL's default changes training."""
+        return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING

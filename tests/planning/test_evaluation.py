@@ -110,7 +110,7 @@ def test_evaluation_at_another_shape_follows_from_small_traces(
     chosen = anchors(Layout.PADDED, sizes)
     assert evaluated not in chosen.shapes
     fit = Fit(chosen, {point: run(*point) for point in points((2, 3), chosen)})
-    foretold = fit.forecast(6, trained, 2).evaluating(fit.forecast(6, evaluated, 1))
+    foretold = fit.forecast(6, trained, 2).taking(EVALUATE, fit.forecast(6, evaluated, 1), per_step=0.0)
 
     part = Part(EVALUATE, Occurrence.AFTER)
     whole = {shape: run(6, shape) for shape in (trained, evaluated)}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autotune.core.program import EVALUATE
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.extrapolation.times import mixed_times
@@ -66,17 +65,24 @@ class Forecast:
         times = {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1, Occurrence.AFTER: 0}
         return times.get(part.occurrence, 1)
 
-    def evaluating(self, evaluation: Forecast) -> Forecast:
-        """Return the forecast of a training that is evaluated on micro-batches of another shape.
+    def taking(self, phase: str, other: Forecast, per_step: float) -> Forecast:
+        """Return this forecast with a phase of another one, which is for the size at which that phase runs.
 
         Args:
-            evaluation: forecast for that shape, of which only evaluation itself is taken.
+            per_step: how often the phase runs in an optimizer step.
         """
-        kept = {stretch: levels for stretch, levels in self.stretches.items() if stretch[0].phase != EVALUATE}
-        taken = {stretch: levels for stretch, levels in evaluation.stretches.items() if stretch[0].phase == EVALUATE}
-        found = replace(self, stretches={**self.stretches, **taken})
-        trained = replace(self, stretches=kept)
-        return found if found.peak_bytes == trained.peak_bytes else replace(found, unused_bytes=evaluation.unused_bytes)
+        taken = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
+        # In the order of the parts, those of this forecast first.
+        kept = (stretch for stretch in self.stretches if stretch[0].phase != phase or stretch in taken)
+        stretches = {**{stretch: self.stretches[stretch] for stretch in kept}, **taken}
+        times = {
+            part: time if part.phase != phase else mixed_times([(other.times.get(part, time), per_step)])
+            for part, time in self.times.items()
+        }
+        found = replace(self, stretches=stretches, times=times)
+        totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
+        # What the allocator reserves beyond goes with the phase that needs the most.
+        return replace(found, unused_bytes=other.unused_bytes) if found.peak_bytes in totals else found
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:

@@ -18,14 +18,14 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, SAVE
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
-from autotune.step.rows import Counts, RowSizes
+from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize, drawn, worst_order
 from autotune.step.run.phases import tell_phases
 from autotune.step.run.saving import save_tensors
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
-from autotune.virtual import adopt, assume, for_real, phase, settled
+from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
 from autotune.virtual.addresses import addresses
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
@@ -105,6 +105,7 @@ def traced_training(
             trainer = _build(known, plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
+            known.watch(trainer, phase)
             _choose_batches(trainer, rows, known)
             trainer.train()
             if plan.evaluates:
@@ -126,6 +127,7 @@ def _build(
 ) -> Any:
     overrides = {
         **run_arguments(rows.steps, Path(planned.output_dir)),
+        **known.derived(plan),
         "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
@@ -134,8 +136,13 @@ def _build(
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
+    configured = known.head.configured(model_config, model_config.model_type)
+
     def make_model() -> Any:
-        return virtual_model(model_config, kwargs, quantization_config(plan), device)
+        model = virtual_model(configured, kwargs, quantization_config(plan), device)
+        if not is_tracing():
+            _draw_weights(model)
+        return model
 
     return _traced(known, plan)(
         model=make_model(),
@@ -146,6 +153,14 @@ def _build(
         callbacks=[_Phases(once=rows.once)],
         **known.beside_model(plan, make_model),
     )
+
+
+def _draw_weights(model: Any) -> None:
+    """Give the weights of a real model values, which a token can be sampled from."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.normal_(std=0.02)
 
 
 def _on_device(device: torch.device, configure: Callable[[], Any]) -> Any:
@@ -168,7 +183,7 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 self.accelerator.device_placement, placed = False, self.accelerator.device_placement
                 batches = list(super().get_train_dataloader())
                 self.accelerator.device_placement = placed
-                self.noted.worst_rows, self.noted.worst_tokens = known.collated(batches[0])
+                self.noted.worst_rows, self.noted.worst_tokens = known.loaded(self, batches[0])
                 return _Batches(batches)
 
         def read_batch(self, rows: Any) -> Any:
@@ -238,20 +253,21 @@ class _Batches:
 
 def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     """Make a trainer train on the worst micro-batch, then on typical rows."""
-    step = StepSize(trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
+    step = StepSize(
+        trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps, known.drawing(trainer)
+    )
+    at_once = step.drawn.rows
     sizes, packed = known.sizes(trainer), known.packs(trainer.args)
     population = len(sizes.tokens)
     first_typical = 0 if packed else min(len(rows.worst), population)
-    worst = worst_order(sizes if packed else _first(sizes, first_typical), step.rows, known.collation(trainer))[0]
+    worst = worst_order(sizes if packed else sizes.first(first_typical), at_once, known.collation(trainer))[0]
     order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
     if rows.typical:
-        in_step = step.rows * step.micro_batches
+        in_step = at_once * step.micro_batches
         typical = drawn(population, in_step, _SEED) if packed else np.arange(first_typical, population)
         order.append(np.resize(typical, in_step))
-    chosen = np.concatenate(order)
-    trainer.noted.tokens = sizes.tokens[chosen].reshape(-1, step.micro_batches, step.rows).sum(axis=2)
-    trainer.train_dataset = trainer.train_dataset.select(chosen, keep_in_memory=True)
-
-
-def _first(sizes: RowSizes, count: int) -> RowSizes:
-    return RowSizes(sizes.lengths[:count], sizes.trainable[:count])
+    chosen = np.concatenate(order).reshape(-1, at_once)
+    share = step.rows / at_once
+    trainer.noted.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
+    is_worst = np.arange(len(chosen)) < rows.worst_steps * step.micro_batches
+    trainer.train_dataset = known.arranged(trainer, np.repeat(chosen, step.drawn.copies, axis=1), is_worst)
