@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.batch_geometry import BatchGeometry, Layout
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
@@ -291,13 +291,14 @@ class Planner:
         return self._traced_forecasts[key]
 
     def _follow(self, fit: Fit, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
-        layers = len(self._layer_kinds)
-        worst = fit.forecast(layers, geometry.worst, geometry.micro_batches)
-        same = geometry.typical == geometry.worst
-        typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
+        def at(shape: Shape) -> Forecast:
+            return fit.forecast(len(self._layer_kinds), shape, geometry.micro_batches)
+
+        worst = at(geometry.worst)
+        typical = worst if geometry.typical == geometry.worst else at(geometry.typical)
         for apart in geometry.apart:
-            worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1), apart.per_step)
-            typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1), apart.per_step)
+            worst = worst.taking(apart.phase, at(apart.worst), apart.per_step)
+            typical = typical.taking(apart.phase, at(apart.typical), apart.per_step)
         return worst, typical
 
 

@@ -85,6 +85,7 @@ def _trace(request: TraceRequest) -> TraceReply:
             _timing(request),
             of_run=[name for name in program.repeated(Repeat.RUN) if name != CONSTRUCTION],
             of_step=of_step,
+            leading=program.leading,
         ),
         varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),
     )
