@@ -178,9 +178,13 @@ class Adapter(ABC):
         """Return whether the trainer puts several documents into one row, given its configuration."""
         return False
 
-    @abstractmethod
     def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the rows and the tokens, padding included, of the tensor of a micro-batch."""
+        """Return the rows and the tokens, padding included, of the tensor of a micro-batch.
+
+        Raises:
+            NotImplementedError: the data loader yields no such tensor, and the adapter overrides :meth:`loaded`.
+        """
+        raise NotImplementedError(f"the data loader of {self.trainer.__name__} yields no tensor of tokens")
 
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""

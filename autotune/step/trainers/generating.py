@@ -238,11 +238,6 @@ class Generating(Adapter):
         share = 1.0 if trainer.run_chunks is None else min(1.0, trainer.run_chunks / chunks)
         return dict.fromkeys(trainer.passes, share)
 
-    def collated(self, inputs: Any) -> tuple[int, int]:
-        """Return rows and tokens of the ids of prompts and completions."""
-        rows, prompt = inputs[PROMPT].shape
-        return rows, rows * (prompt + inputs[COMPLETION].shape[1])
-
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return rows and tokens of a micro-batch that is trained on the completions of a generation batch."""
         rows, collation = trainer.args.per_device_train_batch_size, self.collation(trainer)
