@@ -166,7 +166,7 @@ def resolve(
                 locked.append(choice)
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
-            unlockable.append(Unlockable(knob, tuple(locked), technique.changes))
+            unlockable.append(Unlockable(knob, tuple(locked), technique.how_changes(setting.workload.trainer)))
     recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in file.recipes)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
     return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable))

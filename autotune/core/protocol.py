@@ -61,8 +61,13 @@ class PrepareReply:
 
 @dataclass(frozen=True)
 class CheckPackingRequest:
-    """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation."""
+    """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation.
 
+    Attributes:
+        trainer: the trainer whose class of model is checked.
+    """
+
+    trainer: str
     model: ModelSource
     device: DeviceKind
     attentions: tuple[str, ...]

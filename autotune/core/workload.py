@@ -110,8 +110,8 @@ class DatasetProfile:
         tokenized_directory: where ``datasets.Dataset.save_to_disk`` put the tokenised rows.
         fingerprint: hash of the tokenised rows.
         completions: lengths of typical completions as the dataset's column says, in tokens; None without one.
-        several: the lengths of rows that send several sequences through the model, or that can be dropped whole; None
-            if each row is one sequence, for which ``lengths`` is enough.
+        several: the lengths of rows that send several sequences through the model, that can be dropped whole, or whose
+            order matters; None if each row is one sequence, for which ``lengths`` is enough.
     """
 
     name: str

@@ -179,12 +179,9 @@ class Planner:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
-        geometry = self._geometry(candidate)
-        group = group_of(candidate, geometry.layout)
+        geometry, group = self._decisive(candidate), self._group(candidate)
         key = (group, geometry)
-        if key not in self._forecasts:
-            self._forecasts[key] = self._estimate(group, geometry)
-        found = self._forecasts[key]
+        found = self._known(group, geometry)
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
@@ -195,7 +192,7 @@ class Planner:
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        geometry, group = self._decisive(candidate), self._group(candidate)
         found = self._additive.sum(group) if group not in self._untraceable else None
         terms = [self._term(term, geometry) for term in found.terms] if found is not None else []
         return Basis(geometry, len(self._layer_kinds), tuple(terms))
@@ -207,7 +204,7 @@ class Planner:
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        geometry, group = self._decisive(candidate), self._group(candidate)
         equal = geometry.typical == geometry.worst
         request = self._plan(group), geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
         self._varied[group, geometry] = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
@@ -222,6 +219,25 @@ class Planner:
                 self._by_sizes[sizes] = self._problem.trainer.geometry(plan, documents)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
+
+    def _decisive(self, candidate: Candidate) -> BatchGeometry:
+        """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
+        geometry, group = self._geometry(candidate), self._group(candidate)
+        if not geometry.rivals:
+            return geometry
+
+        def need(shape: Shape) -> int:
+            found = self._known(group, replace(geometry, worst=shape, rivals=()))
+            return found[0].device_bytes if found is not None else 0
+
+        return replace(geometry, worst=max(geometry.shapes, key=need), rivals=())
+
+    def _known(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
+        """Return the estimate of a group, computed once between two traces."""
+        key = (group, geometry)
+        if key not in self._forecasts:
+            self._forecasts[key] = self._estimate(group, geometry)
+        return self._forecasts[key]
 
     def _group(self, candidate: Candidate) -> Group:
         return group_of(candidate, self._geometry(candidate).layout)

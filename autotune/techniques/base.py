@@ -57,6 +57,7 @@ class Technique(ABC):
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
+        changes_in: by the name of a trainer in which every choice but the default changes training, how it does.
         ordered: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
             the candidates with larger choices.
         only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
@@ -75,6 +76,7 @@ class Technique(ABC):
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
+    changes_in: ClassVar[Mapping[str, str]] = {}
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
     patches_libraries: ClassVar[bool] = True
@@ -107,7 +109,13 @@ class Technique(ABC):
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""
+        if setting.workload.trainer in self.changes_in and choice != self.default(setting):
+            return Effect.CHANGES_TRAINING
         return next((option.effect for option in self.options if option.choice == choice), Effect.EXACT)
+
+    def how_changes(self, trainer: str) -> str:
+        """Return how choices change training with the trainer of that name, in words; empty when none does."""
+        return self.changes_in.get(trainer, self.changes)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""

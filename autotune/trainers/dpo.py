@@ -52,7 +52,7 @@ class PreferenceOptimization(Trainer):
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     )  # fmt: skip
 
-    stand_in: ClassVar[Mapping[str, str]] = {"prompt": "a b", "chosen": " a b", "rejected": " b a b"}
+    stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "chosen": " a b", "rejected": " b a b"}
 
     def document(self, lengths: tuple[int, ...]) -> Document:
         """Return both sequences; TRL drops a pair whose prompt alone fills the maximum length."""

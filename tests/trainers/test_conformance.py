@@ -127,14 +127,19 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
     assert profile.format == form.name
     assert set(found.rows.column_names) >= set(known.columns)
     lengths = known.lengths(found.rows)
-    assert lengths.shape == (len(TEXTS), len(trainer.parts))
+    documents = len(TEXTS) * form.documents
+    assert lengths.shape == (documents, len(trainer.parts))
     kept_from = known.kept_from(found.rows).tolist()
     said = [trainer.document(tuple(row)) for row in lengths.tolist()]
     counted = Counter((max(one[0], least), *one[1:]) for one, least in zip(said, kept_from, strict=True))
     assert Counter(dict(of_groups(profile.documents))) == counted
     # Long-tailed rows were asked for; all of one length would leave most of this suite without a meaning.
     assert len(counted) > len(TEXTS) // 4
-    assert profile.documents.rows == len(TEXTS)
+    assert profile.documents.rows == documents
+    if trainer.ordered:
+        assert list(profile.documents.in_order(None)) == [
+            (max(one[0], least), *one[1:]) for one, least in zip(said, kept_from, strict=True)
+        ]
     assert profile.lengths.longest == max(max(document[1:]) for document in counted)
     assert profile.trainable_tokens == known.trainable(found.rows).sum() > 0
 

@@ -42,8 +42,11 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     rows = _loaded(source)
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
-    for column in loaded.format.columns:
+    used = (*loaded.format.columns, *trainer.optional_columns)
+    for column in (name for name in used if name in rows.column_names):
         _check_no_nulls(source, rows, column)
+    for column in loaded.format.flags:
+        _check_flags(source, rows, column)
     _check_tokenizer(trainer, loaded, processor, source, model)
     return loaded
 
@@ -102,6 +105,15 @@ def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
         raise InputError(f"Row {row + 1} of {source.name} has no {column}.", hint="Remove or complete such rows.")
 
 
+def _check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
+    for row, value in enumerate(rows[column], start=1):
+        # Numbers count as what they equal: 0 and 1 are common, and what -1 means is left open.
+        if value not in (True, False):
+            raise InputError(
+                f"Row {row} of {source.name} has the {column} {value!r}.", hint="It has to be true or false."
+            )
+
+
 def _check_tokenizer(
     trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
 ) -> None:
@@ -115,7 +127,7 @@ def _check_tokenizer(
                 hint="Use the tokenizer of a chat model, or a dataset of text.",
             )
         return
-    columns = loaded.format.columns
+    columns = [name for name in loaded.format.columns if name not in loaded.format.flags]
     texts = loaded.format.text and all(isinstance(first[name], str) for name in columns)
     if not texts:
         raise InputError(

@@ -9,6 +9,7 @@ from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import save_rows, tokenized
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
+from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 
 
@@ -18,8 +19,9 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     Raises:
         InputError: the model or the dataset cannot be used.
     """
-    config = load_config(request.model)
-    processor = load_processor(request.model)
+    known = adapter(request.trainer)
+    config = load_config(request.model, known.head)
+    processor = load_processor(request.model, known.processor)
     model = model_profile(request.model, config, processor)
     if request.model.init == "pretrained" and model.has_weights is False:
         raise InputError(

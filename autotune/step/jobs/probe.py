@@ -22,7 +22,7 @@ from autotune.step.trainers import adapter
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     # Import the architecture's module before the meter takes its baseline.
-    model_class(request.model, load_config(request.model))
+    model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
     progress = Progress(request.schedule, meter)
     try:

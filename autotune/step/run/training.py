@@ -71,10 +71,10 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
         def make_model() -> Any:
-            return random_model(source, kwargs, quantization_config(plan), request.device)
+            return random_model(source, kwargs, quantization_config(plan), request.device, known.head)
 
         model = make_model()
-        loading = {"processing_class": load_processor(source), **known.beside_model(plan, make_model)}
+        loading = {"processing_class": load_processor(source, known.processor), **known.beside_model(plan, make_model)}
     trainer = followed(known, plan, progress)(
         model=model,
         args=arguments,
