@@ -11,6 +11,7 @@ from autotune.app.options import Options
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
+from autotune.app.vllm import vllm_outlook
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener
@@ -26,6 +27,8 @@ from autotune.planning.explained import explained
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.techniques.base import OFF
+from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
@@ -68,9 +71,8 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         problem = problem_of(options, workload, planned.machine, batch)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
-        planner = Planner(
-            problem, Accelerator(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates
-        )
+        target = Accelerator(planned.gpu, budget_bytes)
+        planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
         planner.explore()
         planner.refine(asked.top, _REFINED)
         best = planner.ranked()[:1]
@@ -84,6 +86,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
         )
         offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
+        vllm = vllm_outlook(problem, target, traces, estimates, baseline)
     shown = (baseline, *distinct(estimates, asked.top))
     return Plan(
         schema=SCHEMA,
@@ -109,6 +112,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             "fix": dict(fixed),
         },
         explanation=explanation,
+        vllm=vllm,
     )
 
 
@@ -169,6 +173,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
+    if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
+        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."

@@ -24,8 +24,11 @@ from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
+from autotune.planning.vllm import Engine, engine_of, together, why_not
 from autotune.probing.tracing import Untraceable
+from autotune.techniques.base import OFF
 from autotune.techniques.traits import layer_period, size_knobs
+from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -179,19 +182,38 @@ class Planner:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
-        geometry = self._geometry(candidate)
-        group = group_of(candidate, geometry.layout)
-        key = (group, geometry)
-        if key not in self._forecasts:
-            self._forecasts[key] = self._estimate(group, geometry)
-        found = self._forecasts[key]
+        group, geometry = self._group(candidate), self._geometry(candidate)
+        found, setting = self._found(group, geometry), self._problem.setting
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
-        memory, origin = replace(found[0], varied_bytes=self._varied.get(key)), found[1]
+        memory, origin = replace(found[0], varied_bytes=self._varied.get((group, geometry))), found[1]
+        engine = self._engine(candidate)
+        if engine is not None:
+            whole = setting.workload.model, setting.machine.hardware.memory_bytes
+            refused = why_not(engine, *whole)
+            if refused:
+                return Estimate(candidate, Origin.UNKNOWN, reason=refused)
+            memory = together(memory, engine, *whole)
         rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
+
+    def training(self, candidate: Candidate) -> MemoryEstimate | None:
+        """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
+        found = self._found(self._group(candidate), self._geometry(candidate))
+        return found and found[0]
+
+    def _found(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
+        if (group, geometry) not in self._forecasts:
+            self._forecasts[group, geometry] = self._estimate(group, geometry)
+        return self._forecasts[group, geometry]
+
+    def _engine(self, candidate: Candidate) -> Engine | None:
+        if candidate.get(VLLM, OFF) == OFF:
+            return None
+        setting = self._problem.setting
+        return engine_of(self._problem.trainer.plan(candidate, setting), setting.workload.model)
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""

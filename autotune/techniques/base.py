@@ -61,6 +61,8 @@ class Technique(ABC):
             the candidates with larger choices.
         only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
             traces at other sizes.
+        only_with: by the name of another technique, the choices beside which it has an effect: it is searched only
+            where one of them is.
         patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
             ends: a trace without it then needs another process.
     """
@@ -77,6 +79,7 @@ class Technique(ABC):
     changes: ClassVar[str] = ""
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
+    only_with: ClassVar[Mapping[str, frozenset[Choice]]] = {}
     patches_libraries: ClassVar[bool] = True
 
     def default(self, setting: Setting) -> Choice:

@@ -28,6 +28,8 @@ SCORING = "scoring"
 
 TRACED_GENERATION = 2
 """Micro-batches of the generation batch in a trace: completions of two prompts divide into micro-batches of one row."""
+STAND_IN = "stand-in"
+"""The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
 NO_REWARD = "get_soft_overlong_punishment"
 """The reward function that is used if none is named: TRL's own, which only looks at a completion's length."""
 
@@ -44,7 +46,7 @@ class Generating(Trainer):
     stand_in: ClassVar[Mapping[str, str]] = {"prompt": "a b"}
 
     @abstractmethod
-    def compares_with_old(self, *, aligned: bool) -> bool:
+    def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """Return whether the old log-probabilities are computed.
 
         Args:
@@ -75,7 +77,6 @@ class Generating(Trainer):
         typical = Shape(rows, widest_prompt + widest_completion, widest_completion)
         traced = -(-generated // TRACED_GENERATION)
         of_generation = replace(worst, rows=traced), replace(typical, rows=traced)
-        chunked = {OLD_PASS, REFERENCE_PASS}
         return BatchGeometry(
             layout=Layout.PADDED,
             worst=worst,
@@ -87,9 +88,10 @@ class Generating(Trainer):
             apart=tuple(
                 # The two passes go through the generation batch in chunks of a micro-batch's size.
                 PhaseGeometry(name, worst, typical, micro_batches / uses * steps_per_generation(plan))
-                if name in chunked
+                if name in (OLD_PASS, REFERENCE_PASS)
                 else PhaseGeometry(name, *of_generation, micro_batches / uses)
-                for name in self.program(plan).apart
+                # Those that a plan has not are no part of its traces. Sizes alone decide the geometry.
+                for name in (GENERATION, OLD_PASS, REFERENCE_PASS, SCORING)
             ),
         )
 
@@ -107,11 +109,17 @@ class Generating(Trainer):
         }
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan."""
+        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan.
+
+        vLLM does not run on a virtual device, and is replaced by completions that are there.
+        """
         traced = super().traced_plan(plan, layout, shape)
         # A step of three micro-batches does not end with a generation batch of two.
         accumulated = TRACED_GENERATION if _aligned(plan) else TRACED_GENERATION + 1
         args = {**traced.args, "gradient_accumulation_steps": accumulated, "num_iterations": 1}
+        if args.get("use_vllm"):
+            args = {name: value for name, value in args.items() if name != "vllm_enable_sleep_mode"}
+            args["vllm_mode"] = STAND_IN
         return replace(traced, args=args, rewards=plan.rewards)
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
@@ -121,7 +129,7 @@ class Generating(Trainer):
 
     def program(self, plan: TrainingPlan) -> StepProgram:
         """Return a program whose generations come before the micro-batches that are trained on them."""
-        old = self.compares_with_old(aligned=_aligned(plan))
+        old = self.compares_with_old(plan, aligned=_aligned(plan))
         return program(
             in_generation=(
                 GENERATION,

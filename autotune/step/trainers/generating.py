@@ -17,12 +17,14 @@ from autotune.core.workload import Rollouts
 from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter, Drawing, MakeModel
 from autotune.step.trainers.rewards import reward_function
+from autotune.step.trainers.vllm import GivenCompletions, make_long
 from autotune.trainers.generating import (
     GENERATION,
     NO_REWARD,
     OLD_PASS,
     REFERENCE_PASS,
     SCORING,
+    STAND_IN,
     steps_per_generation,
 )
 from autotune.trainers.geometry import micro_batches_of
@@ -57,7 +59,12 @@ class _OnTokenizedPrompts(_Trl):
     run_chunks: int | None = None
 
     def __init__(self, *args: Any, make_reference: MakeModel | None = None, **kwargs: Any) -> None:
-        with _instead(self.module, "create_model_from_path", make_reference and (lambda *_, **__: make_reference())):
+        given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else None
+        reference = make_reference and (lambda *_, **__: make_reference())
+        with (
+            _instead(self.module, "create_model_from_path", reference),
+            _instead(self.module, "VLLMGeneration", given),
+        ):
             super().__init__(*args, **kwargs)
         self._trained = 0
         self._prompt_ids: list[list[int]] = []
@@ -97,13 +104,18 @@ class _OnTokenizedPrompts(_Trl):
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         longest = max(self._wanted)
-        self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+        if self.use_vllm:
+            make_long(self.vllm_generation, longest)
+        else:
+            self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
         with short_generation():
             made = super()._generate_single_turn(*args, **kwargs)
-        # GRPO returns log-probabilities of the sampler beside the completions, RLOO does not.
-        completions, *beside = made if isinstance(made, tuple) else (made,)
-        cut = [ids[:tokens] for ids, tokens in zip(completions, self._wanted, strict=True)]
-        return (cut, *beside) if beside else cut
+        # GRPO returns beside the completions the sampler's log-probabilities, if it has any; RLOO does not.
+        cut = [self._cut(rows) for rows in (made if isinstance(made, tuple) else (made,))]
+        return tuple(cut) if isinstance(made, tuple) else cut[0]
+
+    def _cut(self, rows: list[list[Any]] | None) -> list[list[Any]] | None:
+        return rows and [row[:tokens] for row, tokens in zip(rows, self._wanted, strict=True)]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
@@ -270,7 +282,7 @@ def compares_with_old(plan: TrainingPlan) -> bool:
 
 @contextmanager
 def _instead(module: ModuleType, name: str, value: Callable[..., Any] | None) -> Iterator[None]:
-    """Replace a function of a module for the duration of the context; None: leave it."""
+    """Replace a function or class of a module for the duration of the context; None: leave it."""
     kept = getattr(module, name)
     setattr(module, name, value or kept)
     try:
