@@ -149,13 +149,10 @@ def resolve(
     choices: dict[str, tuple[Choice, ...]] = {}
     left_out: list[LeftOut] = []
     unlockable: list[Unlockable] = []
-    # First those that others have an effect beside.
-    for technique in sorted(techniques, key=lambda item: bool(item.only_with)):
+    for technique in techniques:
         knob = technique.name
-        if not _has_effect(technique, choices):
-            choices[knob] = (baseline[knob],)
-            continue
-        if knob in wishes.fixed or knob in wishes.excluded or knob not in file.choices:
+        asked = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
+        if not asked or knob not in file.choices:
             choices[knob] = (baseline[knob],)
             continue
         kept, locked = [baseline[knob]], []
@@ -170,16 +167,10 @@ def resolve(
                 locked.append(choice)
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
-            unlockable.append(Unlockable(knob, tuple(locked), technique.changes))
-    choices = {technique.name: choices[technique.name] for technique in techniques}
+            unlockable.append(Unlockable(knob, tuple(locked), technique.how_changes(setting.workload.trainer)))
     recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in file.recipes)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
     return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable))
-
-
-def _has_effect(technique: Technique, choices: Mapping[str, tuple[Choice, ...]]) -> bool:
-    """Return whether the choices of other techniques include some beside which a technique has an effect."""
-    return all(wanted.intersection(choices.get(knob, ())) for knob, wanted in technique.only_with.items())
 
 
 def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wishes) -> Candidate:

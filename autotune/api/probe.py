@@ -21,6 +21,8 @@ def probe(
     dataset: str,
     *,
     trainer: str = DEFAULT,
+    eval_dataset: str | None = None,
+    eval_split: str | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     memory_budget: str | int | None = None,
     margin: float = 0.05,
@@ -49,12 +51,16 @@ def probe(
         model: hub id, local directory, or ``config.json``.
         dataset: hub id, or a local file or directory, in any format that the trainer takes.
         trainer: which of TRL's trainers.
+        eval_dataset: rows that training is evaluated on, named like ``dataset``; None: a split of that, or none.
+        eval_split: split of ``eval_dataset``, or of ``dataset``, that training is evaluated on; None: no evaluation or,
+            with ``eval_dataset``, its ``test`` split, and all of a file.
         device: ``auto`` takes a GPU where there is one.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8
             per process, as TRL's defaults give.
-        max_length: tokens to which rows are cut; None: searched, within the token coverage.
+        max_length: tokens to which rows are cut, or over which the trainer drops them; None: searched, within the token
+            coverage.
         token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
         allow: knobs whose training-changing choices may be searched, such as ``lora``.
         fix: by knob, the only choice to consider.
@@ -76,7 +82,7 @@ def probe(
         InputError: something that was given cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
     """
-    asked = Asked(model, dataset, memory_budget, init, storage, study, resume, output, plan)
+    asked = Asked(model, dataset, memory_budget, init, storage, study, resume, output, plan, eval_dataset, eval_split)
     options = checked_options(
         trainer=trainer,
         device=device,

@@ -12,7 +12,7 @@ from autotune.core.spread import mean_rate, next_run, relative_error
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.problem import Record, SearchOutcome
-from autotune.techniques.max_length import token_coverage
+from autotune.techniques.max_length import row_coverage, token_coverage
 from autotune.trainers.geometry import micro_batches_of, rows_of
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
@@ -149,6 +149,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         tokens_per_second_error=relative_error(rates),
         seconds_per_epoch=tokens / rate if rate else None,
         token_coverage=coverage,
+        row_coverage=row_coverage(candidate, setting),
         max_length=_max_length(plan.args.get("max_length"), plan.truncate_to),
         per_device_train_batch_size=rows_of(plan),
         gradient_accumulation_steps=micro_batches_of(plan),
@@ -159,6 +160,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         runs=len(rates),
         tokens_per_step=shown.tokens_per_step,
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
+        evaluation_seconds=shown.evaluation_seconds,
     )
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import NO_EVALUATION, TrainingPlan
 from autotune.errors import InputError
 from autotune.trainers import Trainer, trainers
+from autotune.trainers.base import EVALUATED
 
 # Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
-    "label_smoothing_factor", "liger_kernel_config", "max_grad_norm", "neftune_noise_alpha", "optim_args",
+    "label_smoothing_factor", "max_grad_norm", "neftune_noise_alpha", "optim_args",
     "optim_target_modules", "tf32", "torch_empty_cache_steps", "use_cache",
 })  # fmt: skip
 # Optimizers' numbers, the source of rows, logging, saving, evaluation, the hub, and communication between processes.
@@ -78,8 +79,11 @@ class UserPlan:
     assumptions: tuple[str, ...]
 
 
-def user_plan(config: object, peft_config: object | None) -> UserPlan:
+def user_plan(config: object, peft_config: object | None, *, evaluates: bool = False) -> UserPlan:
     """Return the plan of a trainer's configuration and a PEFT configuration.
+
+    Args:
+        evaluates: whether evaluation is traced too.
 
     Raises:
         InputError: it is for an unknown trainer or kind of PEFT, or sets something that a trace does not support; the
@@ -98,7 +102,9 @@ def user_plan(config: object, peft_config: object | None) -> UserPlan:
     loading = _values_of_loading(config)
     words, assumptions = _model_words(loading)
     plan = TrainingPlan(trainer.name, args, {**words, **_peft_words(peft_config)})
-    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer)))
+    if evaluates:
+        plan = dataclasses.replace(plan, args={**plan.args, "eval_strategy": EVALUATED})
+    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, evaluates=evaluates)))
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
@@ -145,9 +151,9 @@ def _plain(name: str, value: object) -> object:
     return plain
 
 
-def _config_assumptions(config: Any, trainer: Trainer) -> Iterator[str]:
+def _config_assumptions(config: Any, trainer: Trainer, *, evaluates: bool) -> Iterator[str]:
     yield from (said for name, said in trainer.config_fields.assumed.items() if getattr(config, name, None))
-    if getattr(config.eval_strategy, "value", config.eval_strategy) != "no":
+    if getattr(config.eval_strategy, "value", config.eval_strategy) != NO_EVALUATION and not evaluates:
         yield "evaluation is left out"
 
 
@@ -202,4 +208,7 @@ def _peft_words(peft_config: Any) -> dict[str, object]:
     _check(peft_config, kind, _LORA_WITHOUT_EFFECT | _LORA_WORDS.keys())
     given = {word: getattr(peft_config, name) for name, word in _LORA_WORDS.items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
-    return {"use_peft": True, **{word: value for word, value in plain.items() if value is not None}}
+    # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
+    task = getattr(peft_config.task_type, "value", peft_config.task_type)
+    words = {word: value for word, value in plain.items() if value is not None}
+    return {"use_peft": True, "lora_task_type": task, **words}

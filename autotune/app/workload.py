@@ -27,30 +27,51 @@ class WorkloadReader:
     directory: Path
     listener: Listener
 
-    def read(self, trainer: str, model: ModelSource, dataset: DatasetSource) -> Workload:
+    def read(
+        self, trainer: str, model: ModelSource, dataset: DatasetSource, evaluation: DatasetSource | None = None
+    ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
+
+        Args:
+            evaluation: the rows that training is evaluated on, or None.
 
         Raises:
             InputError: the model or the dataset cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
-        request = PrepareRequest(model, dataset, trainer, str(self.directory / "tokenized"))
+        tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
+        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside)
         reply = prepare(self.server, request, self.directory / "prepare")
-        return Workload(trainer, model, dataset, reply.model, reply.dataset)
+        return Workload(
+            trainer,
+            model,
+            dataset,
+            reply.model,
+            reply.dataset,
+            evaluation_source=evaluation,
+            evaluation=reply.evaluation,
+        )
 
-    def read_checked(self, options: Options, model: ModelSource, dataset: DatasetSource, machine: Machine) -> Workload:
+    def read_checked(
+        self,
+        options: Options,
+        model: ModelSource,
+        dataset: DatasetSource,
+        machine: Machine,
+        evaluation: DatasetSource | None = None,
+    ) -> Workload:
         """Return the workload with the self-test of the attention implementations that the options leave.
 
         Raises:
             InputError: the model or the dataset cannot be used.
         """
-        workload = self.read(options.trainer.name, model, dataset)
+        workload = self.read(options.trainer.name, model, dataset, evaluation)
         return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
         """Return the workload with the self-test's result for each attention implementation."""
         wanted = tuple(attentions)
         self.listener(StageStarted(f"Checking that packed documents stay apart with {', '.join(wanted)}"))
-        request = CheckPackingRequest(workload.model_source, machine.hardware.kind, wanted)
+        request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, wanted)
         reply = check_packing(self.server, request, self.directory / "check_packing")
         return replace(workload, packing_checks={check.attention: check for check in reply.checks})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.batch_geometry import BatchGeometry, Layout
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
@@ -24,11 +25,12 @@ from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
-from autotune.planning.vllm import Engine, engine_of, together, why_not
+from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
 from autotune.techniques.traits import layer_period, size_knobs
 from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -89,10 +91,18 @@ class Planner:
         self._by_sizes: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._size_knobs = size_knobs()
         self._groups: dict[Group, Candidate] = {}
+        # Groups whose traces only serve the evaluation of others, which has another layout than their training.
+        self._evaluated: dict[Group, dict[Group, Candidate]] = {}
         for candidate in (*self.candidates, problem.baseline):
             geometry = self._geometry(candidate)
-            self._groups.setdefault(group_of(candidate, geometry.layout), candidate)
+            group = group_of(candidate, geometry.layout)
+            self._groups.setdefault(group, candidate)
+            if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
+                beside = group_of(candidate, geometry.evaluation.layout)
+                self._evaluated.setdefault(group, {})[beside] = candidate
         geometries = set(self._geometries.values())
+        # Only the largest micro-batch of evaluation is extrapolated to.
+        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
         self._anchors: Mapping[Layout, Anchors] = {
             layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
         }
@@ -182,42 +192,29 @@ class Planner:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
-        group, geometry = self._group(candidate), self._geometry(candidate)
-        found, setting = self._found(group, geometry), self._problem.setting
+        geometry, group = self._decisive(candidate), self._group(candidate)
+        found, setting = self._known(group, geometry), self._problem.setting
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
         memory, origin = replace(found[0], varied_bytes=self._varied.get((group, geometry))), found[1]
-        engine = self._engine(candidate)
-        if engine is not None:
-            whole = setting.workload.model, setting.machine.hardware.memory_bytes
-            refused = why_not(engine, *whole)
-            if refused:
-                return Estimate(candidate, Origin.UNKNOWN, reason=refused)
-            memory = together(memory, engine, *whole)
+        if candidate.get(VLLM, OFF) != OFF:
+            shared = with_vllm(memory, self._problem.trainer.plan(candidate, setting), setting)
+            if isinstance(shared, str):
+                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
+            memory = shared
         rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 
     def training(self, candidate: Candidate) -> MemoryEstimate | None:
         """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
-        found = self._found(self._group(candidate), self._geometry(candidate))
+        found = self._known(self._group(candidate), self._decisive(candidate))
         return found and found[0]
-
-    def _found(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
-        if (group, geometry) not in self._forecasts:
-            self._forecasts[group, geometry] = self._estimate(group, geometry)
-        return self._forecasts[group, geometry]
-
-    def _engine(self, candidate: Candidate) -> Engine | None:
-        if candidate.get(VLLM, OFF) == OFF:
-            return None
-        setting = self._problem.setting
-        return engine_of(self._problem.trainer.plan(candidate, setting), setting.workload.model)
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        geometry, group = self._decisive(candidate), self._group(candidate)
         found = self._additive.sum(group) if group not in self._untraceable else None
         terms = [self._term(term, geometry) for term in found.terms] if found is not None else []
         return Basis(geometry, len(self._layer_kinds), tuple(terms))
@@ -229,7 +226,7 @@ class Planner:
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        geometry, group = self._decisive(candidate), self._group(candidate)
         equal = geometry.typical == geometry.worst
         request = self._plan(group), geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
         self._varied[group, geometry] = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
@@ -240,17 +237,36 @@ class Planner:
             sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
             if sizes not in self._by_sizes:
                 plan = self._problem.trainer.plan(candidate, self._problem.setting)
-                documents = self._problem.setting.workload.dataset.documents
-                self._by_sizes[sizes] = self._problem.trainer.geometry(plan, documents)
+                self._by_sizes[sizes] = whole_geometry(self._problem.trainer, plan, self._problem.setting.workload)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
+
+    def _decisive(self, candidate: Candidate) -> BatchGeometry:
+        """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
+        geometry, group = self._geometry(candidate), self._group(candidate)
+        if not geometry.rivals:
+            return geometry
+
+        def need(shape: Shape) -> int:
+            found = self._known(group, replace(geometry, worst=shape, rivals=()))
+            return found[0].device_bytes if found is not None else 0
+
+        return replace(geometry, worst=max(geometry.shapes, key=need), rivals=())
+
+    def _known(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
+        """Return the estimate of a group, computed once between two traces."""
+        key = (group, geometry)
+        if key not in self._forecasts:
+            self._forecasts[key] = self._estimate(group, geometry)
+        return self._forecasts[key]
 
     def _group(self, candidate: Candidate) -> Group:
         return group_of(candidate, self._geometry(candidate).layout)
 
     def _trace(self, asked: Iterable[Group]) -> None:
         known = self._fits.keys() | self._untraceable.keys()
-        groups = [group for group in dict.fromkeys(asked) if group not in known]
+        every = [item for group in asked for item in (group, *self._evaluated.get(group, ()))]
+        groups = [group for group in dict.fromkeys(every) if group not in known]
         wanted = {group: self._points(group) for group in groups}
         requests = {(group, point): self._request(group, point) for group in groups for point in wanted[group]}
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
@@ -275,7 +291,10 @@ class Planner:
         return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
 
     def _plan(self, group: Group) -> TrainingPlan:
-        return self._problem.trainer.plan(self._groups[group], self._problem.setting)
+        candidate = self._groups.get(group)
+        if candidate is None:
+            candidate = next(beside[group] for beside in self._evaluated.values() if group in beside)
+        return self._problem.trainer.plan(candidate, self._problem.setting)
 
     def _compare(self, composed: Estimate, found: Sum | None) -> None:
         """Record the error of a composed estimate whose technique combination has been traced since."""
@@ -309,17 +328,20 @@ class Planner:
         """Return the forecasts of the largest and of a typical micro-batch for a traced group."""
         key = (group, geometry)
         if key not in self._traced_forecasts:
-            self._traced_forecasts[key] = self._follow(self._fits[group], geometry)
+            self._traced_forecasts[key] = self._follow(group, geometry)
         return self._traced_forecasts[key]
 
-    def _follow(self, fit: Fit, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
-        layers = len(self._layer_kinds)
+    def _follow(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
+        fit, layers = self._fits[group], len(self._layer_kinds)
         worst = fit.forecast(layers, geometry.worst, geometry.micro_batches)
         same = geometry.typical == geometry.worst
         typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
         for apart in geometry.apart:
             worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1), apart.per_step)
             typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1), apart.per_step)
+        if geometry.evaluation is not None:
+            beside = self._fits.get(Group(group.choices, geometry.evaluation.layout), fit)
+            worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1), per_step=0.0)
         return worst, typical
 
 

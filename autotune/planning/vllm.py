@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.vllm import SERVER
 from autotune.trainers.generating import steps_per_generation
@@ -115,6 +116,15 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
         tokens=number(plan, "vllm_max_model_length") or model.max_positions,
         sequences=rows_of(plan) * parallel * steps_per_generation(plan),
     )
+
+
+def with_vllm(training: MemoryEstimate, plan: TrainingPlan, setting: Setting) -> MemoryEstimate | str:
+    """Return the memory of a training together with the engine that its plan starts, or why that does not start."""
+    model, total_bytes = setting.workload.model, setting.machine.hardware.memory_bytes
+    engine = engine_of(plan, model)
+    if engine is None:
+        return training
+    return why_not(engine, model, total_bytes) or together(training, engine, model, total_bytes)
 
 
 def requested_bytes(total_bytes: int, utilization: float) -> int:

@@ -11,6 +11,7 @@ from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.reference import PRECOMPUTED
 from autotune.techniques.versions import installed
 
 SELECTIVE = "selective"
@@ -39,6 +40,8 @@ class GradientCheckpointing(Technique):
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
         ("dpo", SELECTIVE): "DPOTrainer leaves its key to PyTorch, which refuses it",
+        ("reward", SELECTIVE): "RewardTrainer leaves its key to PyTorch, which refuses it",
+        ("kto", SELECTIVE): "KTOTrainer leaves its key to PyTorch, which refuses it",
     }
     patches_libraries = False
 
@@ -67,7 +70,18 @@ class GradientCheckpointing(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where transformers 5.23, with adapters, skips the function in which TRL removes its key."""
+        """Return a reason where a key of TRL or transformers reaches PyTorch, which refuses it.
+
+        Around the reference's pass, TRL switches checkpointing off and on again with all keys as PyTorch's own
+        (``trl.models.utils.disable_gradient_checkpointing``). With adapters, transformers 5.23 skips the function in
+        which TRL removes its key.
+        """
+        late = choice == OFFLOAD or _EVERY.fullmatch(str(choice))
+        if late and candidate.get("reference", PRECOMPUTED) != PRECOMPUTED:
+            return (
+                f"gradient_checkpointing={choice} needs reference={PRECOMPUTED}: after the reference's pass in a "
+                "micro-batch, TRL passes its key to PyTorch, which refuses it"
+            )
         renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
         if choice == SELECTIVE and candidate["lora"] != "none" and renamed:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"

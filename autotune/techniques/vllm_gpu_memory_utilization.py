@@ -9,7 +9,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import Option, Technique
-from autotune.techniques.vllm import COLOCATED, NAME, is_colocated
+from autotune.techniques.vllm import NAME, is_colocated
 
 
 class VllmGpuMemoryUtilization(Technique):
@@ -25,7 +25,6 @@ class VllmGpuMemoryUtilization(Technique):
     trl_defaults: ClassVar[Mapping[str, Choice]] = {"online_dpo": "0.55"}
     needs = "vllm=colocate or colocate-sleep"
     writes = frozenset({"args.vllm_gpu_memory_utilization"})
-    only_with: ClassVar[Mapping[str, frozenset[Choice]]] = {NAME: COLOCATED}
     # It changes nothing of the traced training.
     only_sizes = True
     patches_libraries = False
@@ -39,6 +38,10 @@ class VllmGpuMemoryUtilization(Technique):
         if not 0 < share < 1:
             raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a share between 0 and 1.")
         return str(share)
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used at all."""
+        return NAME in setting.allowed
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the default where vLLM has no part of this GPU."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import Option, Technique
-from autotune.techniques.vllm import COLOCATED, NAME, is_colocated
+from autotune.techniques.vllm import NAME, is_colocated
 
 DATA = "data"
 MODEL = "model"
@@ -28,7 +27,6 @@ class VllmMaxModelLength(Technique):
     trl_default = MODEL
     needs = "vllm=colocate or colocate-sleep"
     writes = frozenset({"args.vllm_max_model_length"})
-    only_with: ClassVar[Mapping[str, frozenset[Choice]]] = {NAME: COLOCATED}
     # It changes nothing of the traced training.
     only_sizes = True
     patches_libraries = False
@@ -61,6 +59,10 @@ class VllmMaxModelLength(Technique):
                 f"{int(length):,}"
             )
         return None
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used at all."""
+        return NAME in setting.allowed
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the default where vLLM has no part of this GPU."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, NumberTechnique, Option
-from autotune.techniques.vllm import COLOCATED, NAME, is_colocated
+from autotune.techniques.vllm import NAME, is_colocated
 
 
 class VllmTensorParallelSize(NumberTechnique):
@@ -22,7 +21,6 @@ class VllmTensorParallelSize(NumberTechnique):
     trl_default = 1
     needs = "vllm=colocate or colocate-sleep, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
-    only_with: ClassVar[Mapping[str, frozenset[Choice]]] = {NAME: COLOCATED}
     # It changes nothing of the traced training.
     only_sizes = True
     patches_libraries = False
@@ -38,6 +36,10 @@ class VllmTensorParallelSize(NumberTechnique):
         if processes % int(choice):
             return f"TRL demands that it divides the {processes} {'process' if processes == 1 else 'processes'}"
         return None
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used at all."""
+        return NAME in setting.allowed
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the default where vLLM has no part of this GPU."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig
-from transformers import BitsAndBytesConfig
-from trl import DPOConfig, KTOConfig, ModelConfig, SFTConfig
+from transformers import BitsAndBytesConfig, TrainingArguments
+from trl import DPOConfig, KTOConfig, ModelConfig, RewardConfig, SFTConfig
 
 from autotune.app.user_plan import user_plan
 from autotune.core.batch_geometry import Layout
@@ -20,6 +20,7 @@ from autotune.step.objects import config as traced_config
 from autotune.step.objects import peft_config as traced_peft_config
 from autotune.step.objects import quantization_config as traced_quantization
 from autotune.trainers import find_trainer
+from autotune.trainers.kto import POLICY_KL
 
 
 def sft(**options: Any) -> SFTConfig:
@@ -129,8 +130,8 @@ def test_what_cannot_be_sent_to_another_process_is_named() -> None:
 
 
 def test_the_configuration_of_another_trainer_is_refused() -> None:
-    with pytest.raises(InputError, match="A KTOConfig is no configuration that autotune knows") as raised:
-        plan_of(KTOConfig(use_cpu=True, bf16=False))
+    with pytest.raises(InputError, match="A TrainingArguments is no configuration that autotune knows") as raised:
+        plan_of(TrainingArguments(use_cpu=True))
     assert "SFTConfig" in raised.value.hint
 
 
@@ -205,6 +206,14 @@ def test_peft_that_is_no_lora_is_refused(given: object) -> None:
         plan_of(sft(), given)
 
 
+@pytest.mark.parametrize("task", ["SEQ_CLS", None])
+def test_adapters_of_a_reward_model_keep_their_task(task: str | None) -> None:
+    given = LoraConfig(task_type=task, modules_to_save=["score"])
+    rebuilt = traced_peft_config(plan_of(RewardConfig(use_cpu=True, bf16=False), given))
+    assert rebuilt is not None
+    assert (rebuilt.task_type, rebuilt.modules_to_save) == (given.task_type, given.modules_to_save)
+
+
 def test_types_and_attention_of_the_model_are_taken_over() -> None:
     loading = {"dtype": torch.bfloat16, "attn_implementation": "eager", "device_map": "auto"}
     words = plan_of(sft(model_init_kwargs=loading)).model
@@ -247,6 +256,14 @@ def test_a_type_to_compute_in_that_is_not_the_models_is_said_to_be_left_out() ->
 def test_quantisation_that_is_not_understood_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan_of(sft(model_init_kwargs={"quantization_config": given}))
+
+
+def test_a_configuration_of_kto_keeps_what_decides_its_passes() -> None:
+    plan = plan_of(KTOConfig(use_cpu=True, bf16=False, loss_type="apo_zero_unpaired", desirable_weight=0.5))
+    assert plan.trainer == "kto"
+    assert plan.args["desirable_weight"] == 0.5
+    assert POLICY_KL not in find_trainer("kto").program(plan).names
+    assert POLICY_KL in find_trainer("kto").program(plan_of(KTOConfig(use_cpu=True, bf16=False))).names
 
 
 def test_a_configuration_of_dpo_keeps_what_it_says_of_its_loss_and_its_reference() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,6 +48,18 @@ def prompt_rows(texts: Sequence[str]) -> Rows:
     return [{"prompt": text, "solution": f"{i}"} for i, text in enumerate(texts)]
 
 
+def token_pair_rows(texts: Sequence[str], *, chosen: str = "chosen_ids", rejected: str = "rejected_ids") -> Rows:
+    """Return pairs of tokens, under these names."""
+    ids = [row["input_ids"] for row in token_rows(texts)]
+    return [{chosen: one, rejected: other} for one, other in zip(ids, reversed(ids), strict=True)]
+
+
+def labelled_rows(texts: Sequence[str]) -> Rows:
+    """Return answers that are desirable or not; some questions are longer than the answers."""
+    rows = [*prompt_completion_rows(texts[::2]), *long_prompt_rows(texts[1::2])]
+    return [{**row, "label": i % 3 != 0} for i, row in enumerate(rows)]
+
+
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(texts, reversed(texts), strict=True))
 
@@ -62,6 +75,19 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
     "grpo": {"prompt": prompt_rows},
     "rloo": {"prompt": prompt_rows},
     "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
+    "reward": {
+        "chosen+rejected": pair_rows,
+        "prompt+chosen+rejected": prompted_pair_rows,
+        "chosen_ids+rejected_ids": token_pair_rows,
+        "chosen_input_ids+rejected_input_ids": partial(
+            token_pair_rows, chosen="chosen_input_ids", rejected="rejected_input_ids"
+        ),
+    },
+    "kto": {
+        "prompt+chosen+rejected": prompted_pair_rows,
+        "chosen+rejected": pair_rows,
+        "prompt+completion+label": labelled_rows,
+    },
 }
 """What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""
 

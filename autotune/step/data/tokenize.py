@@ -25,7 +25,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     Raises:
         InputError: the chat template raises an error for a row.
     """
-    architecture = model_class(request.model, model_config)
+    architecture = model_class(model_config)
     known = adapter(request.trainer)
 
     def small_model() -> Any:

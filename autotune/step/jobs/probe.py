@@ -22,7 +22,7 @@ from autotune.step.trainers import adapter
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     # Import the architecture's module before the meter takes its baseline.
-    model_class(request.model, load_config(request.model))
+    model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
     progress = Progress(request.schedule, meter)
     try:
@@ -75,6 +75,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
         pass_seconds=batches.population * pass_seconds_per_row,
+        evaluation_seconds=progress.evaluation_seconds,
         peaks=progress.peaks,
     )
 

@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
+from transformers import AutoProcessor
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
+from autotune.step.models.heads import LANGUAGE_MODEL, Head
 from autotune.step.rows import Counts, Flags, RowSizes
+from autotune.trainers import find_trainer
 
 MakeModel = Callable[[], Any]
 """Builds another model like the trained one, with random weights where that has them, on the same device."""
@@ -46,10 +49,12 @@ class Collation:
     Attributes:
         flat: whether they are concatenated; else each sequence is padded to the longest.
         multiple: the length of the tensor is rounded up to a multiple of this.
+        blocks: whether micro-batches are blocks of successive rows, always the same ones; else any rows may meet.
     """
 
     flat: bool = False
     multiple: int = 1
+    blocks: bool = False
 
     def tokens(self, sizes: RowSizes, chosen: Counts) -> Counts:
         """Return the tokens of each micro-batch, padding included.
@@ -79,6 +84,8 @@ class Adapter(ABC):
     Class attributes:
         name: the trainer's name.
         config, trainer: TRL's classes.
+        head: what it trains on top of a model's layers, which determines the model's class.
+        processor: transformers' class by which it loads the tokenizer.
         columns: columns of tokenised rows, each of lists of numbers.
         methods: by the name of a phase of the step program, the trainer's method that forms that phase.
         generating: the trainer's method that makes what several micro-batches are trained on, such as completions; its
@@ -88,6 +95,8 @@ class Adapter(ABC):
     name: ClassVar[str]
     config: ClassVar[type[Any]]
     trainer: ClassVar[type[Any]]
+    head: ClassVar[Head] = LANGUAGE_MODEL
+    processor: ClassVar[type[Any]] = AutoProcessor
     columns: ClassVar[tuple[str, ...]]
     methods: ClassVar[Mapping[str, str]] = {}
     generating: ClassVar[str | None] = None
@@ -102,8 +111,10 @@ class Adapter(ABC):
         return {}
 
     def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:
-        """Return the rows of a trainer that was built to tokenise them, with :attr:`columns`."""
-        return trainer.train_dataset.select_columns(list(self.columns))
+        """Return the rows of a trainer that was built to tokenise them, with :attr:`columns` and optional ones."""
+        rows = trainer.train_dataset
+        optional = [name for name in find_trainer(self.name).optional_columns if name in rows.column_names]
+        return rows.select_columns([*self.columns, *optional])
 
     @abstractmethod
     def lengths(self, rows: Dataset) -> Counts:
