@@ -79,7 +79,7 @@ def plan(
         reward_funcs=reward_funcs,
         completion_length=completion_length,
         global_batch_size=global_batch_size,
-        max_length=whole_rows(seq_len, fixed, excluded) if max_length is None else max_length,
+        max_length=whole_rows(trainer, seq_len, fixed, excluded) if max_length is None else max_length,
         token_coverage=token_coverage,
         allow=allow,
         fix=fixed,

@@ -66,7 +66,7 @@ def planned_machine(word: str | None) -> Planned:
                 f"There is no GPU here to plan for: {own.device_reason}.",
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
-        return Planned(own, described(own.hardware), here.hardware.cores)
+        return Planned(replace(own, planned=True), described(own.hardware), here.hardware.cores)
     if word.strip().lower() == CPU:
         return Planned(here, None, here.hardware.cores)
     gpu = find_gpu(word)
@@ -77,7 +77,7 @@ def planned_machine(word: str | None) -> Planned:
         compute_capability=gpu.compute_capability,
         cores=here.hardware.cores,
     )
-    return Planned(Machine(hardware, here.packages), gpu, here.hardware.cores)
+    return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)
 
 
 def planned_workload(

@@ -25,8 +25,11 @@ from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
+from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Untraceable
+from autotune.techniques.base import OFF
 from autotune.techniques.traits import layer_period, size_knobs
+from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
@@ -190,15 +193,24 @@ class Planner:
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
         geometry, group = self._decisive(candidate), self._group(candidate)
-        key = (group, geometry)
-        found = self._known(group, geometry)
+        found, setting = self._known(group, geometry), self._problem.setting
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
-        memory, origin = replace(found[0], varied_bytes=self._varied.get(key)), found[1]
+        memory, origin = replace(found[0], varied_bytes=self._varied.get((group, geometry))), found[1]
+        if candidate.get(VLLM, OFF) != OFF:
+            shared = with_vllm(memory, self._problem.trainer.plan(candidate, setting), setting)
+            if isinstance(shared, str):
+                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
+            memory = shared
         rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
+
+    def training(self, candidate: Candidate) -> MemoryEstimate | None:
+        """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
+        found = self._known(self._group(candidate), self._decisive(candidate))
+        return found and found[0]
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
