@@ -21,6 +21,8 @@ RESULT = "result.json"
 def write_bundle(result: Result, directory: Path) -> None:
     """Write ``result.json``, and for a recommendation ``config.yaml``, ``train.py`` and the rows that they need.
 
+    There is no ``config.yaml`` where TRL's command line cannot train by the plan.
+
     A run that ended without a recommendation removes an earlier one's configuration; an interrupted one leaves it.
     ``result.json`` is written last, so that if it exists, the files it refers to exist too.
 
@@ -45,5 +47,8 @@ def _write_recommendation(result: Result, chosen: Choosable, directory: Path) ->
         )
     else:
         remove(directory / CUT_ROWS)
-    write_text(directory / CONFIG, config_text(result, chosen, rows))
+    if find_trainer(result.trainer).runs_by_command(plan):
+        write_text(directory / CONFIG, config_text(result, chosen, rows))
+    else:
+        remove(directory / CONFIG)
     write_text(directory / SCRIPT, script_text(result, chosen, rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
 from autotune.emit.rows import TrainingRows
+from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_rate
 
 _SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
@@ -21,6 +22,9 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             f"The rows in {rows.data_files} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
             "because padding_free takes no max_length; they belong to this model's tokenizer."
         )
+    trainer = find_trainer(result.trainer)
+    if not trainer.has_command:
+        sentences.append(f"TRL has no command for {trainer.trainer_class}, so there is no config.yaml beside train.py.")
     if result.workload.model.has_weights is False:
         sentences.append(
             f"{result.workload.model_source.name} holds no weights; put them there, or name a model that has them."
