@@ -151,7 +151,8 @@ def resolve(
     unlockable: list[Unlockable] = []
     for technique in techniques:
         knob = technique.name
-        if knob in wishes.fixed or knob in wishes.excluded or knob not in file.choices:
+        asked = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
+        if not asked or knob not in file.choices:
             choices[knob] = (baseline[knob],)
             continue
         kept, locked = [baseline[knob]], []

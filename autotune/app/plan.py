@@ -11,6 +11,7 @@ from autotune.app.options import Options
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
+from autotune.app.vllm import vllm_outlook
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener
@@ -18,7 +19,7 @@ from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
-from autotune.inspection.dataset import dataset_source
+from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
@@ -26,6 +27,9 @@ from autotune.planning.explained import explained
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.techniques.base import OFF
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
@@ -44,6 +48,8 @@ class Asked:
     memory_budget: str | int | None
     top: int
     explain: bool = False
+    eval_dataset: str | None = None
+    eval_split: str | None = None
 
 
 def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: Listener) -> Plan:
@@ -56,21 +62,21 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
     seq_len = asked.seq_len
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     planned = planned_machine(asked.gpu)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
     cache = user_cache()
     with ServerTracer(planned.cores, listener) as tracer:
-        workload = planned_workload(options, source, rows, tracer, cache, listener)
+        workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
-        planner = Planner(
-            problem, Accelerator(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates
-        )
+        target = Accelerator(planned.gpu, budget_bytes)
+        planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
         planner.explore()
         planner.refine(asked.top, _REFINED)
         best = planner.ranked()[:1]
@@ -84,6 +90,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
         )
         offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
+        vllm = vllm_outlook(problem, target, traces, estimates, baseline)
     shown = (baseline, *distinct(estimates, asked.top))
     return Plan(
         schema=SCHEMA,
@@ -109,6 +116,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             "fix": dict(fixed),
         },
         explanation=explanation,
+        vllm=vllm,
     )
 
 
@@ -126,6 +134,8 @@ def check_rows(asked: Asked, token_coverage: float | None) -> None:
         raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
     if seq_len is None:
         return
+    if asked.eval_dataset is not None or asked.eval_split is not None:
+        raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
     if not 1 <= seq_len <= MOST_TOKENS:
         raise InputError(
             f"A length of {seq_len} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."
@@ -136,9 +146,16 @@ def check_rows(asked: Asked, token_coverage: float | None) -> None:
         )
 
 
-def whole_rows(seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
-    """Return the maximum length that keeps rows of equal length whole, unless the user sets or excludes it."""
-    return None if "max_length" in (*fixed, *excluded) else seq_len
+def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
+    """Return the maximum length that keeps rows of equal length whole, unless the user sets or excludes it.
+
+    None for a trainer that cuts none.
+
+    Raises:
+        InputError: there is no such trainer.
+    """
+    cuts = any(technique.name == "max_length" for technique in find_trainer(trainer).techniques)
+    return seq_len if cuts and "max_length" not in (*fixed, *excluded) else None
 
 
 def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
@@ -169,6 +186,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
+    if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
+        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."

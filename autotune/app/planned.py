@@ -66,7 +66,7 @@ def planned_machine(word: str | None) -> Planned:
                 f"There is no GPU here to plan for: {own.device_reason}.",
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
-        return Planned(own, described(own.hardware), here.hardware.cores)
+        return Planned(replace(own, planned=True), described(own.hardware), here.hardware.cores)
     if word.strip().lower() == CPU:
         return Planned(here, None, here.hardware.cores)
     gpu = find_gpu(word)
@@ -77,7 +77,7 @@ def planned_machine(word: str | None) -> Planned:
         compute_capability=gpu.compute_capability,
         cores=here.hardware.cores,
     )
-    return Planned(Machine(hardware, here.packages), gpu, here.hardware.cores)
+    return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)
 
 
 def planned_workload(
@@ -87,6 +87,7 @@ def planned_workload(
     tracer: ServerTracer,
     cache: Cache,
     listener: Listener,
+    evaluation: DatasetSource | None = None,
 ) -> Workload:
     """Return the workload, with the self-test of those attention implementations that run on a CPU.
 
@@ -94,20 +95,25 @@ def planned_workload(
 
     Args:
         dataset: None: a placeholder of a few words, whose lengths are not meaningful.
+        evaluation: the rows that training is evaluated on, or None.
 
     Raises:
         InputError: the model or the dataset cannot be used.
     """
     here = inspect_machine("cpu")
-    states = [_state(model.name), _state(dataset.data_files or dataset.path) if dataset is not None else []]
+    states = [_state(model.name)]
+    states += [_state(source.data_files or source.path) for source in (dataset, evaluation) if source is not None]
     name, wanted = options.trainer.name, attentions(options, here)
-    key = fingerprint("workload", name, model, dataset, states, wanted, here.packages, source_digest())
+    asked = name, model, dataset, evaluation, options.rollouts
+    if dataset is None and options.rollouts.column is not None:
+        raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
+    key = fingerprint("workload", *asked, states, wanted, here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
     rows = dataset or _stand_in(options.trainer, tracer.folder)
-    workload = reader.read_checked(options, model, rows, here)
+    workload = reader.read_checked(options, model, rows, here, evaluation)
     if all(state is not None for state in states):
         cache.put(key, encode(workload))
     return workload

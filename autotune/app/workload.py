@@ -11,7 +11,7 @@ from autotune.app.problem import attentions
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.probing import JobServer, check_packing, prepare
 
 
@@ -27,24 +27,53 @@ class WorkloadReader:
     directory: Path
     listener: Listener
 
-    def read(self, trainer: str, model: ModelSource, dataset: DatasetSource) -> Workload:
+    def read(
+        self,
+        trainer: str,
+        model: ModelSource,
+        dataset: DatasetSource,
+        evaluation: DatasetSource | None = None,
+        rollouts: Rollouts | None = None,
+    ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
+
+        Args:
+            evaluation: the rows that training is evaluated on, or None.
+            rollouts: what is known of generated completions, or None.
 
         Raises:
             InputError: the model or the dataset cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
-        request = PrepareRequest(model, dataset, trainer, str(self.directory / "tokenized"))
+        tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
+        rollouts = rollouts or Rollouts()
+        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, rollouts)
         reply = prepare(self.server, request, self.directory / "prepare")
-        return Workload(trainer, model, dataset, reply.model, reply.dataset)
+        return Workload(
+            trainer,
+            model,
+            dataset,
+            reply.model,
+            reply.dataset,
+            evaluation_source=evaluation,
+            evaluation=reply.evaluation,
+            rollouts=rollouts,
+        )
 
-    def read_checked(self, options: Options, model: ModelSource, dataset: DatasetSource, machine: Machine) -> Workload:
+    def read_checked(
+        self,
+        options: Options,
+        model: ModelSource,
+        dataset: DatasetSource,
+        machine: Machine,
+        evaluation: DatasetSource | None = None,
+    ) -> Workload:
         """Return the workload with the self-test of the attention implementations that the options leave.
 
         Raises:
             InputError: the model or the dataset cannot be used.
         """
-        workload = self.read(options.trainer.name, model, dataset)
+        workload = self.read(options.trainer.name, model, dataset, evaluation, options.rollouts)
         return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:

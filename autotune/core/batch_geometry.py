@@ -70,6 +70,7 @@ class BatchGeometry:
         apart: phases with sizes of their own.
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
             narrower, and their second tensor is wider.
+        evaluation: the micro-batches of evaluation; None without one.
     """
 
     layout: Layout
@@ -82,6 +83,7 @@ class BatchGeometry:
     sequences: int = 1
     apart: tuple[PhaseGeometry, ...] = ()
     rivals: tuple[Shape, ...] = ()
+    evaluation: BatchGeometry | None = None
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+NO_EVALUATION = "no"
+"""``eval_strategy`` of a training without evaluation, which is the default of ``transformers.TrainingArguments``."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -59,6 +62,11 @@ class TrainingPlan:
     launch: Launch = field(default_factory=Launch)
     rewards: tuple[str, ...] = ()
     completions: Completions | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the training is evaluated."""
+        return self.args.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
 
     @property
     def fingerprint(self) -> str:

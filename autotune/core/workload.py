@@ -63,6 +63,21 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
+class KeyValueCache:
+    """What the attention of a model caches of each token that it generates after, without its type.
+
+    Attributes:
+        layers: layers that cache; layers of linear attention, which have a state of fixed size, do not.
+        heads: heads of keys and values in each.
+        elements: numbers of a head for each token, of its key and its value together.
+    """
+
+    layers: int
+    heads: int
+    elements: int
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """The properties of a model that its configuration and tokenizer determine; read by building it without storage.
 
@@ -80,6 +95,7 @@ class ModelProfile:
         fingerprint: hash of the configuration and the tokenizer.
         layer_kinds: a word for each layer; layers with equal words have the same structure.
         fused_experts: whether one parameter holds the weights of all experts of a layer.
+        cache: its key-value cache, as if every layer attended to all tokens; None if the configuration does not say.
     """
 
     name: str
@@ -95,6 +111,7 @@ class ModelProfile:
     fingerprint: str
     layer_kinds: tuple[str, ...] = ()
     fused_experts: bool = False
+    cache: KeyValueCache | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +175,7 @@ class Workload:
     Attributes:
         packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
         rollouts: what is known of the completions, for trainers that generate them.
+        evaluation_source, evaluation: the rows that training is evaluated on; None without evaluation.
     """
 
     trainer: str
@@ -166,9 +184,23 @@ class Workload:
     model: ModelProfile
     dataset: DatasetProfile
     packing_checks: dict[str, PackingCheck] = field(default_factory=dict)
+    evaluation_source: DatasetSource | None = None
+    evaluation: DatasetProfile | None = None
     rollouts: Rollouts = field(default_factory=Rollouts)
+
+    @property
+    def documents(self) -> tuple[Documents, ...]:
+        """The rows to train on, and those to evaluate on if there are any: TRL cuts both to the same length."""
+        profiles = (self.dataset, self.evaluation)
+        return tuple(profile.documents for profile in profiles if profile is not None)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence in all of them: the maximum length at which nothing is cut."""
+        return max(documents.longest for documents in self.documents)
 
     @property
     def summary(self) -> Workload:
         """The workload as it is written to documents: without the lengths of each row's parts, which are many."""
-        return replace(self, dataset=replace(self.dataset, several=None))
+        evaluation = self.evaluation and replace(self.evaluation, several=None)
+        return replace(self, dataset=replace(self.dataset, several=None), evaluation=evaluation)

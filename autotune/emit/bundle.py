@@ -9,7 +9,7 @@ from autotune.core.status import RunStatus
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
-from autotune.emit.rows import CUT_ROWS, cut_length, training_rows, write_cut_rows
+from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
 from autotune.trainers import find_trainer
 
@@ -21,8 +21,6 @@ RESULT = "result.json"
 def write_bundle(result: Result, directory: Path) -> None:
     """Write ``result.json``, and for a recommendation ``config.yaml``, ``train.py`` and the rows that they need.
 
-    There is no ``config.yaml`` where TRL's command line cannot train by the plan.
-
     A run that ended without a recommendation removes an earlier one's configuration; an interrupted one leaves it.
     ``result.json`` is written last, so that if it exists, the files it refers to exist too.
 
@@ -32,22 +30,15 @@ def write_bundle(result: Result, directory: Path) -> None:
     if result.recommended is not None:
         _write_recommendation(result, result.recommended, directory)
     elif result.status is not RunStatus.INTERRUPTED:
-        for name in (CONFIG, SCRIPT, CUT_ROWS):
+        for name in (CONFIG, SCRIPT):
             remove(directory / name)
+        remove_rows(directory)
     write_text(directory / RESULT, json_text(result))
 
 
 def _write_recommendation(result: Result, chosen: Choosable, directory: Path) -> None:
-    workload, plan = result.workload, chosen.plan
-    rows = training_rows(workload, plan, directory)
-    tokens = cut_length(workload, plan)
-    if tokens is not None:
-        write_cut_rows(
-            find_trainer(result.trainer), Path(workload.dataset.tokenized_directory), tokens, directory / CUT_ROWS
-        )
-    else:
-        remove(directory / CUT_ROWS)
-    if find_trainer(result.trainer).runs_by_command(plan):
+    rows = write_rows(result.workload, chosen.plan, directory)
+    if find_trainer(result.trainer).runs_by_command(chosen.plan):
         write_text(directory / CONFIG, config_text(result, chosen, rows))
     else:
         remove(directory / CONFIG)

@@ -5,31 +5,77 @@ from __future__ import annotations
 import textwrap
 from string import Template
 
-from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import training_arguments
 from autotune.emit.provenance import provenance
-from autotune.emit.rewards import reward_expressions, reward_imports
-from autotune.emit.rows import CUT_ROWS, TrainingRows
+from autotune.emit.rows import TrainingRows
 from autotune.trainers import Trainer, find_trainer
 
 _WIDTH = 100
-_CLASSES = ("DatasetMixtureConfig", "ModelConfig", "TrlParser")
-_FUNCTIONS = ("get_dataset", "get_peft_config", "get_quantization_config")
+_CLASSES = ("ModelConfig", "TrlParser")
+_FUNCTIONS = ("get_peft_config", "get_quantization_config")
+_EVALUATED = """\
+        eval_dataset=dataset[dataset_args.dataset_test_split] if training_args.eval_strategy != "no" else None,
+"""
+_REWARD_FUNCTIONS = (
+    "accuracy_reward", "get_soft_overlong_punishment", "reasoning_accuracy_reward", "think_format_reward"
+)  # fmt: skip
+_REWARD_PARTS = {
+    "reward_class": ", RewardArguments",
+    "reward_args": ", reward_args",
+    "reward_funcs": "        reward_funcs=[reward_function(name) for name in reward_args.reward_funcs],\n",
+}
+_REWARDS_IMPORTS = """\
+import importlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+"""
+_REWARDS = '''\
+REWARDS = {
+    "accuracy_reward": accuracy_reward,
+    "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
+    "reasoning_accuracy_reward": reasoning_accuracy_reward,
+    "think_format_reward": think_format_reward,
+}
+
+
+@dataclass
+class RewardArguments:
+    """The reward functions: keys of REWARDS, or dotted paths from the directory that this script is started in."""
+
+    reward_funcs: list[str] = field(default_factory=list)
+
+
+def reward_function(name):
+    """Return the reward function of a name."""
+    if name in REWARDS:
+        return REWARDS[name]
+    sys.path.insert(0, str(Path.cwd()))
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)
+
+
+'''
 _TRL = "trl"
 # What a trainer is given that loads all that belongs to a model by its name, and what one is given that does not.
-_BY_NAME = "        quantization_config=get_quantization_config(model_args),"
-_QUANTIZED = """\
-        "quantization_config": get_quantization_config(model_args),
-"""
-_LOADING = """\
+_BY_NAME = {
+    "quantized": "",
+    "loading": "",
+    "loaded": "        quantization_config=get_quantization_config(model_args),\n",
+}
+_LOADED = {
+    "quantized": '        "quantization_config": get_quantization_config(model_args),\n',
+    "loading": """\
     name, kwargs = model_args.model_name_or_path, training_args.model_init_kwargs
     # With adapters, the model without them is the reference.
     reference = None if model_args.use_peft else AutoModelForCausalLM.from_pretrained(name, **kwargs)
-"""
-_LOADED = """\
+""",
+    "loaded": """\
         ref_model=reference,
-        processing_class=AutoProcessor.from_pretrained(name, revision=model_args.model_revision),"""
+        processing_class=AutoProcessor.from_pretrained(name, revision=model_args.model_revision),
+""",
+}
 _SCRIPT = Template('''\
 """$title with TRL, as recommended by autotune; stands on its own.
 
@@ -39,6 +85,7 @@ _SCRIPT = Template('''\
 $provenance
 """
 
+$standard
 $imports
 
 BUNDLE = Path(__file__).resolve().parent
@@ -47,12 +94,12 @@ RECOMMENDED = {
 $arguments
 }
 
-
+${rewards}
 def main() -> None:
     """Train, and save the model to `output_dir`."""
-    parser = TrlParser(($config_class, ModelConfig, DatasetMixtureConfig))
+    parser = TrlParser(($config_class, ModelConfig, $rows_class$reward_class))
     parser.set_defaults_with_config(**RECOMMENDED)
-    training_args, model_args, dataset_args = parser.parse_args_and_config()
+    training_args, model_args, dataset_args$reward_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "dtype": model_args.dtype,
@@ -60,12 +107,12 @@ def main() -> None:
         "trust_remote_code": training_args.trust_remote_code,
 $quantized        **(training_args.model_init_kwargs or {}),
     }
+    dataset = $dataset
 $loading    trainer = $trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
-        train_dataset=get_dataset(dataset_args)["train"],
-$given
-        peft_config=get_peft_config(model_args),
+$reward_funcs        train_dataset=dataset[$train_split],
+$evaluated$loaded        peft_config=get_peft_config(model_args),
     )
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
@@ -81,21 +128,24 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     arguments = training_arguments(chosen.plan, result.workload, rows)
     expressions = {name: repr(value) for name, value in arguments.items()}
     if rows.in_bundle:
-        file = repr(rows.data_files)
-        expressions["datasets"] = expressions["datasets"].replace(file, f"str(BUNDLE / {CUT_ROWS!r})")
+        here = f"str(BUNDLE / {rows.in_bundle!r})"
+        expressions |= {
+            name: expressions[name].replace(repr(rows.place), here) for name in rows.arguments() if name in expressions
+        }
+    evaluates = rows.evaluated is not None
     sentences = provenance(result, chosen, rows)
     trainer = find_trainer(result.trainer)
-    given = _BY_NAME if trainer.loads_by_name else _LOADED
-    if chosen.plan.rewards:
-        given = f"        reward_funcs={reward_expressions(chosen.plan.rewards)},\n{given}"
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
+        **(_BY_NAME if trainer.loads_by_name else _LOADED),
+        **_rewards(scores=bool(chosen.plan.rewards)),
         title=trainer.title,
         command=command,
-        imports=_imports(trainer, chosen.plan),
-        given=given,
-        quantized="" if trainer.loads_by_name else _QUANTIZED,
-        loading="" if trainer.loads_by_name else _LOADING,
+        imports=_imports(trainer, evaluates=evaluates, scores=bool(chosen.plan.rewards)),
+        rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
+        dataset="load_dataset(dataset_args.dataset_name)" if evaluates else "get_dataset(dataset_args)",
+        train_split="dataset_args.dataset_train_split" if evaluates else '"train"',
+        evaluated=_EVALUATED if evaluates else "",
         config_class=trainer.config_class,
         trainer_class=trainer.trainer_class,
         provenance="\n".join(_docstring_lines(sentence) for sentence in sentences),
@@ -103,16 +153,24 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     )
 
 
-def _imports(trainer: Trainer, plan: TrainingPlan) -> str:
+def _rewards(*, scores: bool) -> dict[str, str]:
+    """Return the parts of the script that have to do with reward functions."""
+    if not scores:
+        return {"standard": "from pathlib import Path\n", "rewards": "", **dict.fromkeys(_REWARD_PARTS, "")}
+    return {"standard": _REWARDS_IMPORTS, "rewards": _REWARDS, **_REWARD_PARTS}
+
+
+def _imports(trainer: Trainer, *, evaluates: bool, scores: bool) -> str:
+    rows_class, functions = ("ScriptArguments", ()) if evaluates else ("DatasetMixtureConfig", ("get_dataset",))
     own = [trainer.config_class, trainer.trainer_class]
-    here = own if trainer.module == _TRL else []
-    names = [*sorted([*_CLASSES, *here]), *_FUNCTIONS]
-    loads = [] if trainer.loads_by_name else ["from transformers import AutoModelForCausalLM, AutoProcessor"]
-    elsewhere = [] if here else [f"from {trainer.module} import {', '.join(own)}"]
-    rewards = reward_imports(plan.rewards)
-    first = ["import sys"] if any("sys." in line for line in rewards) else []
-    trl = ["from trl import (", *(f"    {name}," for name in names), ")"]
-    return "\n".join([*first, "from pathlib import Path", "", *loads, *trl, *elsewhere, *rewards])
+    classes = sorted([*_CLASSES, rows_class, *(own if trainer.module == _TRL else [])])
+    first = ["from datasets import load_dataset"] if evaluates else []
+    if not trainer.loads_by_name:
+        first.append("from transformers import AutoModelForCausalLM, AutoProcessor")
+    apart = [f"from {trainer.module} import {', '.join(own)}"] if trainer.module != _TRL else []
+    names = (*classes, *functions, *_FUNCTIONS)
+    last = ["from trl.rewards import (", *(f"    {name}," for name in _REWARD_FUNCTIONS), ")"] if scores else []
+    return "\n".join([*first, "from trl import (", *(f"    {name}," for name in names), ")", *apart, *last])
 
 
 def _docstring_lines(sentence: str) -> str:

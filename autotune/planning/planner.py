@@ -10,6 +10,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
@@ -24,8 +25,12 @@ from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
+from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Untraceable
+from autotune.techniques.base import OFF
 from autotune.techniques.traits import layer_period, size_knobs
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -86,10 +91,18 @@ class Planner:
         self._by_sizes: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._size_knobs = size_knobs()
         self._groups: dict[Group, Candidate] = {}
+        # Groups whose traces only serve the evaluation of others, which has another layout than their training.
+        self._evaluated: dict[Group, dict[Group, Candidate]] = {}
         for candidate in (*self.candidates, problem.baseline):
             geometry = self._geometry(candidate)
-            self._groups.setdefault(group_of(candidate, geometry.layout), candidate)
+            group = group_of(candidate, geometry.layout)
+            self._groups.setdefault(group, candidate)
+            if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
+                beside = group_of(candidate, geometry.evaluation.layout)
+                self._evaluated.setdefault(group, {})[beside] = candidate
         geometries = set(self._geometries.values())
+        # Only the largest micro-batch of evaluation is extrapolated to.
+        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
         self._anchors: Mapping[Layout, Anchors] = {
             layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
         }
@@ -180,15 +193,24 @@ class Planner:
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
         geometry, group = self._decisive(candidate), self._group(candidate)
-        key = (group, geometry)
-        found = self._known(group, geometry)
+        found, setting = self._known(group, geometry), self._problem.setting
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
-        memory, origin = replace(found[0], varied_bytes=self._varied.get(key)), found[1]
+        memory, origin = replace(found[0], varied_bytes=self._varied.get((group, geometry))), found[1]
+        if candidate.get(VLLM, OFF) != OFF:
+            shared = with_vllm(memory, self._problem.trainer.plan(candidate, setting), setting)
+            if isinstance(shared, str):
+                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
+            memory = shared
         rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
+
+    def training(self, candidate: Candidate) -> MemoryEstimate | None:
+        """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
+        found = self._known(self._group(candidate), self._decisive(candidate))
+        return found and found[0]
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
@@ -215,8 +237,7 @@ class Planner:
             sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
             if sizes not in self._by_sizes:
                 plan = self._problem.trainer.plan(candidate, self._problem.setting)
-                documents = self._problem.setting.workload.dataset.documents
-                self._by_sizes[sizes] = self._problem.trainer.geometry(plan, documents)
+                self._by_sizes[sizes] = whole_geometry(self._problem.trainer, plan, self._problem.setting.workload)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
 
@@ -244,7 +265,8 @@ class Planner:
 
     def _trace(self, asked: Iterable[Group]) -> None:
         known = self._fits.keys() | self._untraceable.keys()
-        groups = [group for group in dict.fromkeys(asked) if group not in known]
+        every = [item for group in asked for item in (group, *self._evaluated.get(group, ()))]
+        groups = [group for group in dict.fromkeys(every) if group not in known]
         wanted = {group: self._points(group) for group in groups}
         requests = {(group, point): self._request(group, point) for group in groups for point in wanted[group]}
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
@@ -269,7 +291,10 @@ class Planner:
         return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
 
     def _plan(self, group: Group) -> TrainingPlan:
-        return self._problem.trainer.plan(self._groups[group], self._problem.setting)
+        candidate = self._groups.get(group)
+        if candidate is None:
+            candidate = next(beside[group] for beside in self._evaluated.values() if group in beside)
+        return self._problem.trainer.plan(candidate, self._problem.setting)
 
     def _compare(self, composed: Estimate, found: Sum | None) -> None:
         """Record the error of a composed estimate whose technique combination has been traced since."""
@@ -303,18 +328,23 @@ class Planner:
         """Return the forecasts of the largest and of a typical micro-batch for a traced group."""
         key = (group, geometry)
         if key not in self._traced_forecasts:
-            self._traced_forecasts[key] = self._follow(self._fits[group], geometry)
+            self._traced_forecasts[key] = self._follow(group, geometry)
         return self._traced_forecasts[key]
 
-    def _follow(self, fit: Fit, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
+    def _follow(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
+        fit, layers = self._fits[group], len(self._layer_kinds)
+
         def at(shape: Shape) -> Forecast:
-            return fit.forecast(len(self._layer_kinds), shape, geometry.micro_batches)
+            return fit.forecast(layers, shape, geometry.micro_batches)
 
         worst = at(geometry.worst)
         typical = worst if geometry.typical == geometry.worst else at(geometry.typical)
         for apart in geometry.apart:
             worst = worst.taking(apart.phase, at(apart.worst), apart.per_step)
             typical = typical.taking(apart.phase, at(apart.typical), apart.per_step)
+        if geometry.evaluation is not None:
+            beside = self._fits.get(Group(group.choices, geometry.evaluation.layout), fit)
+            worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1), per_step=0.0)
         return worst, typical
 
 

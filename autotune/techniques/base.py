@@ -62,6 +62,8 @@ class Technique(ABC):
             the candidates with larger choices.
         only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
             traces at other sizes.
+        only_in: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
+            memory elsewhere then shows the same of its other choices.
         patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
             ends: a trace without it then needs another process.
     """
@@ -79,11 +81,16 @@ class Technique(ABC):
     changes_in: ClassVar[Mapping[str, str]] = {}
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
+    only_in: ClassVar[str] = ""
     patches_libraries: ClassVar[bool] = True
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
         return self.trl_defaults.get(setting.workload.trainer, self.trl_default)
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether its choices differ in this setting; if not, it stays at its default."""
+        return True
 
     @abstractmethod
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

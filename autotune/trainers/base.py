@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _NORMAL_PASSES = 2
 # Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
 _TRACED_MICRO_BATCHES = 2
+
+EVALUATED = "epoch"
+"""``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Trainer(ABC):
 
     In the order in which they are used: the workload is read (``formats``, ``parts``, :meth:`document`), candidates are
     normalised and checked (:meth:`normal`, :meth:`illegal`) and become plans (:meth:`plan`), plans become micro-batches
-    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases.
+    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases,
+    to which :meth:`phases` adds the trainer's own.
 
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
@@ -89,6 +93,7 @@ class Trainer(ABC):
         config_fields: what these mean to a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
+        generates: whether it trains on completions that the model generates, and that reward functions score.
         has_command: whether there is a command ``trl NAME``.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
@@ -110,6 +115,7 @@ class Trainer(ABC):
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
     has_command: ClassVar[bool] = True
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
@@ -147,6 +153,14 @@ class Trainer(ABC):
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the micro-batches and steps that a plan makes of a dataset."""
 
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the micro-batches of ``rows`` rows that an evaluation of a plan makes of a dataset.
+
+        TRL truncates, packs and pads these rows as it does those to train on; no gradients accumulate.
+        """
+        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
+        return self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
+
     @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a micro-batch of ``rows`` rows that may differ in length."""
@@ -166,8 +180,13 @@ class Trainer(ABC):
             trainable: share of the dataset's tokens that the loss counts.
         """
 
+    @final
     def program(self, plan: TrainingPlan) -> StepProgram:
-        """Return the phases that a run of a plan goes through."""
+        """Return the phases that a run of a plan goes through: its own, evaluation if there is one, and saving."""
+        return self.phases(plan).ending(evaluates=plan.evaluates)
+
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return the phases up to the last step."""
         return program()
 
     def cut_rows(self, batch: pa.RecordBatch, length: int) -> pa.RecordBatch:
@@ -235,6 +254,8 @@ class Trainer(ABC):
                 _put(tree, path, value)
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
                     _put(tree, further, needed)
+        if setting.workload.evaluation is not None:
+            _put(tree, "args.eval_strategy", EVALUATED)
         args, model, truncate_to = tree["args"], tree["model"], tree["truncate_to"]
         assert isinstance(args, dict)
         assert isinstance(model, dict)

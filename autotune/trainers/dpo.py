@@ -86,8 +86,8 @@ class PreferenceOptimization(Trainer):
             return (pair,) * shape.rows
         return (*(pair,) * (shape.rows - 1), (tokens - answer, answer, answer - 1))
 
-    def program(self, plan: TrainingPlan) -> StepProgram:
-        """Return a program with the reference's passes: over the dataset beforehand, or beside each micro-batch."""
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return phases with the reference's passes: over the dataset beforehand, or beside each micro-batch."""
         if plan.args.get("precompute_ref_log_probs"):
             return program(before=(PRECOMPUTE,))
         return program(in_micro_batch=(REFERENCE_PASS,))

@@ -19,6 +19,8 @@ OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
 TRACED_GENERATION = 2
 """Micro-batches of the generation batch in a trace: completions of two prompts divide into micro-batches of one row."""
+STAND_IN = "stand-in"
+"""The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
 
 
 class Generating(Prompted):
@@ -31,7 +33,7 @@ class Generating(Prompted):
     most_field = "max_completion_length"
 
     @abstractmethod
-    def compares_with_old(self, *, aligned: bool) -> bool:
+    def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """Return whether the old log-probabilities are computed.
 
         Args:
@@ -58,7 +60,6 @@ class Generating(Prompted):
         typical = Shape(rows, widest_prompt + widest_completion, widest_completion)
         traced = -(-generated // TRACED_GENERATION)
         of_generation = replace(worst, rows=traced), replace(typical, rows=traced)
-        chunked = {OLD_PASS, REFERENCE_PASS}
         return BatchGeometry(
             layout=Layout.PADDED,
             worst=worst,
@@ -70,9 +71,10 @@ class Generating(Prompted):
             apart=tuple(
                 # The two passes go through the generation batch in chunks of a micro-batch's size.
                 PhaseGeometry(name, worst, typical, micro_batches / uses * steps_per_generation(plan))
-                if name in chunked
+                if name in (OLD_PASS, REFERENCE_PASS)
                 else PhaseGeometry(name, *of_generation, micro_batches / uses)
-                for name in self.program(plan).apart
+                # Those that a plan has not are no part of its traces. Sizes alone decide the geometry.
+                for name in (GENERATION, OLD_PASS, REFERENCE_PASS, SCORING)
             ),
         )
 
@@ -86,16 +88,22 @@ class Generating(Prompted):
         }
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan."""
+        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan.
+
+        vLLM does not run on a virtual device, and is replaced by completions that are there.
+        """
         traced = super().traced_plan(plan, layout, shape)
         # A step of three micro-batches does not end with a generation batch of two.
         accumulated = TRACED_GENERATION if _aligned(plan) else TRACED_GENERATION + 1
         args = {**traced.args, "gradient_accumulation_steps": accumulated, "num_iterations": 1}
+        if args.get("use_vllm"):
+            args = {name: value for name, value in args.items() if name != "vllm_enable_sleep_mode"}
+            args["vllm_mode"] = STAND_IN
         return replace(traced, args=args)
 
-    def program(self, plan: TrainingPlan) -> StepProgram:
+    def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program whose generations come before the micro-batches that are trained on them."""
-        old = self.compares_with_old(aligned=_aligned(plan))
+        old = self.compares_with_old(plan, aligned=_aligned(plan))
         return program(
             in_generation=(
                 GENERATION,

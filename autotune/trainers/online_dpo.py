@@ -95,7 +95,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return arguments with which completions are as long as in the shape, and nothing is cut."""
         return {"max_new_tokens": int(shape.generated), "max_length": int(shape.tokens)}
 
-    def program(self, plan: TrainingPlan) -> StepProgram:
+    def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program in which every micro-batch begins with a generation."""
         return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 

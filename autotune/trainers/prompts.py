@@ -36,6 +36,7 @@ class Prompted(Trainer):
 
     formats = (DatasetFormat("prompt", ("prompt",)),)
     parts = ("prompt", "completion")
+    generates = True
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b"}
     most_field: ClassVar[str]
 

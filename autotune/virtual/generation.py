@@ -48,7 +48,7 @@ class _Generation:
 
     def __init__(self, whole: Any, model: Any, config: Any, inputs: dict[str, Any]) -> None:
         self._whole, self._model, self._config, self._inputs = whole, model, config, inputs
-        self._ids = model.main_input_name
+        self._ids = str(model.main_input_name)
         self._rows, self._prompt = inputs[self._ids].shape
 
     def run(self) -> Any:
@@ -60,22 +60,20 @@ class _Generation:
         if new > 1:
             with repeated(new - 1):
                 self._continued(cache, self._prompt + new // 2)
-            # The loop keeps the scores of the token before the last, so both are generated.
-            last = min(2, new - 1)
             with repeated(0):
-                self._continued(cache, self._prompt + new - last, last)
+                self._continued(cache, self._prompt + new - 1)
         token = next(token for token in range(_TOKEN, _TOKEN + 100) if token not in _ends(self._config))
         ids = adopt(np.full((self._rows, self._prompt + new), token, dtype=np.int64))
         return ids.to(self._inputs[self._ids].device)
 
-    def _step(self, new: int = 1, **inputs: Any) -> Any:
+    def _step(self, **inputs: Any) -> Any:
         config = copy.deepcopy(self._config)
-        config.max_new_tokens = config.min_new_tokens = new
+        config.max_new_tokens = config.min_new_tokens = 1
         config.return_dict_in_generate = True
         return self._whole(self._model, generation_config=config, **inputs)
 
-    def _continued(self, cache: Any, tokens: int, new: int = 1) -> None:
-        """Generate ``new`` tokens after so many, all but the last of which are in the cache."""
+    def _continued(self, cache: Any, tokens: int) -> None:
+        """Generate the token after so many, all but the last of which are in the cache."""
         shape = (self._rows, tokens)
         known = adopt({"ids": np.full(shape, _TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
         device = self._inputs[self._ids].device
@@ -83,7 +81,7 @@ class _Generation:
         if cache is not None:
             _fill(cache, tokens - 1)
             inputs["past_key_values"] = cache
-        self._step(new, **inputs)
+        self._step(**inputs)
 
 
 def _fill(cache: Any, tokens: int) -> None:

@@ -6,9 +6,11 @@ import argparse
 
 from autotune.cli.arguments import (
     add_dataset,
+    add_evaluation,
     add_json,
     add_memory_budget,
     add_model,
+    add_rollouts,
     add_same_training,
     add_space,
     add_trainer,
@@ -31,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, optional=True)
     add_dataset(parser, optional=True)
     add_trainer(parser)
+    add_evaluation(parser)
+    add_rollouts(parser)
     parser.add_argument(
         "--gpu",
         metavar="NAME|SIZE",

@@ -19,6 +19,9 @@ from autotune.inspection.rows import check_json, check_row_count
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import DatasetFormat, Trainer
 
+# datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
+_UNKNOWN_SPLIT = "Unknown split"
+
 
 @dataclass(frozen=True)
 class LoadedRows:
@@ -68,6 +71,11 @@ def _loaded(source: DatasetSource) -> Dataset:
         cause = error.__cause__ or error
         raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
     except (ValueError, TypeError) as error:
+        if _UNKNOWN_SPLIT in str(error):
+            known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
+            raise InputError(
+                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}."
+            ) from error
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
-from autotune.core.program import CONSTRUCTION, Repeat
 from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
@@ -84,8 +83,9 @@ def _trace(request: TraceRequest) -> TraceReply:
             traced,
             traced.phase(step_name(1)),
             _timing(request),
-            of_run=[name for name in program.repeated(Repeat.RUN) if name != CONSTRUCTION],
+            of_run=program.before,
             of_step=of_step,
+            after=program.after,
             leading=program.leading,
         ),
         varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),

@@ -15,15 +15,18 @@ from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE, SAVE
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize, drawn, worst_order
 from autotune.step.run.phases import tell_phases
+from autotune.step.run.saving import save_tensors
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
+from autotune.virtual.addresses import addresses
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
 WORST_STEPS = 2
@@ -105,6 +108,10 @@ def traced_training(
             known.watch(trainer, phase)
             _choose_batches(trainer, rows, known)
             trainer.train()
+            if plan.evaluates:
+                _evaluate(trainer)
+            with addresses(), phase(SAVE):
+                save_tensors(trainer, Path(folder))
 
     return run
 
@@ -190,6 +197,15 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 return super().training_step(*args, **kwargs)
 
     return tell_phases(Traced, known.methods, phase)
+
+
+def _evaluate(trainer: Any) -> None:
+    """Evaluate the largest micro-batch; the evaluations of several differ in a number for each."""
+    with for_real():
+        rows = list(trainer.train_dataset.select(range(trainer.args.per_device_train_batch_size)))
+    with phase(EVALUATE):
+        trainer.model.eval()
+        trainer.prediction_step(trainer.model, trainer.read_batch(rows), prediction_loss_only=True)
 
 
 class _Phases(TrainerCallback):

@@ -13,7 +13,8 @@ from torch.utils.data import SequentialSampler
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing, MakeModel
 from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
-from autotune.trainers.generating import OLD_PASS, steps_per_generation
+from autotune.step.trainers.vllm import GivenCompletions, make_long
+from autotune.trainers.generating import OLD_PASS, STAND_IN, steps_per_generation
 from autotune.trainers.geometry import micro_batches_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 from autotune.virtual.generation import short_generation
@@ -44,7 +45,9 @@ class _OnTokenizedPrompts(_Trl):
     run_chunks: int | None = None
 
     def __init__(self, *args: Any, make_reference: MakeModel | None = None, **kwargs: Any) -> None:
-        with instead(self.module, "create_model_from_path", make_reference and (lambda *_, **__: make_reference())):
+        given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else None
+        reference = make_reference and (lambda *_, **__: make_reference())
+        with instead(self.module, "create_model_from_path", reference), instead(self.module, "VLLMGeneration", given):
             super().__init__(*args, **kwargs)
         self._trained = 0
         self._prompt_ids: list[list[int]] = []
@@ -84,14 +87,20 @@ class _OnTokenizedPrompts(_Trl):
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         longest = max(self._wanted)
-        self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+        if self.use_vllm:
+            make_long(self.vllm_generation, longest)
+        else:
+            self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
         with short_generation():
             made = super()._generate_single_turn(*args, **kwargs)
-        # GRPO returns log-probabilities of the sampler beside the completions, RLOO does not.
+        # GRPO returns beside the completions the sampler's log-probabilities, if it has any; RLOO does not.
         completions, *beside = made if isinstance(made, tuple) else (made,)
         require_generated(max(map(len, completions)), longest)
-        cut = [ids[:tokens] for ids, tokens in zip(completions, self._wanted, strict=True)]
-        return (cut, *beside) if beside else cut
+        cut = [self._cut(rows) for rows in (completions, *beside)]
+        return tuple(cut) if isinstance(made, tuple) else cut[0]
+
+    def _cut(self, rows: list[list[Any]] | None) -> list[list[Any]] | None:
+        return rows and [row[:tokens] for row, tokens in zip(rows, self._wanted, strict=True)]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any

@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
+from autotune.errors import InputError
 from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter, MakeModel
 from autotune.step.trainers.rewards import reward_function
@@ -47,8 +48,19 @@ class Prompted(Adapter):
         """Return the most tokens of a completion."""
 
     def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:
-        """Return all columns, with the tokens of prompts and of the completions that a column holds."""
-        tokenizer = trainer._tokenizer
+        """Return all columns, with the tokens of prompts and of the completions that a column holds.
+
+        Raises:
+            InputError: the column or a reward function is missing.
+        """
+        tokenizer, known = trainer._tokenizer, trainer.train_dataset.column_names
+        for name in rollouts.rewards:
+            reward_function(name)
+        if rollouts.column is not None and rollouts.column not in known:
+            raise InputError(
+                f"The dataset has no column {rollouts.column!r}, which was named for the length of completions.",
+                hint=f"It has {', '.join(known)}; a number of tokens can be given instead.",
+            )
 
         def tokens(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
             prompts = self.prompt_ids(trainer, batch["prompt"])
