@@ -11,6 +11,7 @@ from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
+from autotune.trainers import find_trainer
 
 CONFIG = "config.yaml"
 SCRIPT = "train.py"
@@ -37,5 +38,8 @@ def write_bundle(result: Result, directory: Path) -> None:
 
 def _write_recommendation(result: Result, chosen: Choosable, directory: Path) -> None:
     rows = write_rows(result.workload, chosen.plan, directory)
-    write_text(directory / CONFIG, config_text(result, chosen, rows))
+    if find_trainer(result.trainer).runs_by_command(chosen.plan):
+        write_text(directory / CONFIG, config_text(result, chosen, rows))
+    else:
+        remove(directory / CONFIG)
     write_text(directory / SCRIPT, script_text(result, chosen, rows))

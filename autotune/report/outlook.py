@@ -107,5 +107,8 @@ def said_ways_out(result: Result) -> tuple[str, ...]:
 
 def next_command(result: Result, trl: str = "trl") -> str:
     """Return the command that trains as recommended; ``trl`` is how that program is started."""
-    config = said_path(Path(result.output_directory) / "config.yaml")
+    bundle, chosen = Path(result.output_directory), result.recommended
+    if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
+        return f"python {shlex.quote(said_path(bundle / 'train.py'))}"
+    config = said_path(bundle / "config.yaml")
     return f"{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"

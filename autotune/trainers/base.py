@@ -197,6 +197,10 @@ class Trainer(ABC):
         """
         raise NotImplementedError(f"{self.trainer_class} cuts rows by itself")
 
+    def runs_by_command(self, plan: TrainingPlan) -> bool:
+        """Return whether ``trl NAME --config`` trains by a plan."""
+        return self.has_command
+
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None
