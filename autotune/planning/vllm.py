@@ -150,10 +150,10 @@ def block_bytes(model: ModelProfile, parallel: int = 1) -> int | None:
 
 
 def sequences_held(available_bytes: int, block: int, tokens: int) -> float:
-    """Return how many sequences a cache holds: vLLM logs it as "maximum concurrency".
+    """Return how many sequences a cache holds. One block stays empty, which vLLM's "Maximum concurrency" counts too.
 
     Args:
-        block: size of a block in bytes. One block stays empty.
+        block: size of a block in bytes.
     """
     return max(0, available_bytes // block - 1) / -(-tokens // BLOCK_TOKENS)
 
