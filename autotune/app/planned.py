@@ -104,7 +104,10 @@ def planned_workload(
     states = [_state(model.name)]
     states += [_state(source.data_files or source.path) for source in (dataset, evaluation) if source is not None]
     name, wanted = options.trainer.name, attentions(options, here)
-    key = fingerprint("workload", name, model, dataset, evaluation, states, wanted, here.packages, source_digest())
+    asked = name, model, dataset, evaluation, options.rollouts
+    if dataset is None and options.rollouts.column is not None:
+        raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
+    key = fingerprint("workload", *asked, states, wanted, here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known

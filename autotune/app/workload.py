@@ -11,7 +11,7 @@ from autotune.app.problem import attentions
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.probing import JobServer, check_packing, prepare
 
 
@@ -28,19 +28,26 @@ class WorkloadReader:
     listener: Listener
 
     def read(
-        self, trainer: str, model: ModelSource, dataset: DatasetSource, evaluation: DatasetSource | None = None
+        self,
+        trainer: str,
+        model: ModelSource,
+        dataset: DatasetSource,
+        evaluation: DatasetSource | None = None,
+        rollouts: Rollouts | None = None,
     ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
 
         Args:
             evaluation: the rows that training is evaluated on, or None.
+            rollouts: what is known of generated completions, or None.
 
         Raises:
             InputError: the model or the dataset cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
         tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
-        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside)
+        rollouts = rollouts or Rollouts()
+        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, rollouts)
         reply = prepare(self.server, request, self.directory / "prepare")
         return Workload(
             trainer,
@@ -50,6 +57,7 @@ class WorkloadReader:
             reply.dataset,
             evaluation_source=evaluation,
             evaluation=reply.evaluation,
+            rollouts=rollouts,
         )
 
     def read_checked(
@@ -65,7 +73,7 @@ class WorkloadReader:
         Raises:
             InputError: the model or the dataset cannot be used.
         """
-        workload = self.read(options.trainer.name, model, dataset, evaluation)
+        workload = self.read(options.trainer.name, model, dataset, evaluation, options.rollouts)
         return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:

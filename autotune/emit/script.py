@@ -17,6 +17,46 @@ _FUNCTIONS = ("get_peft_config", "get_quantization_config")
 _EVALUATED = """\
         eval_dataset=dataset[dataset_args.dataset_test_split] if training_args.eval_strategy != "no" else None,
 """
+_REWARD_FUNCTIONS = (
+    "accuracy_reward", "get_soft_overlong_punishment", "reasoning_accuracy_reward", "think_format_reward"
+)  # fmt: skip
+_REWARD_PARTS = {
+    "reward_class": ", RewardArguments",
+    "reward_args": ", reward_args",
+    "reward_funcs": "        reward_funcs=[reward_function(name) for name in reward_args.reward_funcs],\n",
+}
+_REWARDS_IMPORTS = """\
+import importlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+"""
+_REWARDS = '''\
+REWARDS = {
+    "accuracy_reward": accuracy_reward,
+    "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
+    "reasoning_accuracy_reward": reasoning_accuracy_reward,
+    "think_format_reward": think_format_reward,
+}
+
+
+@dataclass
+class RewardArguments:
+    """The reward functions: keys of REWARDS, or dotted paths from the directory that this script is started in."""
+
+    reward_funcs: list[str] = field(default_factory=list)
+
+
+def reward_function(name):
+    """Return the reward function of a name."""
+    if name in REWARDS:
+        return REWARDS[name]
+    sys.path.insert(0, str(Path.cwd()))
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)
+
+
+'''
 _SCRIPT = Template('''\
 """$title with TRL, as recommended by autotune; stands on its own.
 
@@ -26,8 +66,7 @@ _SCRIPT = Template('''\
 $provenance
 """
 
-from pathlib import Path
-
+$standard
 $imports
 
 BUNDLE = Path(__file__).resolve().parent
@@ -36,12 +75,12 @@ RECOMMENDED = {
 $arguments
 }
 
-
+${rewards}
 def main() -> None:
     """Train, and save the model to `output_dir`."""
-    parser = TrlParser(($config_class, ModelConfig, $rows_class))
+    parser = TrlParser(($config_class, ModelConfig, $rows_class$reward_class))
     parser.set_defaults_with_config(**RECOMMENDED)
-    training_args, model_args, dataset_args = parser.parse_args_and_config()
+    training_args, model_args, dataset_args$reward_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "dtype": model_args.dtype,
@@ -53,7 +92,7 @@ def main() -> None:
     trainer = $trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
-        train_dataset=dataset[$train_split],
+$reward_funcs        train_dataset=dataset[$train_split],
 $evaluated        quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
@@ -80,9 +119,10 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     trainer = find_trainer(result.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
+        **_rewards(scores=bool(chosen.plan.rewards)),
         title=trainer.title,
         command=command,
-        imports=_imports(trainer, evaluates=evaluates),
+        imports=_imports(trainer, evaluates=evaluates, scores=bool(chosen.plan.rewards)),
         rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
         dataset="load_dataset(dataset_args.dataset_name)" if evaluates else "get_dataset(dataset_args)",
         train_split="dataset_args.dataset_train_split" if evaluates else '"train"',
@@ -94,12 +134,20 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     )
 
 
-def _imports(trainer: Trainer, *, evaluates: bool) -> str:
+def _rewards(*, scores: bool) -> dict[str, str]:
+    """Return the parts of the script that have to do with reward functions."""
+    if not scores:
+        return {"standard": "from pathlib import Path\n", "rewards": "", **dict.fromkeys(_REWARD_PARTS, "")}
+    return {"standard": _REWARDS_IMPORTS, "rewards": _REWARDS, **_REWARD_PARTS}
+
+
+def _imports(trainer: Trainer, *, evaluates: bool, scores: bool) -> str:
     rows_class, functions = ("ScriptArguments", ()) if evaluates else ("DatasetMixtureConfig", ("get_dataset",))
     classes = sorted([*_CLASSES, rows_class, trainer.config_class, trainer.trainer_class])
     first = ["from datasets import load_dataset"] if evaluates else []
     names = (*classes, *functions, *_FUNCTIONS)
-    return "\n".join([*first, "from trl import (", *(f"    {name}," for name in names), ")"])
+    last = ["from trl.rewards import (", *(f"    {name}," for name in _REWARD_FUNCTIONS), ")"] if scores else []
+    return "\n".join([*first, "from trl import (", *(f"    {name}," for name in names), ")", *last])
 
 
 def _docstring_lines(sentence: str) -> str:

@@ -333,12 +333,15 @@ class Planner:
 
     def _follow(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
         fit, layers = self._fits[group], len(self._layer_kinds)
-        worst = fit.forecast(layers, geometry.worst, geometry.micro_batches)
-        same = geometry.typical == geometry.worst
-        typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
+
+        def at(shape: Shape) -> Forecast:
+            return fit.forecast(layers, shape, geometry.micro_batches)
+
+        worst = at(geometry.worst)
+        typical = worst if geometry.typical == geometry.worst else at(geometry.typical)
         for apart in geometry.apart:
-            worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1), apart.per_step)
-            typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1), apart.per_step)
+            worst = worst.taking(apart.phase, at(apart.worst), apart.per_step)
+            typical = typical.taking(apart.phase, at(apart.typical), apart.per_step)
         if geometry.evaluation is not None:
             beside = self._fits.get(Group(group.choices, geometry.evaluation.layout), fit)
             worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1), per_step=0.0)

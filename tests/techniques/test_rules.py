@@ -268,4 +268,4 @@ def test_rows_to_evaluate_on_are_cut_no_more_than_those_to_train_on() -> None:
     assert knob.parse("coverage", setting(of=of)) == 24
     assert int(knob.parse("coverage", here)) >= 396
     assert knob.parse("longest", here) == 400
-    assert "keeps 9.8 % of the evaluated tokens" in str(SFT.illegal(candidate(here, max_length=21), here))
+    assert "keeps 9.8 % of the evaluation's tokens" in str(SFT.illegal(candidate(here, max_length=21), here))

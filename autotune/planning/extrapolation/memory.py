@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.planning.extrapolation.forecast import Forecast
-from autotune.trainers.generating import GENERATION
+from autotune.trainers.prompts import GENERATION
 
 TRACED_ERROR = 0.10
 """Error of a traced estimate, as a share. Traced tensor bytes are within 3 % on the CPU, and extrapolated ones within

@@ -86,6 +86,7 @@ def _trace(request: TraceRequest) -> TraceReply:
             of_run=program.before,
             of_step=of_step,
             after=program.after,
+            leading=program.leading,
         ),
         varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),
     )
