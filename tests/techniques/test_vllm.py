@@ -13,7 +13,8 @@ from autotune.errors import InputError
 from autotune.space import Wishes
 from autotune.techniques import catalogue, find
 from autotune.trainers import find_trainer
-from autotune.trainers.generating import GENERATION, OLD_PASS
+from autotune.trainers.generating import OLD_PASS
+from autotune.trainers.prompts import GENERATION
 from tests.settings import CPU, GPU, problem, setting, workload
 
 GRPO = find_trainer("grpo")
@@ -22,7 +23,7 @@ ALLOWED = frozenset({"vllm", "quantization", "lora", "max_completion_length"})
 
 
 def here(machine: Machine = PLANNED, **changes: object) -> Setting:
-    of = replace(workload(), trainer="grpo")
+    of = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
     return replace(setting(machine=machine, of=of, allowed=ALLOWED), **changes)  # type: ignore[arg-type]
 
 
@@ -94,8 +95,7 @@ def test_the_plan_says_what_trl_calls_it() -> None:
 
 
 def test_the_longest_prompt_has_to_fit_with_its_completion() -> None:
-    known = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
-    at = here(workload=known)
+    at = here()
     assert "2,512 tokens together, and vLLM takes only 2,048" in str(
         GRPO.illegal(candidate(at, vllm="colocate", vllm_max_model_length=2048), at)
     )
@@ -106,13 +106,12 @@ def test_the_longest_prompt_has_to_fit_with_its_completion() -> None:
 
 
 def test_vllm_refuses_sequences_beyond_the_model_s_positions() -> None:
-    at = here()
+    at = here(workload=replace(workload(), trainer="grpo"))
     assert "2,512 tokens of a model that was made for 2,048" in str(GRPO.illegal(candidate(at, vllm="colocate"), at))
 
 
 def test_trl_refuses_weights_in_8_bits_with_vllm() -> None:
-    known = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
-    at = here(workload=known)
+    at = here()
     quantised = {"vllm": "colocate", "lora": "r16", "precision": "bfloat16"}
     assert "8bit" in str(GRPO.illegal(candidate(at, quantization="8bit", **quantised), at))
     assert GRPO.illegal(candidate(at, quantization="4bit-nf4", **quantised), at) is None

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-_TOKEN = 5
+GIVEN_TOKEN = 5
+"""The token that completions consist of."""
 
 
 class GivenCompletions:
@@ -29,7 +30,7 @@ class GivenCompletions:
         """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
         # An allocation and its end are a moment, at which the trace records what the training holds meanwhile.
         torch.empty(1, device=self._device)
-        completions = [[_TOKEN] * self.tokens for _ in prompts]
+        completions = [[GIVEN_TOKEN] * self.tokens for _ in prompts]
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
 
 
