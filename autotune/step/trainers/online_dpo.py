@@ -14,7 +14,7 @@ from trl.experimental.utils import truncate_right
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Collation, MakeModel
 from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
-from autotune.step.trainers.vllm import GIVEN_TOKEN
+from autotune.step.trainers.vllm import GIVEN_TOKEN, without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual import adopt
@@ -30,6 +30,10 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
 
     plan: TrainingPlan
     processing_class: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with without_weights(online_dpo_trainer):
+            super().__init__(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         rows = dict(inputs)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
+
+from autotune.step.trainers.prompts import instead
 
 GIVEN_TOKEN = 5
 """The token that completions consist of."""
@@ -32,6 +38,19 @@ class GivenCompletions:
         torch.empty(1, device=self._device)
         completions = [[GIVEN_TOKEN] * self.tokens for _ in prompts]
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
+
+
+@contextmanager
+def without_weights(module: ModuleType) -> Iterator[None]:
+    """Let a module of TRL start vLLM with random weights: a probe's model may have no others.
+
+    They take the same memory, and TRL replaces them by the trained model's before it generates for the first time.
+    """
+    if not hasattr(module, "LLM"):
+        yield
+        return
+    with instead(module, "LLM", partial(module.LLM, load_format="dummy")):
+        yield
 
 
 def make_long(generation: Any, tokens: int) -> None:
