@@ -43,6 +43,10 @@ class GradientCheckpointing(Technique):
         ("reward", SELECTIVE): "RewardTrainer leaves its key to PyTorch, which refuses it",
         ("kto", SELECTIVE): "KTOTrainer leaves its key to PyTorch, which refuses it",
     }
+    # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
+    without_keys: ClassVar[Mapping[str, str]] = {
+        "online_dpo": "after the first generation, OnlineDPOTrainer switches checkpointing on again without keys",
+    }
     patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
@@ -62,7 +66,9 @@ class GradientCheckpointing(Technique):
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for ``every_N`` on a model with fewer than N layers."""
+        """Return a reason where a trainer loses the choice's key, or for ``every_N`` on a model with fewer layers."""
+        if choice not in (OFF, ON) and setting.workload.trainer in self.without_keys:
+            return self.without_keys[setting.workload.trainer]
         every = _EVERY.fullmatch(str(choice))
         layers = setting.workload.model.layers
         if every and int(every.group(1)) > layers:

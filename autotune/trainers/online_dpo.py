@@ -115,8 +115,12 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why the loss would see completions without any of their prompts."""
+        """Return why TRL cannot do a candidate, why it is not planned, or why the loss would see no prompts."""
         plan = self.plan(candidate, setting)
+        if plan.evaluates:
+            return f"{self.trainer_class} has no evaluation: it would pass prompts to the model as they are"
+        if plan.args.get("use_vllm"):
+            return f"vLLM is not planned beside {self.trainer_class}"
         most, cut = required(plan, self.most_field), required(plan, "max_length")
         if most >= cut:
             return f"completions of {most} tokens (max_new_tokens) leave no room for prompts in max_length={cut}"

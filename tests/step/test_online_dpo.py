@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,31 @@ def test_prompts_and_completions_are_cut_together_but_no_completion_is() -> None
     assert Collation(cut=12).tokens(sizes, chosen).tolist() == [4 * 12]
     assert Collation(cut=6).tokens(sizes, chosen).tolist() == [4 * 7]
     assert sizes.tokens.tolist() == [27, 14]
+
+
+def test_trl_loses_the_keys_of_checkpointing_when_it_generates(
+    found: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices: dict[str, Choice] = {**WHOLE, "gradient_checkpointing": "every_2"}
+    reason = TRAINER.illegal(found.candidate(choices), found.setting)
+    assert reason is not None
+    assert "without keys" in reason
+    given: list[object] = []
+    trainer = found.built(found.plan(choices), tmp_path)
+    keys = trainer.args.gradient_checkpointing_kwargs
+    enabled = trainer.model.gradient_checkpointing_enable
+    assert enabled(gradient_checkpointing_kwargs=dict(keys)) is None
+    monkeypatch.setattr(trainer.model, "gradient_checkpointing_enable", lambda **words: given.extend(words.values()))
+    OnlineDPOTrainer._generate(trainer, trainer.model, ["a b"])
+    assert keys == {"every_n_layers": 2}
+    assert given == [None]
+
+
+def test_trl_does_not_evaluate(found: Prepared, tmp_path: Path) -> None:
+    trainer = found.built(found.plan(WHOLE), tmp_path)
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        trainer.evaluate(trainer.train_dataset.select([0]))
+    evaluated = replace(found.setting.workload, evaluation=found.reply.dataset)
+    reason = TRAINER.illegal(found.baseline, replace(found.setting, workload=evaluated))
+    assert reason is not None
+    assert "has no evaluation" in reason
