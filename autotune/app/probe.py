@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.app.ahead import Ahead, predicting
 from autotune.app.notes import notes_on
-from autotune.app.offers import packing_offer
+from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.options import Options
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output
@@ -110,4 +110,5 @@ def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: b
 def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:
     if ahead.planner is None or outcome.winner is None:
         return ()
-    return packing_offer(problem, ahead.planner.estimate, outcome.winner.candidate)
+    asked = problem, ahead.planner.estimate, outcome.winner.candidate
+    return (*packing_offer(*asked), *dropping_offer(*asked))

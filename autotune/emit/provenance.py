@@ -27,6 +27,13 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             f"The rows in {rows.place} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
             "because padding_free takes no max_length; they belong to this model's tokenizer."
         )
+    sentences += [
+        f"{rows.place} has the rows of {profile.name} as they are, without {profile.dropped.rows} of "
+        f"{profile.lengths.rows + profile.dropped.rows}: those with prompts over {profile.dropped.longest_kept:,} "
+        "tokens, which the trainer would not cut."
+        for profile in result.workload.profiles
+        if profile.dropped is not None
+    ]
     if chosen.plan.completions is not None:
         sentences += _of_completions(result, chosen)
     if result.workload.model.has_weights is False:

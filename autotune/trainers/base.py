@@ -197,6 +197,14 @@ class Trainer(ABC):
         """
         raise NotImplementedError(f"{self.trainer_class} cuts rows by itself")
 
+    def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return tokenised rows as the user wrote them, for a dataset of which some rows are dropped.
+
+        Raises:
+            NotImplementedError: none are dropped before this trainer sees them.
+        """
+        raise NotImplementedError(f"no rows are dropped before {self.trainer_class} sees them")
+
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None

@@ -12,11 +12,11 @@ from torch.utils.data import SequentialSampler
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing, MakeModel
-from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
 from autotune.step.trainers.vllm import GivenCompletions, make_long
 from autotune.trainers.generating import OLD_PASS, STAND_IN, steps_per_generation
 from autotune.trainers.geometry import micro_batches_of
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
+from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING
 from autotune.virtual.generation import short_generation
 
 _Trl: Any = object
