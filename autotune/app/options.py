@@ -144,3 +144,16 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 def _allowed(name: str, trainer: Trainer) -> str:
     return name if name == GLOBAL_BATCH else find(name, trainer.techniques).name
+
+
+def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:
+    """Check that a trainer can be evaluated, if it is asked to.
+
+    Raises:
+        InputError: TRL's trainer fails to.
+    """
+    if evaluates and not trainer.evaluates:
+        raise InputError(
+            f"TRL's {trainer.trainer_class} cannot be evaluated while training: its evaluation fails.",
+            hint="Leave out --eval-dataset and --eval-split, and evaluate checkpoints by other means.",
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
-from autotune.app.options import Options
+from autotune.app.options import Options, check_evaluation
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
@@ -60,6 +60,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         fixed: choices as the user wrote them.
     """
     started = time.monotonic()
+    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     seq_len = asked.seq_len
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None

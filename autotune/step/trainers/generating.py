@@ -58,6 +58,11 @@ class _OnTokenizedPrompts(_Trl):
             return super()._get_train_sampler(dataset)
         return SequentialSampler(self.train_dataset if dataset is None else dataset)
 
+    def _get_eval_sampler(self, dataset: Dataset) -> Any:
+        if self.args.train_sampling_strategy != "sequential":
+            return super()._get_eval_sampler(dataset)
+        return SequentialSampler(dataset)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().training_step(*args, **kwargs)
         self._trained += 1
@@ -176,6 +181,11 @@ class Generating(Prompted):
         copies = trainer.num_generations
         drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
         return Drawing(max(1, drawn // copies), copies, trainer.args.steps_per_generation * trainer.num_iterations)
+
+    def evaluation_drawing(self, trainer: Any) -> Drawing:
+        """Return that each prompt is yielded once for each of its completions."""
+        copies = trainer.num_generations_eval
+        return Drawing(max(1, int(trainer.args.eval_batch_size) // copies), copies)
 
     def leave_out(self, trainer: Any, micro_batches: int) -> None:
         """Make the trainer count micro-batches that are left out of each step."""
