@@ -94,7 +94,7 @@ class ProbeResult:
 
     @property
     def train_dataset(self) -> datasets.Dataset:
-        """The rows to train on: the dataset, or its cut rows where padding-free training needs them cut beforehand.
+        """The rows to train on: the dataset, or its copy in the bundle, where rows had to be cut or were dropped.
 
         Raises:
             AutotuneError: nothing was found.

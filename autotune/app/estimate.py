@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from autotune.app.options import checked_options
+from autotune.app.options import check_evaluation, checked_options
 from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.app.user_plan import user_plan
@@ -48,6 +48,7 @@ def estimate(
             )
     user = user_plan(config, peft_config, evaluates=eval_shape is not None)
     plan = user.plan
+    check_evaluation(find_trainer(plan.trainer), evaluates=eval_shape is not None)
     source, planned = model_source(model, "random"), planned_machine(gpu)
     options = checked_options(trainer=plan.trainer, exclude=("attention",))
     cache = user_cache()

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autotune.app.offers import packing_offer
-from autotune.app.options import Options
+from autotune.app.notes import notes_on_prompts
+from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.options import Options, check_evaluation
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
@@ -60,6 +61,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         fixed: choices as the user wrote them.
     """
     started = time.monotonic()
+    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     seq_len = asked.seq_len
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
@@ -91,6 +93,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
         )
         offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
+        offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, estimates, baseline)
     shown = (baseline, *distinct(estimates, asked.top))
     return Plan(
@@ -121,7 +124,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
     )
 
 
-def check_rows(asked: Asked, token_coverage: float | None) -> None:
+def check_rows(asked: Asked, *, token_coverage: float | None, prompt_coverage: float | None) -> None:
     """Check that the rows are given in exactly one way, and that at least one candidate is to be shown.
 
     Raises:
@@ -145,6 +148,10 @@ def check_rows(asked: Asked, token_coverage: float | None) -> None:
         raise InputError(
             "--token-coverage says nothing of rows that are all --seq-len long.", hint="Give --max-length to cut them."
         )
+    if prompt_coverage is not None:
+        raise InputError(
+            "--prompt-coverage says nothing of prompts that are all --seq-len long.", hint="Give a DATASET."
+        )
 
 
 def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
@@ -162,6 +169,7 @@ def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], e
 def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
+    yield from notes_on_prompts(problem.setting.workload)
     if gpu is None:
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:

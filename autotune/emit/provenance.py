@@ -31,6 +31,13 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
     trainer = find_trainer(result.trainer)
     if not trainer.has_command:
         sentences.append(f"TRL has no command for {trainer.trainer_class}, so there is no config.yaml beside train.py.")
+    sentences += [
+        f"{rows.place} has the rows of {profile.name} as they are, without {profile.dropped.rows} of "
+        f"{profile.lengths.rows + profile.dropped.rows}: those with prompts over {profile.dropped.longest_kept:,} "
+        "tokens, which the trainer would not cut."
+        for profile in result.workload.profiles
+        if profile.dropped is not None
+    ]
     if chosen.plan.completions is not None:
         sentences += _of_completions(result, chosen)
     if result.workload.model.has_weights is False:

@@ -12,6 +12,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import TraceRequest
+from autotune.core.setting import Setting
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
 from autotune.planning.additive.model import AdditiveModel, Sum, Term
@@ -190,10 +191,16 @@ class Planner:
         """
         return sorted(map(self.estimate, self.candidates), key=rank)
 
-    def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
-        geometry, group = self._decisive(candidate), self._group(candidate)
-        found, setting = self._known(group, geometry), self._problem.setting
+    def estimate(self, candidate: Candidate, setting: Setting | None = None) -> Estimate:
+        """Return the estimate of a candidate in its normal form, which need not be in the problem's space.
+
+        Args:
+            setting: the problem's, or the same with a part of its rows, whose shapes lie between those of all rows.
+        """
+        setting = setting or self._problem.setting
+        geometry = self._decisive(candidate, setting)
+        group = group_of(candidate, geometry.layout)
+        found = self._known(group, geometry)
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
@@ -236,14 +243,20 @@ class Planner:
             # Only the knobs that set sizes decide the geometry, so it is computed once for each of their combinations.
             sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
             if sizes not in self._by_sizes:
-                plan = self._problem.trainer.plan(candidate, self._problem.setting)
-                self._by_sizes[sizes] = whole_geometry(self._problem.trainer, plan, self._problem.setting.workload)
+                self._by_sizes[sizes] = self._geometry_in(candidate, self._problem.setting)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
 
-    def _decisive(self, candidate: Candidate) -> BatchGeometry:
+    def _geometry_in(self, candidate: Candidate, setting: Setting) -> BatchGeometry:
+        trainer = self._problem.trainer
+        return whole_geometry(trainer, trainer.plan(candidate, setting), setting.workload)
+
+    def _decisive(self, candidate: Candidate, setting: Setting | None = None) -> BatchGeometry:
         """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        setting = setting or self._problem.setting
+        known = setting is self._problem.setting
+        geometry = self._geometry(candidate) if known else self._geometry_in(candidate, setting)
+        group = group_of(candidate, geometry.layout)
         if not geometry.rivals:
             return geometry
 

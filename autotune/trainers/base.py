@@ -94,6 +94,7 @@ class Trainer(ABC):
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
         generates: whether it trains on completions that the model generates, and that reward functions score.
+        evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
@@ -116,6 +117,7 @@ class Trainer(ABC):
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
     generates: ClassVar[bool] = False
+    evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
@@ -161,6 +163,10 @@ class Trainer(ABC):
         sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
         return self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
 
+    def copies(self, plan: TrainingPlan) -> int:
+        """Return how many rows of a micro-batch each row of the dataset makes."""
+        return 1
+
     @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a micro-batch of ``rows`` rows that may differ in length."""
@@ -200,6 +206,14 @@ class Trainer(ABC):
     def runs_by_command(self, plan: TrainingPlan) -> bool:
         """Return whether ``trl NAME --config`` trains by a plan."""
         return self.has_command
+
+    def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return tokenised rows as the user wrote them, for a dataset of which some rows are dropped.
+
+        Raises:
+            NotImplementedError: none are dropped before this trainer sees them.
+        """
+        raise NotImplementedError(f"no rows are dropped before {self.trainer_class} sees them")
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""

@@ -12,7 +12,7 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
-from autotune.trainers.geometry import micro_batches_of, number, rows_of, widest_of
+from autotune.trainers.geometry import evaluated_rows_of, micro_batches_of, number, rows_of, widest_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted, prompt_counts, required
 
 OLD_PASS = "old log-probabilities"
@@ -80,6 +80,14 @@ class Generating(Prompted):
             ),
         )
 
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the geometry of evaluation, which generates, scores and compares each micro-batch by itself."""
+        return replace(super().evaluated(plan, documents, rows), apart=())
+
+    def copies(self, plan: TrainingPlan) -> int:
+        """Return the completions of a prompt."""
+        return required(plan, "num_generations")
+
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape."""
         return {
@@ -95,6 +103,9 @@ class Generating(Prompted):
         # A step of three micro-batches does not end with a generation batch of two.
         accumulated = TRACED_GENERATION if _aligned(plan) else TRACED_GENERATION + 1
         args = {**traced.args, "gradient_accumulation_steps": accumulated, "num_iterations": 1}
+        if plan.evaluates:
+            # Any number of rows has to be a number of whole groups.
+            args["num_generations_eval"] = shape.rows
         return replace(traced, args=args)
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
@@ -114,7 +125,7 @@ class Generating(Prompted):
         return rows_of(plan) * steps_per_generation(plan)
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why a generation batch cannot be made of whole groups of completions of the prompts that there are."""
+        """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
         plan = self.plan(candidate, setting)
         copies, per_generation = required(plan, "num_generations"), steps_per_generation(plan)
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
@@ -123,6 +134,12 @@ class Generating(Prompted):
             return (
                 f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
                 "completions of one prompt (num_generations)"
+            )
+        evaluated = evaluated_rows_of(plan) * plan.launch.processes
+        if plan.evaluates and evaluated % copies:
+            return (
+                f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
+                f"groups of the {copies} completions of one prompt (num_generations)"
             )
         if micro_batches % uses and uses % micro_batches:
             return (

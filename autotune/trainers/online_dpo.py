@@ -26,6 +26,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     Generation sees whole prompts. For the loss, prompt and completion together are cut to ``max_length`` by leaving out
     the beginning of the prompt; no row is dropped. TRL has no command for this trainer, and its class is experimental.
+    It inherits an evaluation that passes the dataset's columns to the model, and fails.
     """
 
     name = "online_dpo"
@@ -33,6 +34,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     title = "Online direct preference optimisation"
     config_class = "OnlineDPOConfig"
     trainer_class = "OnlineDPOTrainer"
+    evaluates = False
     has_command = False
     module = "trl.experimental.online_dpo"
     loads_by_name = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.candidate import Candidate
@@ -16,12 +16,18 @@ from autotune.core.setting import Setting
 from autotune.trainers.base import DatasetFormat, Trainer
 from autotune.trainers.geometry import widest_of
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 GENERATION = "generation"
 """The model generates completions."""
 REFERENCE_PASS = "reference log-probabilities"
 """The forward pass, without gradients, of the reference: a copy of the model, or the model without its adapters."""
 SCORING = "scoring"
 """The reward functions."""
+
+PROMPT, COMPLETION = "prompt_ids", "completion_ids"
+"""The columns that tokenising adds: the tokens of prompts, and of the completions that the dataset has."""
 
 NO_REWARD = "get_soft_overlong_punishment"
 """The reward function that is used if none is named: TRL's own, which only looks at a completion's length."""
@@ -79,6 +85,10 @@ class Prompted(Trainer):
         """Return prompts with the tokens of their completions; the adapter makes one of these shorter."""
         generated = int(shape.generated)
         return ((int(shape.tokens) - generated, generated),) * shape.rows
+
+    def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return all columns of the dataset: tokenising keeps them, since reward functions may read them."""
+        return batch.select([name for name in batch.schema.names if name not in (PROMPT, COMPLETION)])
 
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the plan, with the reward functions and what is assumed of completions."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetProfile
 from autotune.errors import InputError
+from autotune.step.data.coverage import covered
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import save_rows, tokenized
@@ -34,9 +35,9 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
 
     def read(asked: PrepareRequest) -> DatasetProfile:
         loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model)
-        rows = tokenized(asked, config, processor, loaded, context.folder)
+        rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
         save_rows(rows, asked.tokenized_directory)
-        return dataset_profile(asked, loaded, rows)
+        return replace(dataset_profile(asked, loaded, rows), dropped=dropped)
 
     dataset = read(request)
     if request.evaluation is None:

@@ -13,10 +13,10 @@ from trl.experimental.utils import truncate_right
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Collation, MakeModel
-from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
 from autotune.step.trainers.vllm import GIVEN_TOKEN, without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, STAND_IN
+from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual import adopt
 from autotune.virtual.generation import short_generation
 
