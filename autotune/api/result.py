@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,15 @@ class ProbeResult:
         """
         kwargs: dict[str, Any] = self._objects().model_init_kwargs(self._plan())
         return kwargs
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Environment variables that the winner was measured with, to be set before a GPU is first used.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        return self._plan().env
 
     @property
     def train_dataset(self) -> datasets.Dataset:

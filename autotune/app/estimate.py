@@ -60,7 +60,8 @@ def estimate(
     if failed is not None:
         raise AutotuneError(f"{model} cannot be traced: {failed.reason}", hint="`autotune probe` can measure it.")
     micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
-    forecast = Fit(anchors, found).forecast(layers, traced, micro_batches)
+    fit = Fit(anchors, found)
+    forecast = fit.served(fit.forecast(layers, traced, micro_batches), traced, plan.allocator)
     memory = memory_estimate(forecast, forecast, micro_batches, planned.gpu, TRACED_ERROR)
     traced_assumptions = dict.fromkeys(name for reply in found.values() for name in reply.assumptions)
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)

@@ -24,6 +24,25 @@ class Launch:
     deepspeed: Mapping[str, object] = field(default_factory=dict)
 
 
+ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+"""The variable with the settings of PyTorch's caching allocator; torch before 2.9 calls it PYTORCH_CUDA_ALLOC_CONF."""
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
+"""The setting in that variable with which the allocator's segments can grow."""
+
+
+@dataclass(frozen=True)
+class AllocatorUse:
+    """How a training uses PyTorch's caching allocator; the same tensors reserve more or less memory by it.
+
+    Attributes:
+        expandable_segments: PyTorch's setting of that name.
+        emptied: whether the cache is emptied before the backward pass of every micro-batch.
+    """
+
+    expandable_segments: bool = False
+    emptied: bool = False
+
+
 @dataclass(frozen=True)
 class TrainingPlan:
     """The arguments of one training, for the probe and for the bundle alike.
@@ -35,6 +54,7 @@ class TrainingPlan:
         truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed if the trainer
             refuses ``max_length`` (padding-free without packing).
         launch: how its processes are started.
+        env: environment variables of the training process.
     """
 
     trainer: str
@@ -42,6 +62,19 @@ class TrainingPlan:
     model: Mapping[str, object] = field(default_factory=dict)
     truncate_to: int | None = None
     launch: Launch = field(default_factory=Launch)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def allocator(self) -> AllocatorUse:
+        """How the training uses the caching allocator.
+
+        A cache that is emptied in every n-th step only (``torch_empty_cache_steps`` above 1) does not lower the peak of
+        the steps between.
+        """
+        return AllocatorUse(
+            expandable_segments=EXPANDABLE_SEGMENTS in self.env.get(ALLOCATOR_VARIABLE, "").split(","),
+            emptied=self.args.get("torch_empty_cache_steps") == 1,
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -49,5 +82,7 @@ class TrainingPlan:
         parts: list[object] = [self.trainer, dict(self.args), dict(self.model), self.truncate_to]
         if self.launch != Launch():
             parts.append([self.launch.processes, dict(self.launch.accelerate), dict(self.launch.deepspeed)])
+        if self.env:
+            parts.append({"env": dict(self.env)})
         document = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from string import Template
 
 from autotune.core.result import Choosable, Result
@@ -23,7 +24,7 @@ _SCRIPT = Template('''\
 $provenance
 """
 
-from pathlib import Path
+$environment
 
 $imports
 
@@ -75,12 +76,21 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     return _SCRIPT.substitute(
         title=trainer.title,
         command=command,
+        environment=_environment(chosen.plan.env),
         imports=_imports(trainer),
         config_class=trainer.config_class,
         trainer_class=trainer.trainer_class,
         provenance="\n".join(_docstring_lines(sentence) for sentence in sentences),
         arguments="\n".join(f"    {name!r}: {expression}," for name, expression in expressions.items()),
     )
+
+
+def _environment(env: Mapping[str, str]) -> str:
+    """Return the first imports, and the variables that have to be set before torch is imported."""
+    if not env:
+        return "from pathlib import Path"
+    variables = (f"os.environ[{name!r}] = {value!r}" for name, value in env.items())
+    return "\n".join(["import os", "from pathlib import Path", "", *variables])
 
 
 def _imports(trainer: Trainer) -> str:

@@ -9,7 +9,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
@@ -17,7 +17,7 @@ from autotune.planning.additive.model import AdditiveModel, Sum, Term
 from autotune.planning.explained import Basis, TracedTerm
 from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.fit import Fit, Point, points
+from autotune.planning.extrapolation.fit import DEFAULT_USE, Fit, Point, points
 from autotune.planning.extrapolation.forecast import Forecast, mixed
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.shape import Anchors
@@ -25,7 +25,7 @@ from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
 from autotune.probing.tracing import Untraceable
-from autotune.techniques.traits import layer_period, size_knobs
+from autotune.techniques.traits import allocator_knobs, layer_period, size_knobs
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -41,6 +41,10 @@ EXPLORED = 36
 to seven traces."""
 # Technique combinations that are traced before the ranking is computed again.
 _REFINED_AT_ONCE = 4
+
+
+_Case = tuple[Group, BatchGeometry, AllocatorUse]
+"""What an estimate follows from: a technique combination, its micro-batches, and how the allocator is used."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Planner:
         self._geometries: dict[Candidate, BatchGeometry] = {}
         self._by_sizes: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._size_knobs = size_knobs()
+        self._uses: dict[tuple[Choice, ...], AllocatorUse] = {}
+        self._allocator_knobs = allocator_knobs()
         self._groups: dict[Group, Candidate] = {}
         for candidate in (*self.candidates, problem.baseline):
             geometry = self._geometry(candidate)
@@ -98,11 +104,11 @@ class Planner:
         self._fits: dict[Group, Fit] = {}
         self._untraceable: dict[Group, str] = {}
         self._additive = AdditiveModel(())
-        self._forecasts: dict[tuple[Group, BatchGeometry], tuple[MemoryEstimate, Origin] | None] = {}
-        self._traced_forecasts: dict[tuple[Group, BatchGeometry], tuple[Forecast, Forecast]] = {}
-        self._composed: dict[tuple[Sum, float, BatchGeometry], MemoryEstimate] = {}
+        self._forecasts: dict[_Case, tuple[MemoryEstimate, Origin] | None] = {}
+        self._traced_forecasts: dict[_Case, tuple[Forecast, Forecast]] = {}
+        self._composed: dict[tuple[Sum, float, BatchGeometry, AllocatorUse], MemoryEstimate] = {}
         self._differences: dict[int, list[float]] = {}
-        self._varied: dict[tuple[Group, BatchGeometry], int | None] = {}
+        self._varied: dict[_Case, int | None] = {}
 
     def composed_error(self, unseen: int) -> float:
         """Return the error of composed estimates with that many unseen interactions, as a share.
@@ -181,9 +187,9 @@ class Planner:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
         geometry = self._geometry(candidate)
         group = group_of(candidate, geometry.layout)
-        key = (group, geometry)
+        key = (group, geometry, self._use(candidate))
         if key not in self._forecasts:
-            self._forecasts[key] = self._estimate(group, geometry)
+            self._forecasts[key] = self._estimate(*key)
         found = self._forecasts[key]
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
@@ -197,20 +203,23 @@ class Planner:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
         geometry, group = self._geometry(candidate), self._group(candidate)
         found = self._additive.sum(group) if group not in self._untraceable else None
-        terms = [self._term(term, geometry) for term in found.terms] if found is not None else []
-        return Basis(geometry, len(self._layer_kinds), tuple(terms))
+        use = self._use(candidate)
+        terms = [self._term(term, geometry, use) for term in found.terms] if found is not None else []
+        return Basis(geometry, len(self._layer_kinds), use, tuple(terms))
 
-    def _term(self, term: Term, geometry: BatchGeometry) -> TracedTerm:
+    def _term(self, term: Term, geometry: BatchGeometry, use: AllocatorUse) -> TracedTerm:
         requests = {point: self._request(term.group, point) for point in self._points(term.group)}
-        forecasts = self._forecast(term.group, geometry)
+        forecasts = self._forecast(term.group, geometry, use)
         return TracedTerm(term.group, term.weight, self._fits[term.group], requests, *forecasts)
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
         geometry, group = self._geometry(candidate), self._group(candidate)
         equal = geometry.typical == geometry.worst
-        request = self._plan(group), geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
-        self._varied[group, geometry] = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
+        plan = self._problem.trainer.plan(candidate, self._problem.setting)
+        request = plan, geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
+        known = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
+        self._varied[group, geometry, plan.allocator] = known
 
     def _geometry(self, candidate: Candidate) -> BatchGeometry:
         if candidate not in self._geometries:
@@ -222,6 +231,12 @@ class Planner:
                 self._by_sizes[sizes] = self._problem.trainer.geometry(plan, documents)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
+
+    def _use(self, candidate: Candidate) -> AllocatorUse:
+        chosen = tuple(choice for knob, choice in candidate.items() if knob in self._allocator_knobs)
+        if chosen not in self._uses:
+            self._uses[chosen] = self._problem.trainer.plan(candidate, self._problem.setting).allocator
+        return self._uses[chosen]
 
     def _group(self, candidate: Candidate) -> Group:
         return group_of(candidate, self._geometry(candidate).layout)
@@ -262,32 +277,41 @@ class Planner:
             off = abs(composed.memory.device_bytes / traced.memory.device_bytes - 1)
             self._differences.setdefault(_place(found.unseen), []).append(off)
 
-    def _estimate(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
+    def _estimate(
+        self, group: Group, geometry: BatchGeometry, use: AllocatorUse
+    ) -> tuple[MemoryEstimate, Origin] | None:
         if group in self._fits:
             return memory_estimate(
-                *self._forecast(group, geometry), geometry.micro_batches, self._target.gpu, TRACED_ERROR
+                *self._forecast(group, geometry, use), geometry.micro_batches, self._target.gpu, TRACED_ERROR
             ), Origin.TRACED
         found = self._additive.sum(group) if group not in self._untraceable else None
         if found is None:
             return None
         # Further traces leave most sums unchanged, so their estimates are kept.
-        key = (found, self.composed_error(found.unseen), geometry)
+        key = (found, self.composed_error(found.unseen), geometry, use)
         if key not in self._composed:
             self._composed[key] = self._sum(*key)
         return self._composed[key], Origin.COMPOSED
 
-    def _sum(self, found: Sum, error: float, geometry: BatchGeometry) -> MemoryEstimate:
-        forecasts = [(self._forecast(term.group, geometry), term.weight) for term in found.terms]
+    def _sum(self, found: Sum, error: float, geometry: BatchGeometry, use: AllocatorUse) -> MemoryEstimate:
+        forecasts = [(self._forecast(term.group, geometry, use), term.weight) for term in found.terms]
         worst = mixed([(pair[0], weight) for pair, weight in forecasts])
         same = geometry.typical == geometry.worst
         typical = worst if same else mixed([(pair[1], weight) for pair, weight in forecasts])
         return memory_estimate(worst, typical, geometry.micro_batches, self._target.gpu, error)
 
-    def _forecast(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
+    def _forecast(
+        self, group: Group, geometry: BatchGeometry, use: AllocatorUse = DEFAULT_USE
+    ) -> tuple[Forecast, Forecast]:
         """Return the forecasts of the largest and of a typical micro-batch for a traced group."""
-        key = (group, geometry)
+        key = (group, geometry, use)
         if key not in self._traced_forecasts:
-            self._traced_forecasts[key] = self._follow(self._fits[group], geometry)
+            fit = self._fits[group]
+            if use == DEFAULT_USE:
+                self._traced_forecasts[key] = self._follow(fit, geometry)
+            else:
+                worst, typical = self._forecast(group, geometry)
+                self._traced_forecasts[key] = fit.served(worst, geometry.worst, use), typical
         return self._traced_forecasts[key]
 
     def _follow(self, fit: Fit, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:

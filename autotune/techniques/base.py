@@ -49,8 +49,8 @@ class Technique(ABC):
         summary: what it trades, in one sentence.
         options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
-        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD`` or ``truncate_to``; a further part
-            names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
+        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE`` or ``truncate_to``;
+            a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
             Which other trainers support the technique follows from the fields of their configurations.
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
@@ -60,6 +60,8 @@ class Technique(ABC):
             the candidates with larger choices.
         only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
             traces at other sizes.
+        only_allocator: whether it changes only how the caching allocator serves the same allocations, so that its
+            choices are predicted from the same trace (:class:`autotune.core.plan.AllocatorUse`).
         patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
             ends: a trace without it then needs another process.
     """
@@ -75,6 +77,7 @@ class Technique(ABC):
     changes: ClassVar[str] = ""
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
+    only_allocator: ClassVar[bool] = False
     patches_libraries: ClassVar[bool] = True
 
     def default(self, setting: Setting) -> Choice:

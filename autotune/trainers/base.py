@@ -207,17 +207,18 @@ class Trainer(ABC):
         """Return the training plan of a candidate."""
         hardware = setting.machine.hardware
         device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
-        tree: dict[str, object] = {"args": {}, "model": {}, "truncate_to": None}
+        tree: dict[str, object] = {"args": {}, "model": {}, "env": {}, "truncate_to": None}
         for path, value in device_args.items():
             _put(tree, f"args.{path}", value)
         for technique in self.techniques:
             for path, value in technique.plan(candidate[technique.name], candidate, setting).items():
                 _put(tree, path, value)
-        args, model, truncate_to = tree["args"], tree["model"], tree["truncate_to"]
+        args, model, env, truncate_to = tree["args"], tree["model"], tree["env"], tree["truncate_to"]
         assert isinstance(args, dict)
         assert isinstance(model, dict)
+        assert isinstance(env, dict)
         assert truncate_to is None or isinstance(truncate_to, int)
-        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes))
+        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env)
 
 
 def _put(tree: dict[str, object], path: str, value: object) -> None:

@@ -189,3 +189,27 @@ def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path) -> None:
         write_bundle(a_result(confirmed=False), tmp_path)
     assert "Free some space" in raised.value.hint
     assert (tmp_path / "result.json").read_bytes() == before
+
+
+def with_env(result: Result, **env: str) -> Result:
+    """Return the result with environment variables in the recommendation's plan."""
+    assert result.recommended is not None
+    return replace(result, recommended=replace(result.recommended, plan=replace(result.recommended.plan, env=env)))
+
+
+def test_environment_variables_are_where_trl_looks_for_them(tmp_path: Path) -> None:
+    write_bundle(with_env(a_result(), PYTORCH_ALLOC_CONF="expandable_segments:True"), tmp_path)
+    assert the_config(tmp_path)["env"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_the_script_sets_them_before_it_imports_trl(tmp_path: Path) -> None:
+    write_bundle(with_env(a_result(), PYTORCH_ALLOC_CONF="expandable_segments:True"), tmp_path)
+    statements = [ast.unparse(node) for node in ast.parse((tmp_path / "train.py").read_text()).body]
+    variable = statements.index("os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'")
+    assert variable < min(index for index, text in enumerate(statements) if text.startswith("from trl"))
+
+
+def test_without_environment_variables_none_are_written(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    assert "env" not in the_config(tmp_path)
+    assert "os.environ" not in (tmp_path / "train.py").read_text()

@@ -27,7 +27,12 @@ CPU: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
 }
 NESTED = {"gradient_checkpointing_kwargs": {"every_n_layers": 2}, "model_init_kwargs": {"device_map": None}}
-PLAIN = TrainingPlan("sft", {**CPU, **NESTED, "packing": False, "max_length": 64}, {"dtype": "float32"})
+PLAIN = TrainingPlan(
+    "sft",
+    {**CPU, **NESTED, "packing": False, "max_length": 64},
+    {"dtype": "float32"},
+    env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+)
 PACKED_LORA = TrainingPlan(
     "sft",
     {**CPU, "packing": True, "packing_strategy": "bfd", "max_length": 128, "gradient_checkpointing": False},

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.trainers import trainers
 from tests.settings import CPU, GPU, contaminates, separates, setting, workload
@@ -189,6 +190,8 @@ def test_checkpointing_every_n_layers_needs_n_layers() -> None:
         ({"attention": "flex_attention"}, "no backward pass"),
         ({"attention": "flash_attention_2"}, "CUDA GPU"),
         ({"optimizer": "paged_adamw_8bit"}, "no GPU"),
+        ({"allocator": "expandable_segments"}, "no GPU"),
+        ({"torch_empty_cache_steps": 1}, "no GPU"),
     ],
 )
 def test_what_a_cpu_cannot_do_is_illegal_there(choices: dict[str, str], why: str) -> None:
@@ -216,3 +219,21 @@ def test_a_cpu_is_named_in_the_plan_and_a_gpu_is_not_shared_with_the_cpu() -> No
     assert SFT.plan(candidate(on_gpu), on_gpu).args["model_init_kwargs"] == {"device_map": None}
     kernels = candidate(on_gpu, hub_kernels="on")
     assert SFT.plan(kernels, on_gpu).args["model_init_kwargs"] == {"device_map": None, "use_kernels": True}
+
+
+def test_growing_segments_are_an_environment_variable_of_the_plan() -> None:
+    here = setting(machine=GPU)
+    choices = ("default", "expandable_segments")
+    plain, growing = (SFT.plan(candidate(here, allocator=choice), here) for choice in choices)
+    assert (plain.env, plain.allocator) == ({}, AllocatorUse())
+    assert growing.env == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert growing.allocator == AllocatorUse(expandable_segments=True)
+    assert plain.fingerprint != growing.fingerprint
+
+
+@pytest.mark.parametrize(("steps", "emptied"), [("off", False), (1, True), (10, False)])
+def test_only_a_cache_that_is_emptied_in_every_step_is_planned_as_emptied(steps: str | int, emptied: bool) -> None:
+    here = setting(machine=GPU)
+    plan = SFT.plan(candidate(here, torch_empty_cache_steps=steps), here)
+    assert plan.args.get("torch_empty_cache_steps", "off") == steps
+    assert plan.allocator.emptied is emptied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import mul
@@ -10,7 +11,8 @@ from statistics import fmean
 from typing import TypeVar
 
 from autotune.core.batch_geometry import Shape
-from autotune.core.protocol import TraceReply
+from autotune.core.plan import AllocatorUse
+from autotune.core.protocol import Replayed, TraceReply
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
@@ -18,6 +20,7 @@ from autotune.planning.extrapolation.shape import Anchors, layer_weights
 from autotune.planning.extrapolation.times import mixed_times
 
 T = TypeVar("T")
+DEFAULT_USE = AllocatorUse()
 Point = tuple[int, Shape]
 """A depth in layers, and a shape."""
 
@@ -66,18 +69,28 @@ class Fit:
                 found, known = series.highest(weights), stretches.get(series.stretch, {})
                 stretches[series.stretch] = max(known, found, key=lambda levels: sum(levels.values()))
         hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
-        share, workspace_bytes = self._rounding()
+        share, workspace_bytes = self._rounding(DEFAULT_USE)
         return Forecast(
             stretches=stretches,
             rounding_share=share,
             workspace_bytes=workspace_bytes,
-            unused_bytes=self._unused_bytes(shape),
+            unused_bytes=self._unused_bytes(shape, DEFAULT_USE),
             host_bytes=max(0, round(max(hosts))),
             times={
                 part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
                 for part in parts
                 if all(known_times := self._each(part, lambda section: section.time))
             },
+        )
+
+    def served(self, forecast: Forecast, shape: Shape, allocator: AllocatorUse) -> Forecast:
+        """Return a forecast for a shape with another use of the allocator, which leaves tensors as they are."""
+        share, workspace_bytes = self._rounding(allocator)
+        return replace(
+            forecast,
+            rounding_share=share,
+            workspace_bytes=workspace_bytes,
+            unused_bytes=self._unused_bytes(shape, allocator),
         )
 
     def weighted(self, layers: int, shape: Shape) -> list[tuple[Point, TraceReply, float]]:
@@ -108,22 +121,27 @@ class Fit:
         section = _section(self._replies[point], stretch[0])
         return max(section.totals[_moments_of(section, in_backward=stretch[1])], default=0)
 
-    def _rounding(self) -> tuple[float, int]:
+    def _rounding(self, allocator: AllocatorUse) -> tuple[float, int]:
         """Return what the allocator adds to the bytes of tensors: a share of them, and a constant in bytes.
 
         Which blocks are split varies irregularly with the size, so that extrapolating single figures would multiply
         random differences.
         """
-        overheads = [reply.allocated_bytes - reply.device.bytes for reply in self._replies.values()]
+        overheads = [
+            replayed.allocated_bytes - reply.device.bytes for reply, replayed in self._replays(allocator).values()
+        ]
         always = max(0, min(overheads))
         sizes = [max(1, reply.device.bytes) for reply in self._replies.values()]
         return fmean((added - always) / size for added, size in zip(overheads, sizes, strict=True)), always
 
-    def _unused_bytes(self, wanted: Shape) -> int:
+    def _replays(self, allocator: AllocatorUse) -> Mapping[Point, tuple[TraceReply, Replayed]]:
+        return {point: (reply, reply.replayed(allocator)) for point, reply in self._replies.items()}
+
+    def _unused_bytes(self, wanted: Shape, allocator: AllocatorUse) -> int:
         """Return the bytes that the allocator reserves and does not use: they depend on block sizes, not on depth."""
         by_tokens: dict[float, list[int]] = {}
-        for (_, shape), reply in self._replies.items():
-            unused_bytes = max(0, (reply.reserved_bytes or 0) - reply.allocated_bytes)
+        for (_, shape), (_, replayed) in self._replays(allocator).items():
+            unused_bytes = max(0, (replayed.reserved_bytes or 0) - replayed.allocated_bytes)
             by_tokens.setdefault(shape.rows * shape.tokens, []).append(unused_bytes)
         known = sorted((tokens, fmean(found)) for tokens, found in by_tokens.items())
         return round(_between(known, wanted.rows * wanted.tokens))
