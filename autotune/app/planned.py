@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
-from autotune.app.workload import WorkloadReader
+from autotune.app.workload import WorkloadReader, fixed_peft
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
@@ -101,7 +101,8 @@ def planned_workload(
     here = inspect_machine("cpu")
     states = [_state(model.name), _state(dataset.data_files or dataset.path) if dataset is not None else []]
     name, wanted = options.trainer.name, attentions(options, here)
-    key = fingerprint("workload", name, model, dataset, states, wanted, here.packages, source_digest())
+    peft = fixed_peft(options)
+    key = fingerprint("workload", name, model, dataset, states, wanted, peft, here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known

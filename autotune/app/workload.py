@@ -8,11 +8,13 @@ from pathlib import Path
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
+from autotune.core.candidate import Choice
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.probing import JobServer, check_packing, prepare
+from autotune.techniques import peft_config
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,20 @@ class WorkloadReader:
     directory: Path
     listener: Listener
 
-    def read(self, trainer: str, model: ModelSource, dataset: DatasetSource) -> Workload:
+    def read(
+        self, trainer: str, model: ModelSource, dataset: DatasetSource, peft: Choice = peft_config.NONE
+    ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
 
+        Args:
+            peft: the choice of ``peft_config``, which is checked against the model.
+
         Raises:
-            InputError: the model or the dataset cannot be used.
+            InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
-        request = PrepareRequest(model, dataset, trainer, str(self.directory / "tokenized"))
+        tokenized = str(self.directory / "tokenized")
+        request = PrepareRequest(model, dataset, trainer, tokenized, peft_config.configuration(peft))
         reply = prepare(self.server, request, self.directory / "prepare")
         return Workload(trainer, model, dataset, reply.model, reply.dataset)
 
@@ -42,9 +50,9 @@ class WorkloadReader:
         """Return the workload with the self-test of the attention implementations that the options leave.
 
         Raises:
-            InputError: the model or the dataset cannot be used.
+            InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
-        workload = self.read(options.trainer.name, model, dataset)
+        workload = self.read(options.trainer.name, model, dataset, fixed_peft(options))
         return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
@@ -54,3 +62,8 @@ class WorkloadReader:
         request = CheckPackingRequest(workload.model_source, machine.hardware.kind, wanted)
         reply = check_packing(self.server, request, self.directory / "check_packing")
         return replace(workload, packing_checks={check.attention: check for check in reply.checks})
+
+
+def fixed_peft(options: Options) -> Choice:
+    """Return the PEFT configuration that the user fixed, or ``none``."""
+    return options.wishes.fixed.get(peft_config.TECHNIQUE.name, peft_config.NONE)

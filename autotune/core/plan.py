@@ -55,6 +55,7 @@ class TrainingPlan:
             refuses ``max_length`` (padding-free without packing).
         launch: how its processes are started.
         env: environment variables of the training process.
+        peft: a configuration in PEFT's own JSON; empty where ``model`` says what is trained.
     """
 
     trainer: str
@@ -63,6 +64,7 @@ class TrainingPlan:
     truncate_to: int | None = None
     launch: Launch = field(default_factory=Launch)
     env: Mapping[str, str] = field(default_factory=dict)
+    peft: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def allocator(self) -> AllocatorUse:
@@ -82,7 +84,7 @@ class TrainingPlan:
         parts: list[object] = [self.trainer, dict(self.args), dict(self.model), self.truncate_to]
         if self.launch != Launch():
             parts.append([self.launch.processes, dict(self.launch.accelerate), dict(self.launch.deepspeed)])
-        if self.env:
-            parts.append({"env": dict(self.env)})
+        if self.env or self.peft:
+            parts.append({"env": dict(self.env), "peft": dict(self.peft)})
         document = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:16]

@@ -41,12 +41,14 @@ class PrepareRequest:
 
     Attributes:
         tokenized_directory: where to save the tokenised rows.
+        peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
     """
 
     model: ModelSource
     dataset: DatasetSource
     trainer: str
     tokenized_directory: str
+    peft: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

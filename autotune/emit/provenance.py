@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
+from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.rows import TrainingRows
 from autotune.units import format_bytes, format_rate
 
@@ -20,6 +21,10 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
         sentences.append(
             f"The rows in {rows.data_files} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
             "because padding_free takes no max_length; they belong to this model's tokenizer."
+        )
+    if chosen.plan.peft:
+        sentences.append(
+            f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
         )
     if result.workload.model.has_weights is False:
         sentences.append(

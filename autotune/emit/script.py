@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 from string import Template
 
+from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
-from autotune.emit.arguments import training_arguments
+from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import CUT_ROWS, TrainingRows
 from autotune.trainers import Trainer, find_trainer
 
+_PEFT_FROM_FILE = f'PeftConfig.from_peft_type(**json.loads((BUNDLE / "{PEFT_CONFIG}").read_text(encoding="utf-8")))'
 _WIDTH = 100
 _CLASSES = ("DatasetMixtureConfig", "ModelConfig", "TrlParser")
 _FUNCTIONS = ("get_dataset", "get_peft_config", "get_quantization_config")
@@ -52,7 +53,7 @@ def main() -> None:
         args=training_args,
         train_dataset=get_dataset(dataset_args)["train"],
         quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
+        peft_config=$peft_config,
     )
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
@@ -76,8 +77,9 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     return _SCRIPT.substitute(
         title=trainer.title,
         command=command,
-        environment=_environment(chosen.plan.env),
-        imports=_imports(trainer),
+        environment=_environment(chosen.plan),
+        peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
+        imports=_imports(trainer, chosen.plan),
         config_class=trainer.config_class,
         trainer_class=trainer.trainer_class,
         provenance="\n".join(_docstring_lines(sentence) for sentence in sentences),
@@ -85,17 +87,19 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     )
 
 
-def _environment(env: Mapping[str, str]) -> str:
+def _environment(plan: TrainingPlan) -> str:
     """Return the first imports, and the variables that have to be set before torch is imported."""
-    if not env:
-        return "from pathlib import Path"
-    variables = (f"os.environ[{name!r}] = {value!r}" for name, value in env.items())
-    return "\n".join(["import os", "from pathlib import Path", "", *variables])
+    names = [*(["json"] if plan.peft else []), *(["os"] if plan.env else [])]
+    variables = [f"os.environ[{name!r}] = {value!r}" for name, value in plan.env.items()]
+    lines = [*(f"import {name}" for name in names), "from pathlib import Path"]
+    return "\n".join([*lines, *([""] if variables else []), *variables])
 
 
-def _imports(trainer: Trainer) -> str:
+def _imports(trainer: Trainer, plan: TrainingPlan) -> str:
+    functions = [name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")]
+    peft = ["from peft import PeftConfig"] if plan.peft else []
     classes = sorted([*_CLASSES, trainer.config_class, trainer.trainer_class])
-    return "\n".join(["from trl import (", *(f"    {name}," for name in (*classes, *_FUNCTIONS)), ")"])
+    return "\n".join([*peft, "from trl import (", *(f"    {name}," for name in (*classes, *functions)), ")"])
 
 
 def _docstring_lines(sentence: str) -> str:

@@ -49,8 +49,8 @@ class Technique(ABC):
         summary: what it trades, in one sentence.
         options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
-        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE`` or ``truncate_to``;
-            a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
+        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
+            ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
             Which other trainers support the technique follows from the fields of their configurations.
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.

@@ -10,6 +10,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.techniques import lora
 from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.versions import installed
 
@@ -69,7 +70,7 @@ class GradientCheckpointing(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where transformers 5.23, with adapters, skips the function in which TRL removes its key."""
         renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
-        if choice == SELECTIVE and candidate["lora"] != "none" and renamed:
+        if choice == SELECTIVE and lora.has_adapters(candidate) and renamed:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
         return None
 

@@ -37,7 +37,7 @@ class Quantization(Technique):
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason without adapters: quantised weights get no gradient (transformers refuses to train them)."""
-        if choice != NONE and candidate["lora"] == lora.NONE:
+        if choice != NONE and not lora.has_adapters(candidate):
             return f"quantization={choice} freezes the model, so that there is nothing to train without lora"
         return None
 

@@ -22,7 +22,7 @@ def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
 
 def same_step(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that differ only in the sizes of micro-batches, or in the allocator."""
-    return _digest(plan.trainer, *without_sizes(plan))
+    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft))
 
 
 def libraries_of(plan: TrainingPlan) -> str:

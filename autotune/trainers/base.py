@@ -162,6 +162,10 @@ class Trainer(ABC):
         """
         raise NotImplementedError(f"{self.trainer_class} cuts rows by itself")
 
+    def runs_by_command(self, plan: TrainingPlan) -> bool:
+        """Return whether ``trl NAME --config`` trains by a plan: it has no key for a configuration in PEFT's JSON."""
+        return self.has_command and not plan.peft
+
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None
@@ -175,7 +179,7 @@ class Trainer(ABC):
             "gradient_accumulation_steps": _TRACED_MICRO_BATCHES,
             **self.sizes_at(layout, shape),
         }
-        return TrainingPlan(plan.trainer, {**args, **sizes}, model)
+        return TrainingPlan(plan.trainer, {**args, **sizes}, model, peft=plan.peft)
 
     def normal(self, candidate: Candidate, setting: Setting) -> Candidate:
         """Return the representative of all candidates with the same plan."""
@@ -207,18 +211,20 @@ class Trainer(ABC):
         """Return the training plan of a candidate."""
         hardware = setting.machine.hardware
         device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
-        tree: dict[str, object] = {"args": {}, "model": {}, "env": {}, "truncate_to": None}
+        tree: dict[str, object] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
         for path, value in device_args.items():
             _put(tree, f"args.{path}", value)
         for technique in self.techniques:
             for path, value in technique.plan(candidate[technique.name], candidate, setting).items():
                 _put(tree, path, value)
-        args, model, env, truncate_to = tree["args"], tree["model"], tree["env"], tree["truncate_to"]
+        args, model, env, peft = (tree[name] for name in ("args", "model", "env", "peft"))
+        truncate_to = tree["truncate_to"]
         assert isinstance(args, dict)
         assert isinstance(model, dict)
         assert isinstance(env, dict)
+        assert isinstance(peft, dict)
         assert truncate_to is None or isinstance(truncate_to, int)
-        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env)
+        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env, peft)
 
 
 def _put(tree: dict[str, object], path: str, value: object) -> None:

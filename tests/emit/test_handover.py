@@ -52,6 +52,14 @@ PLANS = pytest.mark.parametrize(
 )
 
 
+IA3 = TrainingPlan(
+    "sft",
+    {**CPU, "max_length": 64, "gradient_checkpointing": False},
+    {"dtype": "float32", "use_peft": True},
+    peft={"peft_type": "IA3", "target_modules": ["k_proj"], "feedforward_modules": []},
+)
+
+
 @pytest.fixture
 def small_workload(small_model_directory: Path, small_dataset_file: Path, tmp_path: Path) -> Workload:
     """The small model and the small dataset, tokenised as a run keeps them."""
@@ -111,3 +119,11 @@ def test_the_script_runs_where_it_was_moved_and_takes_overrides(bundle: Path, tm
     moved = bundle.rename(tmp_path / "moved")
     run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)
     assert list((tmp_path / "elsewhere").glob("*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [IA3], ids=["IA3"])
+def test_the_script_trains_what_the_peft_configuration_beside_it_says(bundle: Path, tmp_path: Path) -> None:
+    moved = bundle.rename(tmp_path / "moved")
+    run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)
+    assert json.loads((tmp_path / "elsewhere" / "adapter_config.json").read_text())["peft_type"] == "IA3"

@@ -9,6 +9,7 @@ from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import save_rows, tokenized
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
+from autotune.step.models.peft import check_peft
 from autotune.trainers import find_trainer
 
 
@@ -16,7 +17,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     """Read the model, load and tokenise the dataset, save the rows, and return both profiles.
 
     Raises:
-        InputError: the model or the dataset cannot be used.
+        InputError: the model, the dataset or the PEFT configuration cannot be used.
     """
     config = load_config(request.model)
     processor = load_processor(request.model)
@@ -26,6 +27,8 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             f"{request.model.name} has no weights to load.",
             hint="Use --init random: memory and speed do not depend on the weights' values.",
         )
+    if request.peft:
+        check_peft(request.peft, config)
     loaded = load_rows(find_trainer(request.trainer), request.dataset, processor, request.model)
     rows = tokenized(request, config, processor, loaded, context.folder)
     save_rows(rows, request.tokenized_directory)
