@@ -44,7 +44,8 @@ def plan(
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8,
             as TRL's defaults give.
-        max_length: tokens to which rows are cut; None: every choice of the space, within the token coverage.
+        max_length: tokens to which rows are cut, or over which the trainer drops them; None: every choice of the space,
+            within the token coverage.
         token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
         allow: knobs whose training-changing choices are looked at, such as ``lora``.
         fix: by knob, the only choice to look at.

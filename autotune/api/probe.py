@@ -54,7 +54,8 @@ def probe(
         margin: share of the budget that is kept free while probing, so that the promise has room.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8
             per process, as TRL's defaults give.
-        max_length: tokens to which rows are cut; None: searched, within the token coverage.
+        max_length: tokens to which rows are cut, or over which the trainer drops them; None: searched, within the token
+            coverage.
         token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
         allow: knobs whose training-changing choices may be searched, such as ``lora``.
         fix: by knob, the only choice to consider.

@@ -12,7 +12,7 @@ from autotune.core.spread import mean_rate, next_run, relative_error
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.problem import Record, SearchOutcome
-from autotune.techniques.max_length import token_coverage
+from autotune.techniques.max_length import row_coverage, token_coverage
 from autotune.trainers.geometry import micro_batches_of, rows_of
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
@@ -132,7 +132,8 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)
     coverage = token_coverage(candidate, setting)
-    tokens = setting.workload.dataset.documents.tokens * coverage
+    geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
+    tokens = geometry.tokens / rows_of(plan) * geometry.rows
     rate = mean_rate(rates) if rates else None
     rows_per_step = rows_of(plan) * micro_batches_of(plan) * plan.launch.processes
     return Choosable(
@@ -148,6 +149,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         tokens_per_second_error=relative_error(rates),
         seconds_per_epoch=tokens / rate if rate else None,
         token_coverage=coverage,
+        row_coverage=row_coverage(candidate, setting),
         max_length=_max_length(plan.args.get("max_length"), plan.truncate_to),
         per_device_train_batch_size=rows_of(plan),
         gradient_accumulation_steps=micro_batches_of(plan),

@@ -20,7 +20,7 @@ from autotune.trainers import Trainer, trainers
 
 # Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
-    "label_smoothing_factor", "liger_kernel_config", "max_grad_norm", "neftune_noise_alpha", "optim_args",
+    "label_smoothing_factor", "max_grad_norm", "neftune_noise_alpha", "optim_args",
     "optim_target_modules", "tf32", "use_cache",
 })  # fmt: skip
 # Optimizers' numbers, the source of rows, logging, saving, evaluation, the hub, and communication between processes.
@@ -202,4 +202,7 @@ def _peft_words(peft_config: Any) -> dict[str, object]:
     _check(peft_config, kind, _LORA_WITHOUT_EFFECT | _LORA_WORDS.keys())
     given = {word: getattr(peft_config, name) for name, word in _LORA_WORDS.items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
-    return {"use_peft": True, **{word: value for word, value in plain.items() if value is not None}}
+    # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
+    task = getattr(peft_config.task_type, "value", peft_config.task_type)
+    words = {word: value for word, value in plain.items() if value is not None}
+    return {"use_peft": True, "lora_task_type": task, **words}

@@ -59,7 +59,7 @@ class WorkloadReader:
         """Return the workload with the self-test's result for each attention implementation."""
         wanted = tuple(attentions)
         self.listener(StageStarted(f"Checking that packed documents stay apart with {', '.join(wanted)}"))
-        request = CheckPackingRequest(workload.model_source, machine.hardware.kind, wanted)
+        request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, wanted)
         reply = check_packing(self.server, request, self.directory / "check_packing")
         return replace(workload, packing_checks={check.attention: check for check in reply.checks})
 

@@ -44,7 +44,10 @@ def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_len
     )
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument(
-        "--max-length", type=int, metavar="TOKENS", help=f"tokens to which rows are cut (default: {max_length})"
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help=f"tokens at which the trainer cuts or drops rows (default: {max_length})",
     )
     kept.add_argument(
         "--token-coverage", type=float, metavar="SHARE", help="share of tokens to train on, 0 to 1 (default: 0.99)"

@@ -22,10 +22,32 @@ class Shape:
     Attributes:
         rows: ``per_device_train_batch_size``; 1 if rows are laid end to end.
         tokens: tokens of the widest sequence, padding included, or of the one row; a mean need not be a whole number.
+        generated: how many of these tokens the trained model generates.
     """
 
     rows: int
     tokens: float
+    generated: float = 0
+
+
+@dataclass(frozen=True)
+class PhaseGeometry:
+    """The sizes of a phase that does not run on one micro-batch, such as the generation of completions.
+
+    A trace of a micro-batch runs the phase too, at a size that goes with the micro-batch's. The shapes are those of
+    micro-batches whose traces run the phase at its real size.
+
+    Attributes:
+        phase: its name in the step program.
+        worst: where it needs the most memory.
+        typical: where it takes the mean time.
+        per_step: how often it runs in an optimizer step in the mean.
+    """
+
+    phase: str
+    worst: Shape
+    typical: Shape
+    per_step: float
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,7 @@ class BatchGeometry:
         documents: mean number of the dataset's documents in an optimizer step, over all processes.
         rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
         sequences: sequences that each row sends through the model: two for a preference pair.
+        apart: phases with sizes of their own.
     """
 
     layout: Layout
@@ -51,6 +74,7 @@ class BatchGeometry:
     documents: float
     rows: int
     sequences: int = 1
+    apart: tuple[PhaseGeometry, ...] = ()
 
 
 def rounded_up(tokens: int, multiple: int) -> int:

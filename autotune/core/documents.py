@@ -14,7 +14,8 @@ the model, before any cutting.
 
 Examples: a conversation of 700 tokens is ``(1, 700)``: it can be cut anywhere. A preference pair with a prompt of 100
 tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` for DPO: it is dropped if no token of the
-answers would be left.
+answers would be left. To train a reward model, it is ``(180, 150, 180)``: it is never cut, and dropped where one
+sequence is too long.
 """
 
 
@@ -75,6 +76,10 @@ class Documents:
     def coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of tokens, 0 to 1, that is left at a maximum length."""
         return self.tokens_kept(max_length, dropping=dropping) / self.tokens
+
+    def row_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
+        """Return the share of documents, 0 to 1, that is left at a maximum length, whole or cut."""
+        return sum(count for count, _ in self.kept(max_length, dropping=dropping)) / self.rows
 
     def rows_dropped(self, max_length: int) -> int:
         """Return how many documents are dropped whole at a maximum length."""

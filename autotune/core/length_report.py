@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
 from autotune.core.workload import Workload
 
 SCHEMA = 1
@@ -26,12 +25,12 @@ class LengthQuantile:
 
 @dataclass(frozen=True)
 class LengthBin:
-    """The rows whose length lies between two bounds, both included.
+    """The rows whose length lies between two bounds, both included; of several sequences, the longest counts.
 
     Attributes:
         low, high: bounds in tokens.
         rows: number of rows in the bin.
-        tokens: number of tokens in these rows.
+        tokens: number of tokens in all sequences of these rows.
     """
 
     low: int
@@ -42,13 +41,14 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class LengthLimit:
-    """What cutting every row to ``max_length`` tokens keeps and drops.
+    """What a maximum length of ``max_length`` tokens keeps and drops: the trainer cuts longer rows, or drops them.
 
     Attributes:
         coverage: share of tokens, 0 to 1, that is kept.
         rows_cut: rows that are cut.
         tokens_dropped: tokens that are not trained on, over all rows.
         rows_dropped: rows that the trainer drops whole, such as those whose prompt alone fills the length.
+        row_coverage: share of rows, 0 to 1, that is kept, whole or cut.
     """
 
     max_length: int
@@ -56,6 +56,7 @@ class LengthLimit:
     rows_cut: int
     tokens_dropped: int
     rows_dropped: int = 0
+    row_coverage: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class LengthReport:
         mean: tokens per row.
         quantiles: ascending by share.
         histogram: ascending by length; bounds grow geometrically, since lengths are long-tailed.
-        limits: ascending by maximum length; the last one cuts nothing.
+        limits: ascending by maximum length; the last one cuts and drops nothing.
     """
 
     schema: int
@@ -95,7 +96,7 @@ def length_report(workload: Workload) -> LengthReport:
         tokens=documents.tokens,
         mean=documents.tokens / documents.rows,
         quantiles=tuple(LengthQuantile(share, lengths.quantile(share)) for share in QUANTILES),
-        histogram=histogram(lengths),
+        histogram=histogram(documents),
         limits=tuple(limit(documents, max_length) for max_length in _max_lengths(documents)),
     )
 
@@ -108,20 +109,22 @@ def limit(documents: Documents, max_length: int) -> LengthLimit:
         rows_cut=documents.rows_cut(max_length),
         tokens_dropped=documents.tokens - documents.tokens_kept(max_length),
         rows_dropped=documents.rows_dropped(max_length),
+        row_coverage=documents.row_coverage(max_length),
     )
 
 
-def histogram(lengths: LengthDistribution) -> tuple[LengthBin, ...]:
+def histogram(documents: Documents) -> tuple[LengthBin, ...]:
     """Return at most :data:`MOST_BINS` bins from the shortest row to the longest; empty ones in between included."""
-    shortest, longest = min(lengths.counts), lengths.longest
+    groups = [(max(sequences), count, count * sum(sequences)) for count, _, *sequences in documents.groups]
+    shortest, longest = min(length for length, _, _ in groups), max(length for length, _, _ in groups)
     halves = [bound for bound in _bounds(longest) if bound >= shortest]
     powers = [bound for bound in halves if bound & (bound - 1) == 0 or bound == halves[-1]]
     bounds = halves if len(halves) <= MOST_BINS else powers
     bins = []
     for below, high in pairwise([shortest - 1, *bounds]):
-        rows = {length: count for length, count in lengths.counts.items() if below < length <= high}
-        tokens = sum(length * count for length, count in rows.items())
-        bins.append(LengthBin(low=below + 1, high=min(high, longest), rows=sum(rows.values()), tokens=tokens))
+        inside = [(rows, tokens) for length, rows, tokens in groups if below < length <= high]
+        rows, tokens = (sum(amounts) for amounts in zip(*inside, strict=True)) if inside else (0, 0)
+        bins.append(LengthBin(low=below + 1, high=min(high, longest), rows=rows, tokens=tokens))
     return tuple(bins)
 
 

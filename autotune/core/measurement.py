@@ -76,6 +76,9 @@ class Measurement:
         step_seconds: wall clock of a mean optimizer step: all its micro-batches, and the rest of it once.
         micro_batch_seconds: part of it for one micro-batch: its data, forward and backward.
         update_seconds: part of it for the rest: gradient clipping, the optimizer, and what the trainer does at its end.
+        generation_seconds: part of it for generating completions and all that comes with them; 0 for a trainer that
+            generates none.
+        generation_phases: seconds of the phases of one generation, by name.
         micro_batches_timed: typical micro-batches that were timed.
         tokens_per_step: mean dataset tokens of an optimizer step.
         documents_per_step: mean dataset rows whose tokens an optimizer step holds.
@@ -115,6 +118,8 @@ class Measurement:
     out_of_memory: OutOfMemory | None = None
     pass_seconds: float = 0.0
     peaks: Mapping[str, int] = field(default_factory=dict)
+    generation_seconds: float = 0.0
+    generation_phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

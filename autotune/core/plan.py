@@ -44,6 +44,19 @@ class AllocatorUse:
 
 
 @dataclass(frozen=True)
+class Completions:
+    """The lengths that are assumed for the completions that a training generates, in tokens.
+
+    Attributes:
+        mean: of one completion.
+        widest: mean of the longest completion of a generation batch.
+    """
+
+    mean: float
+    widest: float
+
+
+@dataclass(frozen=True)
 class TrainingPlan:
     """The arguments of one training, for the probe and for the bundle alike.
 
@@ -56,6 +69,8 @@ class TrainingPlan:
         launch: how its processes are started.
         env: environment variables of the training process.
         peft: a configuration in PEFT's own JSON; empty where ``model`` says what is trained.
+        rewards: reward functions, in the words of TRL's ``reward_funcs``; empty for a trainer that takes none.
+        completions: lengths of typical completions; None for a trainer that generates none.
     """
 
     trainer: str
@@ -65,6 +80,8 @@ class TrainingPlan:
     launch: Launch = field(default_factory=Launch)
     env: Mapping[str, str] = field(default_factory=dict)
     peft: Mapping[str, object] = field(default_factory=dict)
+    rewards: tuple[str, ...] = ()
+    completions: Completions | None = None
 
     @property
     def allocator(self) -> AllocatorUse:

@@ -16,6 +16,7 @@ class Repeat(StrEnum):
     """How often a phase is repeated."""
 
     RUN = "once in a run"
+    GENERATION = "once for each generation of completions"
     STEP = "once in an optimizer step"
     MICRO_BATCH = "once for each micro-batch"
 
@@ -36,7 +37,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """The phases of a run, in order: those that come once, then those of an optimizer step, its micro-batches included.
+    """The phases of a run, in order: those that come once, then those of generations and of an optimizer step, its
+    micro-batches included.
 
     Every trainer of TRL has construction, micro-batches and optimizer steps; :func:`program` adds the other phases.
     """
@@ -52,13 +54,23 @@ class StepProgram:
         """Return the names of the phases with that repeat, in order."""
         return tuple(phase.name for phase in self.phases if phase.repeat is repeat)
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The names of the phases of a step that belong to no single micro-batch, in order, without the optimizer."""
+        wanted = (Repeat.GENERATION, Repeat.STEP)
+        return tuple(phase.name for phase in self.phases if phase.repeat in wanted and phase.name != OPTIMIZER_STEP)
+
     def repeat(self, name: str) -> Repeat:
         """Return how often the phase with that name is repeated."""
         return next(phase.repeat for phase in self.phases if name in (phase.name, *phase.parts))
 
 
 def program(
-    *, before: tuple[str, ...] = (), in_step: tuple[str, ...] = (), in_micro_batch: tuple[str, ...] = ()
+    *,
+    before: tuple[str, ...] = (),
+    in_generation: tuple[str, ...] = (),
+    in_step: tuple[str, ...] = (),
+    in_micro_batch: tuple[str, ...] = (),
 ) -> StepProgram:
     """Return the program of a trainer with phases beside construction, micro-batches and optimizer steps.
 
@@ -67,6 +79,7 @@ def program(
 
     Args:
         before: phases that run once, after construction.
+        in_generation: phases of each generation of completions, at the start of the first micro-batch that uses them.
         in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
         in_micro_batch: parts of each micro-batch, between forward and backward.
     """
@@ -74,6 +87,7 @@ def program(
         (
             Phase(CONSTRUCTION, Repeat.RUN),
             *(Phase(name, Repeat.RUN) for name in before),
+            *(Phase(name, Repeat.GENERATION) for name in in_generation),
             *(Phase(name, Repeat.STEP) for name in in_step),
             Phase(MICRO_BATCH, Repeat.MICRO_BATCH, (FORWARD, *in_micro_batch, BACKWARD)),
             Phase(OPTIMIZER_STEP, Repeat.STEP),

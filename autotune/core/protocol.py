@@ -17,7 +17,7 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.step_time import Factors, StepTime
 from autotune.core.timeline import Section
-from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck
+from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
 VERSION = 1
 REQUEST_FILE = "request.json"
@@ -42,6 +42,7 @@ class PrepareRequest:
     Attributes:
         tokenized_directory: where to save the tokenised rows.
         peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
+        rollouts: for trainers that generate completions.
     """
 
     model: ModelSource
@@ -49,6 +50,7 @@ class PrepareRequest:
     trainer: str
     tokenized_directory: str
     peft: Mapping[str, object] = field(default_factory=dict)
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,13 @@ class PrepareReply:
 
 @dataclass(frozen=True)
 class CheckPackingRequest:
-    """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation."""
+    """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation.
 
+    Attributes:
+        trainer: the trainer whose class of model is checked.
+    """
+
+    trainer: str
     model: ModelSource
     device: DeviceKind
     attentions: tuple[str, ...]

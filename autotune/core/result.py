@@ -63,6 +63,7 @@ class Choosable:
             from the spread between runs; None for fewer than two runs.
         runs: number of runs whose rates are averaged: the longer run and the short ones, or the probe without these.
         tokens_per_step: mean dataset tokens of an optimizer step.
+        row_coverage: share of the dataset's rows, 0 to 1, that it trains on, whole or cut.
         peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
     """
 
@@ -87,6 +88,7 @@ class Choosable:
     tokens_per_second_high: float | None = None
     runs: int = 1
     tokens_per_step: float | None = None
+    row_coverage: float = 1.0
     peaks: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -48,6 +48,21 @@ class DatasetSource:
 
 
 @dataclass(frozen=True)
+class Rollouts:
+    """What is known of generating and scoring completions, for the trainers that do.
+
+    Attributes:
+        rewards: reward functions, in the words of TRL's ``reward_funcs``; empty: one of TRL's own that costs nothing.
+        mean_tokens: mean length of typical completions; None: half of the maximum.
+        column: a column of the dataset that holds typical completions as text, or None.
+    """
+
+    rewards: tuple[str, ...] = ()
+    mean_tokens: int | None = None
+    column: str | None = None
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """The properties of a model that its configuration and tokenizer determine; read by building it without storage.
 
@@ -94,6 +109,7 @@ class DatasetProfile:
         trainable_tokens: tokens that the loss counts (label not -100).
         tokenized_directory: where ``datasets.Dataset.save_to_disk`` put the tokenised rows.
         fingerprint: hash of the tokenised rows.
+        completions: lengths of typical completions as the dataset's column says, in tokens; None without one.
         several: the lengths of rows that send several sequences through the model, or that can be dropped whole; None
             if each row is one sequence, for which ``lengths`` is enough.
     """
@@ -106,6 +122,7 @@ class DatasetProfile:
     tokenized_directory: str
     fingerprint: str
     several: Documents | None = None
+    completions: LengthDistribution | None = None
 
     @cached_property
     def documents(self) -> Documents:
@@ -140,6 +157,7 @@ class Workload:
 
     Attributes:
         packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
+        rollouts: what is known of the completions, for trainers that generate them.
     """
 
     trainer: str
@@ -148,6 +166,7 @@ class Workload:
     model: ModelProfile
     dataset: DatasetProfile
     packing_checks: dict[str, PackingCheck] = field(default_factory=dict)
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
     @property
     def summary(self) -> Workload:

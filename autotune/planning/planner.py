@@ -318,7 +318,11 @@ class Planner:
         layers = len(self._layer_kinds)
         worst = fit.forecast(layers, geometry.worst, geometry.micro_batches)
         same = geometry.typical == geometry.worst
-        return worst, worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
+        typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
+        for apart in geometry.apart:
+            worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1), apart.per_step)
+            typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1), apart.per_step)
+        return worst, typical
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:

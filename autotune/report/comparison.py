@@ -47,6 +47,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
             baseline_share=share(baseline) if share and baseline is not None else None,
         )
 
+    drops = any(one.row_coverage < 1 for one in (recommended, baseline) if one is not None)
     rows = [
         row("status", lambda one: said_status(one.status)),
         row(
@@ -60,6 +61,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
         row("  a further run", _expected),
         row("time per epoch", lambda one: _duration(one.seconds_per_epoch)),
         row("tokens covered", lambda one: said_share(one.token_coverage)),
+        *([row("rows covered", lambda one: said_share(one.row_coverage))] if drops else []),
         row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
         row("batch x accumulation", _batch),
         row("documents per step", lambda one: _number(one.documents_per_step)),

@@ -33,11 +33,13 @@ def drawn_lengths(report: LengthReport, width: int) -> Iterable[RenderableType]:
     yield Text()
     yield _quantiles_table(report)
     yield Text()
+    yield Text(said_of_long_rows(report))
     yield _limits_table(report)
 
 
 def _histogram_table(report: LengthReport, bar_width: int) -> Table:
-    table = _table("tokens in a row", "rows", "share of tokens")
+    single = report.workload.dataset.documents.sequences == 1
+    table = _table("tokens in a row" if single else "longest sequence", "rows", "share of tokens")
     table.add_column("", width=bar_width, no_wrap=True, style="cyan")
     most = max(bin_.rows for bin_ in report.histogram)
     for bin_ in report.histogram:
@@ -60,19 +62,38 @@ def _said_quantile(share: float) -> str:
 
 
 def _limits_table(report: LengthReport) -> Table:
-    drops = any(limit.rows_dropped for limit in report.limits)
-    titles = ("max_length", "tokens kept", "tokens dropped", "rows cut", "share of rows")
-    table = _table(*titles, *(("rows dropped",) if drops else ()))
+    drops, cuts = _drops(report), _cuts(report)
+    dropping = ("rows kept", "rows dropped") if drops else ()
+    cutting = ("rows cut", "share of rows") if cuts or not drops else ()
+    table = _table("max_length", "tokens kept", "tokens dropped", *dropping, *cutting)
     for limit in report.limits:
+        dropped = (said_share(limit.row_coverage), f"{limit.rows_dropped:,}")
+        cut = (f"{limit.rows_cut:,}", said_share(limit.rows_cut / report.rows))
         table.add_row(
             f"{limit.max_length:,}",
             said_share(limit.coverage),
             f"{limit.tokens_dropped:,}",
-            f"{limit.rows_cut:,}",
-            said_share(limit.rows_cut / report.rows),
-            *((f"{limit.rows_dropped:,}",) if drops else ()),
+            *(dropped if drops else ()),
+            *(cut if cutting else ()),
         )
     return table
+
+
+def _drops(report: LengthReport) -> bool:
+    return any(limit.rows_dropped for limit in report.limits)
+
+
+def _cuts(report: LengthReport) -> bool:
+    return any(limit.rows_cut for limit in report.limits)
+
+
+def said_of_long_rows(report: LengthReport) -> str:
+    """Return what becomes of rows that are longer than the maximum length."""
+    if not _drops(report):
+        return "Rows that are longer than max_length are cut."
+    if not _cuts(report):
+        return "Rows that are longer than max_length are dropped whole; none is cut."
+    return "Rows that are longer than max_length are cut, or dropped where nothing would be left to train on."
 
 
 def _table(*titles: str) -> Table:

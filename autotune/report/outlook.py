@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.core.result import LeftOut, Result, Trial, Unlockable
 from autotune.core.status import ProbeStatus
-from autotune.report.words import said, said_bytes, said_path, said_rate, said_share, said_status
+from autotune.report.words import said, said_bytes, said_kept, said_path, said_rate, said_status
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
@@ -94,13 +94,10 @@ def said_ways_out(result: Result) -> tuple[str, ...]:
     documents = result.workload.dataset.documents
     tried = [int(trial.candidate["max_length"]) for trial in result.trials if "max_length" in trial.candidate]
     shortest = min([*tried, documents.longest])
-    shorter = [length for length in (shortest // 2, shortest // 4) if length >= 1]
+    shorter = [length for length in (shortest // 2, shortest // 4) if documents.row_coverage(length) > 0]
     return (
         *said_unlockable(result.unlockable),
-        *(
-            f"--max-length {length} would keep {said_share(documents.coverage(length))} of the tokens"
-            for length in shorter
-        ),
+        *(f"--max-length {length} would keep {said_kept(documents, length)}" for length in shorter),
         "a larger --memory-budget",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
+from autotune.core.documents import Documents
 from autotune.core.status import ProbeStatus
 from autotune.units import format_bytes, format_rate
 
@@ -37,6 +38,13 @@ def said_share(share: float) -> str:
     """Return a share, 0 to 1, as a percentage that shows 100 % only for the whole."""
     percent = min(100 * share, 99.99) if share < 1 else 100 * share
     return f"{percent:.2f} %" if 99 <= percent < 100 else f"{percent:.1f} %"
+
+
+def said_kept(documents: Documents, max_length: int) -> str:
+    """Return what a maximum length keeps of a dataset, such as ``90.0 % of the tokens and 97.0 % of the rows``."""
+    rows = documents.row_coverage(max_length)
+    beside = f" and {said_share(rows)} of the rows" if rows < 1 else ""
+    return f"{said_share(documents.coverage(max_length))} of the tokens{beside}"
 
 
 def said_path(path: Path) -> str:

@@ -15,6 +15,7 @@ from autotune.core.workload import IGNORED_LABEL
 _BATCH_ROWS = 1000
 
 Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,21 @@ class RowSizes:
         lengths: tokens of each sequence that a row passes through the model, after truncation; shape (rows, sequences).
         trainable: tokens per row that the loss counts; shape (rows,).
         documents: documents per row according to the ``seq_lengths`` of packing, or None without that column.
+        generated: tokens that the model itself adds to each typical row; shape (rows,). None if it adds none.
+        most_generated: the most that it may add to any row.
     """
 
     lengths: Counts
     trainable: Counts
     documents: Counts | None = None
+    generated: Counts | None = None
+    most_generated: int = 0
 
     @property
     def tokens(self) -> Counts:
-        """Tokens per row, summed over its sequences; shape (rows,)."""
-        return np.asarray(self.lengths.sum(axis=1))
+        """Tokens per row, summed over its sequences, those included that the model adds; shape (rows,)."""
+        given = np.asarray(self.lengths.sum(axis=1))
+        return given if self.generated is None else given + self.generated
 
     @property
     def widest(self) -> Counts:

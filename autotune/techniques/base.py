@@ -49,11 +49,17 @@ class Technique(ABC):
         summary: what it trades, in one sentence.
         options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
+        trl_defaults: by the name of a trainer, the choice that does so there, if it differs.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
             Which other trainers support the technique follows from the fields of their configurations.
+        of_trainers: names of the only trainers that have it; empty: all whose configurations have its fields.
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
+        ignored: by the name of a trainer and a choice, how TRL silently trains otherwise there.
+        restricted: by the name of a trainer and a choice, why only some candidates may have it there, for the
+            documentation; :meth:`conflict` says which. For a family of choices, all three name its representative.
+        unplanned: what of its effect is measured by probes and not part of an estimate, in words; empty if nothing.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
         ordered: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
@@ -70,9 +76,14 @@ class Technique(ABC):
     summary: ClassVar[str]
     options: ClassVar[tuple[Option, ...]]
     trl_default: ClassVar[Choice]
+    trl_defaults: ClassVar[Mapping[str, Choice]] = {}
     writes: ClassVar[frozenset[str]]
     without_effect: ClassVar[Mapping[str, str]] = {}
+    of_trainers: ClassVar[frozenset[str]] = frozenset()
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
+    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {}
+    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {}
+    unplanned: ClassVar[str] = ""
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
     ordered: ClassVar[bool] = False
@@ -82,7 +93,7 @@ class Technique(ABC):
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
-        return self.trl_default
+        return self.trl_defaults.get(setting.workload.trainer, self.trl_default)
 
     @abstractmethod
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
@@ -98,6 +109,10 @@ class Technique(ABC):
         if str(text) in spellings:
             return spellings[str(text)]
         raise self.unknown(text)
+
+    def representative(self, choice: Choice) -> Choice:
+        """Return the documented choice that stands for a choice: itself, unless it belongs to a family."""
+        return choice
 
     def unknown(self, text: Choice) -> InputError:
         """Return the error for a spelling that names no choice, with the closest ones."""
@@ -120,9 +135,11 @@ class Technique(ABC):
 
     def impossible(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible in this setting in every candidate, or None if it is possible."""
+        there = (setting.workload.trainer, self.representative(choice))
         return (
             self.unavailable(choice, setting.machine)
-            or self.refused.get((setting.workload.trainer, choice))
+            or self.refused.get(there)
+            or self.ignored.get(there)
             or self.unsuitable(choice, setting)
         )
 
@@ -137,3 +154,31 @@ class Technique(ABC):
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
+
+
+class NumberTechnique(Technique):
+    """A technique whose choices are whole numbers; all but TRL's default change training.
+
+    Class attributes:
+        unit: what it counts, in the plural.
+        least: the smallest number.
+    """
+
+    unit: ClassVar[str]
+    least: ClassVar[int] = 1
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the number.
+
+        Raises:
+            InputError: it is none, or too small.
+        """
+        if str(text).isdigit() and int(text) >= self.least:
+            return int(text)
+        raise InputError(
+            f"{text!r} is no choice of {self.name}.", hint=f"It takes a number of {self.unit}, at least {self.least}."
+        )
+
+    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
+        """Any other number than TRL's default changes training."""
+        return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING

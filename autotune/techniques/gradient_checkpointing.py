@@ -40,6 +40,7 @@ class GradientCheckpointing(Technique):
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
         ("dpo", SELECTIVE): "DPOTrainer leaves its key to PyTorch, which refuses it",
+        ("reward", SELECTIVE): "RewardTrainer leaves its key to PyTorch, which refuses it",
     }
     patches_libraries = False
 

@@ -18,7 +18,7 @@ class Liger(Technique):
     options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, where it knows the architecture"))
     trl_default = OFF
     needs = "the package liger-kernel and a CUDA GPU"
-    writes = frozenset({"args.use_liger_kernel"})
+    writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason on a CPU, for which Triton has no driver, and where Liger is missing."""

@@ -45,6 +45,7 @@ class Lora(Technique):
     writes = frozenset(
         {
             "model.use_peft",
+            "model.lora_task_type",
             "model.lora_r",
             "model.lora_alpha",
             "model.lora_dropout",

@@ -1,4 +1,4 @@
-"""``max_length``: the number of tokens to which rows are truncated or packed."""
+"""``max_length``: the number of tokens to which rows are truncated or packed, or from which on they are dropped."""
 
 from __future__ import annotations
 
@@ -27,22 +27,30 @@ _SETTLED = 0.01
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
-    if candidate.get("packing") in _KEEP_OVERFLOW:
+    if "max_length" not in candidate or candidate.get("packing") in _KEEP_OVERFLOW:
         return 1.0
     packed = candidate.get("packing", NONE) != NONE
     return setting.workload.dataset.documents.coverage(int(candidate["max_length"]), dropping=not packed)
 
 
+def row_coverage(candidate: Candidate, setting: Setting) -> float:
+    """Return the share of dataset rows, 0 to 1, that a candidate trains on, whole or cut."""
+    packed = candidate.get("packing", NONE) != NONE
+    return setting.workload.dataset.documents.row_coverage(int(candidate["max_length"]), dropping=not packed)
+
+
 class MaxLength(Technique):
-    """Longer rows are truncated to this length; packed rows are filled up to it."""
+    """Longer rows are truncated to this length, or dropped, as the trainer does; packed rows are filled up to it."""
 
     name = "max_length"
-    summary = "Cuts long rows, so that the largest micro-batch is smaller; with packing, the length of a packed row."
+    summary = (
+        "Cuts or drops long rows, so that the largest micro-batch is smaller; with packing, the length of a packed row."
+    )
     options = (
         Option("coverage", "the shortest length that keeps the token coverage asked for"),
         Option("coverage*2", "twice that (also *4, *8): longer packed rows"),
         Option("batch/2", "the length of packed rows of which 2 (any number) hold the global batch"),
-        Option("longest", "the longest row of the dataset: nothing is cut"),
+        Option("longest", "the longest row of the dataset: nothing is cut or dropped"),
         Option(1024, "any number of tokens"),
     )
     trl_default = 1024
@@ -78,11 +86,15 @@ class MaxLength(Technique):
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where a candidate drops more of the dataset than the user allowed."""
-        kept = token_coverage(candidate, setting)
+        kept, rows = token_coverage(candidate, setting), row_coverage(candidate, setting)
+        if rows == 0.0:
+            shortest = min(group[1] for group in setting.workload.dataset.documents.groups)
+            return f"max_length={choice} drops every row of the dataset: the first that is kept needs {shortest}"
         if kept < setting.token_coverage:
+            beside = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
             return (
-                f"max_length={choice} keeps {format_share(kept)} of the dataset's tokens, "
-                f"and {format_share(setting.token_coverage)} were asked for"
+                f"max_length={choice} keeps {format_share(kept)} of the dataset's tokens{beside}, "
+                f"and {format_share(setting.token_coverage)} of the tokens were asked for"
             )
         return None
 

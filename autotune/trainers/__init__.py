@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 
 from autotune.errors import InputError
@@ -13,6 +14,8 @@ from autotune.trainers.base import Trainer
 
 DEFAULT = "sft"
 """The trainer that is used if none is named."""
+REMOVED: Mapping[str, str] = {"ppo": "1.13", "bco": "1.14", "nash_md": "1.14", "prm": "1.14", "xpo": "1.14"}
+"""Trainers that TRL no longer has, by the release that removed them."""
 
 __all__ = ["DEFAULT", "Trainer", "find_trainer", "techniques_of", "trainers"]
 
@@ -31,6 +34,11 @@ def find_trainer(name: str) -> Trainer:
     Raises:
         InputError: there is none.
     """
+    removed = REMOVED.get(name.lower().replace("-", "_"))
+    if removed is not None:
+        raise InputError(
+            f"TRL has no trainer {name!r} since release {removed}.", hint=f"autotune knows {', '.join(trainers())}."
+        )
     if name not in trainers():
         raise InputError(f"There is no trainer {name!r}.", hint=f"autotune knows {', '.join(trainers())}.")
     return trainers()[name]

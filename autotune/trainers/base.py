@@ -78,6 +78,7 @@ class Trainer(ABC):
         title: what it does, as the first words of a script.
         config_class, trainer_class: names of TRL's classes.
         formats: dataset formats, in the order in which the trainer looks for them.
+        optional_columns: columns that the trainer uses beside those of any format, where a dataset has them.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
         fields: fields of the trainer's configuration beside those of ``transformers.TrainingArguments``. They determine
             which techniques it has; a contract test compares them with the installed TRL.
@@ -85,6 +86,8 @@ class Trainer(ABC):
         stand_in: columns of a row that replaces data if lengths are given instead.
         has_command: whether there is a command ``trl NAME``.
         cpu_args, cuda_args: arguments that training on that device needs.
+        also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
+            where it is on.
     """
 
     name: ClassVar[str]
@@ -93,6 +96,7 @@ class Trainer(ABC):
     config_class: ClassVar[str]
     trainer_class: ClassVar[str]
     formats: ClassVar[tuple[DatasetFormat, ...]]
+    optional_columns: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]]
     fields: ClassVar[frozenset[str]]
     config_fields: ClassVar[ConfigFields]
@@ -102,6 +106,7 @@ class Trainer(ABC):
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
     cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
+    also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     @property
     def wanted_columns(self) -> str:
@@ -217,6 +222,8 @@ class Trainer(ABC):
         for technique in self.techniques:
             for path, value in technique.plan(candidate[technique.name], candidate, setting).items():
                 _put(tree, path, value)
+                for further, needed in self.also_set.get(path, {}).items() if value else ():
+                    _put(tree, further, needed)
         args, model, env, peft = (tree[name] for name in ("args", "model", "env", "peft"))
         truncate_to = tree["truncate_to"]
         assert isinstance(args, dict)

@@ -54,7 +54,7 @@ def padded(
     beside = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
     worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=beside)[0]
     lengths = [known[position] for known in (longest_first, beside or ()) if known for position in worst]
-    typical = sum(share * rounded_up(width, multiple) for width, share in _widest_of(by_width, rows))
+    typical = sum(share * rounded_up(width, multiple) for width, share in widest_of(by_width, rows))
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
         worst=Shape(rows, rounded_up(longest_first[0], multiple)),
@@ -127,7 +127,7 @@ def _cut(documents: Documents, length: int | None) -> dict[int, int]:
     return counts
 
 
-def _widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
+def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
     """Return the probability of each width to be the largest of ``rows`` random rows."""
     total, seen, below, found = sum(counts.values()), 0, 0.0, []
     for tokens in sorted(counts):

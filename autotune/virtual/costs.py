@@ -34,6 +34,7 @@ class Work:
         bytes_read: bytes read from the device's memory, or from the host's for a copy from there.
         bytes_written: bytes written.
         waits: for a copy, whether the host waits until it is done.
+        times: how often it is done; an operator of a loop that was traced once stands for all its repetitions.
     """
 
     kind: Kind
@@ -42,6 +43,7 @@ class Work:
     bytes_read: int = 0
     bytes_written: int = 0
     waits: bool = False
+    times: int = 1
 
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors) -> float:
@@ -84,14 +86,14 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
         if kind is Kind.SYNCHRONIZE:
             host = device = max(host, device)
             continue
-        launches += 1
-        host += factors.launch_seconds
-        seconds = operator_seconds(work, speeds, factors)
+        launches += work.times
+        host += factors.launch_seconds * work.times
+        seconds = operator_seconds(work, speeds, factors) * work.times
         busy[kind] += seconds
         begin = max(host, device)
         if kind not in engines:
             device = begin + seconds
-            flops += work.flops if kind is not Kind.ELEMENTWISE else 0
+            flops += work.flops * work.times if kind is not Kind.ELEMENTWISE else 0
         elif work.waits:
             host = device = engines[kind] = max(begin, engines[kind]) + seconds
         else:

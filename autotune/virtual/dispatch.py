@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
+from autotune.virtual.costs import Work
 from autotune.virtual.known import Knowledge, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
@@ -137,6 +139,8 @@ class VirtualMode(TorchDispatchMode):
         elif func is _aten.topk.default:
             dimension = args[2] if len(args) > 2 else -1
             self.knowledge.balance(result[1], args[0].size(dimension))
+        elif func.overloadpacket in (_aten.multinomial, _aten.isnan):
+            self.knowledge.sample(func.overloadpacket is _aten.multinomial, result)
         elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
             self.knowledge.no_overflow(args[1])
 
@@ -157,7 +161,7 @@ class VirtualMode(TorchDispatchMode):
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=operator_work(func, args, kwargs, result, device_type=ledger.device_type),
+                work=_times(operator_work(func, args, kwargs, result, device_type=ledger.device_type), ledger.times),
                 place=place,
                 in_backward=self._in_backward,
             )
@@ -175,6 +179,10 @@ class VirtualMode(TorchDispatchMode):
             self._ledger.tag_live(Category.ACTIVATION, since=self._recomputing_since)
             self._recomputing_since = None
         self._in_backward = in_backward
+
+
+def _times(work: Work, times: int) -> Work:
+    return work if times == 1 else replace(work, times=times)
 
 
 def _has_mask(indices: Any) -> bool:

@@ -21,6 +21,7 @@ from autotune.virtual.tensors import tensors_of
 
 # A mask over 4096 x 4096 positions is still computed (16 MiB); larger tensors have no known values.
 _LARGEST = 2**24
+_SAMPLED = 5
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
 _CREATORS = frozenset(
@@ -113,6 +114,18 @@ class Knowledge:
         self.assume("a router spreads its tokens evenly over the experts")
         with _disable_current_modes():
             set_known(indices, (torch.arange(indices.numel()) % choices).view(indices.shape))
+
+    def sample(self, drawn: bool, result: torch.Tensor) -> None:
+        """Assume which token is sampled, or that no value is not a number.
+
+        Args:
+            drawn: whether the result is a sampled token.
+            result: of the operator; its known values are set.
+        """
+        self.assume("a sampled token does not end its completion" if drawn else "no value is not a number")
+        if result.numel() <= _LARGEST:
+            with _disable_current_modes():
+                set_known(result, torch.full(result.shape, _SAMPLED if drawn else 0, dtype=result.dtype))
 
     def no_overflow(self, found: torch.Tensor) -> None:
         """Assume that the gradient scaler's check found no infinite gradients."""

@@ -30,6 +30,7 @@ class Ledger:
 
     Attributes:
         device_type: type of the traced device; tensors on any other device count as host memory.
+        times: how often the time of the operators that run now is to be counted.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -39,6 +40,7 @@ class Ledger:
         self.phases: list[Phase] = []
         self.settled: dict[int, int] = {}
         self.device_type = device_type
+        self.times = 1
         self._live: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
         self._next = 0
         self._device_bytes = 0

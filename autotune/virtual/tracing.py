@@ -103,6 +103,22 @@ def phase(name: str) -> Iterator[None]:
         yield
 
 
+def is_tracing() -> bool:
+    """Whether a trace is running."""
+    return bool(_running)
+
+
+@contextmanager
+def repeated(times: int) -> Iterator[None]:
+    """Count the time of operators in the body of the context so many times in the running trace, memory once."""
+    ledger = _running[-1][1]
+    ledger.times, before = times, ledger.times
+    try:
+        yield
+    finally:
+        ledger.times = before
+
+
 @contextmanager
 def for_real() -> Iterator[None]:
     """Run the body of the context, such as reading data, on real tensors and outside the running trace."""

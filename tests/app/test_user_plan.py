@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig
 from transformers import BitsAndBytesConfig
-from trl import DPOConfig, KTOConfig, ModelConfig, SFTConfig
+from trl import DPOConfig, KTOConfig, ModelConfig, RewardConfig, SFTConfig
 
 from autotune.app.user_plan import user_plan
 from autotune.core.batch_geometry import Layout
@@ -203,6 +203,14 @@ def test_adapters_that_a_trace_cannot_follow_are_refused_by_name(options: dict[s
 def test_peft_that_is_no_lora_is_refused(given: object) -> None:
     with pytest.raises(InputError, match=f"A {type(given).__name__} is not understood"):
         plan_of(sft(), given)
+
+
+@pytest.mark.parametrize("task", ["SEQ_CLS", None])
+def test_adapters_of_a_reward_model_keep_their_task(task: str | None) -> None:
+    given = LoraConfig(task_type=task, modules_to_save=["score"])
+    rebuilt = traced_peft_config(plan_of(RewardConfig(use_cpu=True, bf16=False), given))
+    assert rebuilt is not None
+    assert (rebuilt.task_type, rebuilt.modules_to_save) == (given.task_type, given.modules_to_save)
 
 
 def test_types_and_attention_of_the_model_are_taken_over() -> None:

@@ -40,6 +40,8 @@ def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here(trai
         (["--fix", "packing=bfdd"], "Did you mean 'bfd'?"),
         (["--timeout", "soon"], "'soon' is not a duration."),
         (["--trainer", "sfd"], "sfd"),
+        (["--trainer", "ppo"], "TRL has no trainer 'ppo' since release 1.13."),
+        (["--trainer", "nash_md"], "TRL has no trainer 'nash_md' since release 1.14."),
     ],
 )
 def test_a_wrong_value_is_told_in_one_message(words: list[str], said: str, tmp_path: Path) -> None:

@@ -32,6 +32,16 @@ def test_a_pair_whose_prompt_fills_the_length_is_dropped_whole() -> None:
     assert (PAIRS.rows_cut(15), PAIRS.rows_cut(51), PAIRS.rows_cut(70)) == (2, 1, 0)
 
 
+def test_pairs_that_are_needed_whole_are_dropped_and_never_cut() -> None:
+    whole = Documents(((2, 20, 10, 20), (1, 70, 60, 70)))
+    assert (whole.rows_dropped(69), whole.rows_cut(69), whole.tokens_kept(69)) == (1, 0, 60)
+    assert whole.row_coverage(69) == 2 / 3
+    assert (whole.row_coverage(19), whole.coverage(19)) == (0.0, 0.0)
+    assert (whole.row_coverage(70), whole.row_coverage(None)) == (1.0, 1.0)
+    assert whole.shortest_covering(0.3) == 20
+    assert whole.shortest_covering(0.5) == 70
+
+
 def test_where_rows_are_packed_nothing_is_dropped_whole() -> None:
     assert PAIRS.tokens_kept(50, dropping=False) == 60 + 100
 

@@ -17,7 +17,7 @@ from tests.small import write_small_model
 
 def check(server: JobServer, folder: Path, model_type: str, *attentions: str) -> tuple[PackingCheck, ...]:
     model = write_small_model(folder / model_type, model_type, weights=False, tokenizer=False)
-    request = CheckPackingRequest(ModelSource(str(model)), "cpu", attentions)
+    request = CheckPackingRequest("sft", ModelSource(str(model)), "cpu", attentions)
     checks = check_packing(server, request, folder / "check").checks
     assert tuple(found.attention for found in checks) == attentions
     return checks
@@ -58,7 +58,7 @@ def test_an_attention_that_the_architecture_or_the_machine_lacks_is_not_supporte
 
 def test_a_model_that_cannot_be_read_is_told(job_server: JobServer, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    request = CheckPackingRequest(ModelSource(str(tmp_path / "empty")), "cpu", ("sdpa",))
+    request = CheckPackingRequest("sft", ModelSource(str(tmp_path / "empty")), "cpu", ("sdpa",))
     with pytest.raises(InputError, match="cannot be loaded"):
         check_packing(job_server, request, tmp_path / "check")
 

@@ -79,6 +79,6 @@ def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: Prep
 
 
 def test_the_self_test_runs_on_the_gpu(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:
-    request = CheckPackingRequest(ModelSource(small_workload.model.name), "cuda", ("sdpa", "eager"))
+    request = CheckPackingRequest("sft", ModelSource(small_workload.model.name), "cuda", ("sdpa", "eager"))
     for check in check_packing(cuda_server, request, tmp_path).checks:
         assert check.separates, check

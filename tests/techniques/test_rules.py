@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.documents import Documents
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.workload import Workload
 from autotune.trainers import trainers
 from tests.settings import CPU, GPU, contaminates, separates, setting, workload
 
@@ -38,6 +41,28 @@ def test_symbolic_lengths_become_tokens() -> None:
 def test_a_length_that_drops_too_much_is_illegal() -> None:
     here = setting()
     assert "91.5 %" in str(SFT.illegal(candidate(here, max_length=1024), here))
+
+
+def pairs_kept_whole() -> Workload:
+    """Return a workload of pairs for a trainer that drops those with a longer sequence than the maximum length."""
+    documents = Documents(((90, 100, 100, 20), (10, 1000, 50, 1000)))
+    plain = workload()
+    return replace(plain, trainer="reward", dataset=replace(plain.dataset, several=documents))
+
+
+def test_a_length_that_drops_rows_says_how_many_it_keeps() -> None:
+    reward, here = trainers()["reward"], setting(of=pairs_kept_whole())
+    start = Candidate({item.name: item.default(here) for item in reward.techniques})
+    reason = str(reward.illegal(start.but(max_length=999), here))
+    assert "keeps 50.7 % of the dataset's tokens and 90.0 % of its rows" in reason
+    assert reward.illegal(start.but(max_length=1000), here) is None
+
+
+def test_a_length_that_drops_every_row_is_illegal_whatever_was_asked_for() -> None:
+    reward, here = trainers()["reward"], setting(of=pairs_kept_whole(), token_coverage=0.0)
+    start = Candidate({item.name: item.default(here) for item in reward.techniques})
+    assert "drops every row of the dataset" in str(reward.illegal(start.but(max_length=99), here))
+    assert reward.illegal(start.but(max_length=100), here) is None
 
 
 def test_wrapped_rows_drop_nothing_at_any_length() -> None:

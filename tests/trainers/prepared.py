@@ -30,7 +30,7 @@ from tests.settings import CPU, problem, separates
 from tests.small import write_rows
 from tests.trainers.samples import Rows, sample_rows
 
-DOCUMENTS_PER_STEP = 12
+DOCUMENTS_PER_STEP = 24
 WHOLE_STEPS = Schedule(whole_steps=True, warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,6 +43,17 @@ def long_prompt_rows(texts: Sequence[str]) -> Rows:
     return [{"prompt": f"{text} :", "completion": f" answer {i}"} for i, text in enumerate(texts)]
 
 
+def prompt_rows(texts: Sequence[str]) -> Rows:
+    """Return the texts as prompts, with a column that only a reward function reads."""
+    return [{"prompt": text, "solution": f"{i}"} for i, text in enumerate(texts)]
+
+
+def token_pair_rows(texts: Sequence[str], *, chosen: str = "chosen_ids", rejected: str = "rejected_ids") -> Rows:
+    """Return pairs of tokens, under these names."""
+    ids = [row["input_ids"] for row in token_rows(texts)]
+    return [{chosen: one, rejected: other} for one, other in zip(ids, reversed(ids), strict=True)]
+
+
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(texts, reversed(texts), strict=True))
 
@@ -54,7 +66,17 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
         "conversations": conversations_rows,
         "input_ids": token_rows,
     },
+    "grpo": {"prompt": prompt_rows},
+    "rloo": {"prompt": prompt_rows},
     "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
+    "reward": {
+        "chosen+rejected": pair_rows,
+        "prompt+chosen+rejected": prompted_pair_rows,
+        "chosen_ids+rejected_ids": token_pair_rows,
+        "chosen_input_ids+rejected_input_ids": partial(
+            token_pair_rows, chosen="chosen_input_ids", rejected="rejected_input_ids"
+        ),
+    },
 }
 """What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""
 

@@ -125,7 +125,7 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
     found = prepared(trainer, form.name)
     known, profile = found.adapter, found.reply.dataset
     assert profile.format == form.name
-    assert set(found.rows.column_names) == set(known.columns)
+    assert set(found.rows.column_names) >= set(known.columns)
     lengths = known.lengths(found.rows)
     assert lengths.shape == (len(TEXTS), len(trainer.parts))
     kept_from = known.kept_from(found.rows).tolist()
@@ -180,7 +180,7 @@ def test_its_phases_have_names_of_their_own_and_come_in_order(trainer: Trainer) 
         assert len(set(program.names)) == len(program.names)
         assert program.names[0] == CONSTRUCTION
         assert program.names[-1] == OPTIMIZER_STEP
-        order = [Repeat.RUN, Repeat.STEP, Repeat.MICRO_BATCH]
+        order = [Repeat.RUN, Repeat.GENERATION, Repeat.STEP, Repeat.MICRO_BATCH]
         repeats = [order.index(phase.repeat) for phase in program.phases[:-1]]
         assert repeats == sorted(repeats)
         (micro_batch,) = (phase for phase in program.phases if phase.repeat is Repeat.MICRO_BATCH)
@@ -194,7 +194,7 @@ def test_its_adapter_names_methods_of_trl_s_trainer_for_phases_that_it_has(train
     plans = [trainer.plan(candidate, here) for candidate in candidates_near(trainer, baseline)]
     phases = {name for plan in plans for name in trainer.program(plan).names}
     assert set(known.methods) <= phases
-    assert all(callable(getattr(known.trainer, method)) for method in known.methods.values())
+    assert all(callable(getattr(known.trainer_class(plans[0]), method)) for method in known.methods.values())
 
 
 def handed_over(found: Prepared, tmp_path: Path) -> tuple[Result, Choosable]:

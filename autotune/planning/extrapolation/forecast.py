@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.core.step_time import StepTime
@@ -62,6 +62,25 @@ class Forecast:
         A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
         """
         return {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1}.get(part.occurrence, 1)
+
+    def taking(self, phase: str, other: Forecast, per_step: float) -> Forecast:
+        """Return this forecast with a phase of another one, which is for the size at which that phase runs.
+
+        Args:
+            per_step: how often the phase runs in an optimizer step.
+        """
+        stretches = {
+            stretch: levels if stretch[0].phase != phase else other.stretches.get(stretch, {})
+            for stretch, levels in self.stretches.items()
+        }
+        times = {
+            part: time if part.phase != phase else mixed_times([(other.times.get(part, time), per_step)])
+            for part, time in self.times.items()
+        }
+        found = replace(self, stretches=stretches, times=times)
+        totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
+        # What the allocator reserves beyond goes with the phase that needs the most.
+        return replace(found, unused_bytes=other.unused_bytes) if found.peak_bytes in totals else found
 
 
 def mixed(terms: Sequence[tuple[Forecast, float]]) -> Forecast:

@@ -42,7 +42,8 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     rows = _loaded(source)
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
-    for column in loaded.format.columns:
+    used = (*loaded.format.columns, *trainer.optional_columns)
+    for column in (name for name in used if name in rows.column_names):
         _check_no_nulls(source, rows, column)
     _check_tokenizer(trainer, loaded, processor, source, model)
     return loaded

@@ -32,7 +32,7 @@ _FINGERPRINT_DIGITS = 16
 def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProfile:
     """Return the profile of a model, built without storage."""
     text = config.get_text_config()
-    architecture = model_class(source, config)
+    architecture = model_class(config)
     model = meta_model(architecture, config)
     experts = [getattr(text, name, None) for name in _EXPERT_COUNTS]
     directory = Path(source.name)
@@ -74,6 +74,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     longest: Counter[int] = Counter()
     for (_, *sequences), count in counts.items():
         longest[max(sequences)] += count
+    completions = known.completions(rows)
     single = all(needs <= 1 and len(sequences) == 1 for needs, *sequences in counts)
     return DatasetProfile(
         name=request.dataset.name,
@@ -83,8 +84,13 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         trainable_tokens=int(known.trainable(rows).sum()),
         tokenized_directory=request.tokenized_directory,
         fingerprint=_rows_fingerprint(rows, known.columns),
+        completions=None if completions is None else _distribution(completions.tolist()),
         several=None if single else Documents(tuple((count, *item) for item, count in sorted(counts.items()))),
     )
+
+
+def _distribution(lengths: Sequence[int]) -> LengthDistribution:
+    return LengthDistribution(dict(sorted(Counter(lengths).items())))
 
 
 def _model_fingerprint(config: Any, processor: Any) -> str:

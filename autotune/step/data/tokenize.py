@@ -25,7 +25,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     Raises:
         InputError: the chat template raises an error for a row.
     """
-    architecture = model_class(request.model, model_config)
+    architecture = model_class(model_config)
     known = adapter(request.trainer)
 
     def small_model() -> Any:
@@ -46,7 +46,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             f"The chat template of {request.model.name} refuses a row of {request.dataset.name}: {error}",
             hint="Look for messages whose roles or order the template does not know.",
         ) from error
-    return trainer.train_dataset.select_columns(list(known.columns))
+    return known.tokenized(trainer, request.rollouts)
 
 
 def save_rows(rows: Dataset, directory: str) -> None:

@@ -11,8 +11,10 @@ from autotune.core.machine import DeviceKind
 from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
 from autotune.core.workload import PackingCheck
 from autotune.step.job import JobContext
+from autotune.step.models.heads import Head
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
+from autotune.step.trainers import adapter
 from autotune.step.trainers.packing import alone, packed
 
 # Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another.
@@ -32,13 +34,14 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
     Raises:
         InputError: the model's configuration cannot be used.
     """
-    config = load_config(request.model)
-    architecture = model_class(request.model, config)
-    checks = [_check(architecture, config, attention, request.device) for attention in request.attentions]
+    head = adapter(request.trainer).head
+    config = load_config(request.model, head)
+    architecture = model_class(config)
+    checks = [_check(architecture, config, attention, request.device, head) for attention in request.attentions]
     return CheckPackingReply(tuple(checks))
 
 
-def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind) -> PackingCheck:
+def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, head: Head) -> PackingCheck:
     # FlashAttention has kernels for 16 bits only; all others are compared in float32.
     dtype = "bfloat16" if "flash" in attention else "float32"
     torch.manual_seed(_SEED)
@@ -51,6 +54,10 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
         return PackingCheck(attention, False, False, None, 0.0, f"does not run here: {_reason(error)}")
+    if not head.per_token:
+        return PackingCheck(
+            attention, True, False, None, 0.0, f"{architecture.__name__} gives one score to a whole row"
+        )
     separate = torch.cat(separately).detach()
     tolerance = _TOLERANCES[dtype] * separate.abs().max().item()
     try:

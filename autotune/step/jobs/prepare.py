@@ -10,6 +10,7 @@ from autotune.step.data.tokenize import save_rows, tokenized
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.peft import check_peft
+from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 
 
@@ -19,8 +20,9 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     Raises:
         InputError: the model, the dataset or the PEFT configuration cannot be used.
     """
-    config = load_config(request.model)
-    processor = load_processor(request.model)
+    known = adapter(request.trainer)
+    config = load_config(request.model, known.head)
+    processor = load_processor(request.model, known.processor)
     model = model_profile(request.model, config, processor)
     if request.model.init == "pretrained" and model.has_weights is False:
         raise InputError(

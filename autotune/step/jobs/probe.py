@@ -24,7 +24,7 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     set_environment(request.plan.env)
     # Import the architecture's module before the meter takes its baseline.
-    model_class(request.model, load_config(request.model))
+    model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
     progress = Progress(request.schedule, meter)
     try:
@@ -50,9 +50,9 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
     assert step is not None
     assert first is not None
     assert last is not None
-    known = timing(progress.timed, progress.updates, step)
+    known = timing(progress.timed, progress.updates, step, progress.generations)
     tokens = batches.mean_tokens * step.micro_batches
-    rows = batches.order.shape[1] * step.micro_batches
+    rows = batches.rows * step.micro_batches
     peaks = meter.peaks()
     return Measurement(
         status=ProbeStatus.OK,
@@ -70,8 +70,10 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
         tokens_per_step=tokens,
         documents_per_step=batches.mean_documents * step.micro_batches,
         rows=batches.population,
-        worst_rows=batches.order.shape[1],
+        worst_rows=batches.rows,
         worst_tokens=progress.worst_tokens,
+        generation_seconds=known.generation_seconds,
+        generation_phases=step.phases(progress.generations),
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
         pass_seconds=batches.population * pass_seconds_per_row,
@@ -107,7 +109,7 @@ def _failed(
         status=statuses[verdict.kind],
         reason=f"in {progress.phase}: {verdict.reason}",
         rows=batches.population if batches is not None else None,
-        worst_rows=batches.order.shape[1] if batches is not None else None,
+        worst_rows=batches.rows if batches is not None else None,
         worst_tokens=progress.worst_tokens,
         start_seconds=first - sent_seconds if first is not None else None,
         out_of_memory=out_of_memory,

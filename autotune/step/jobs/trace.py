@@ -10,14 +10,15 @@ from itertools import chain, product, repeat
 from typing import Any
 
 from autotune.core.plan import AllocatorUse
-from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP, Repeat
+from autotune.core.program import CONSTRUCTION, Repeat
 from autotune.core.protocol import Replayed, TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
-from autotune.step.models.loading import load_config, load_processor, model_class
+from autotune.step.models.loading import load_config, load_processor
 from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Work, step_seconds
@@ -56,16 +57,16 @@ def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
 
 def _trace(request: TraceRequest) -> TraceReply:
     started = time.monotonic()
-    model_config = load_config(request.model)
-    model_class(request.model, model_config)
+    known = adapter(request.plan.trainer)
+    model_config = load_config(request.model, known.head)
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
     rows = TracedRows(request.worst, request.typical, request.trainable, once=True)
-    steps = traced_training(request.plan, model_config, load_processor(request.model), rows, trained)
+    steps = traced_training(request.plan, model_config, load_processor(request.model, known.processor), rows, trained)
     once = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
     program = find_trainer(request.plan.trainer).program(request.plan)
-    of_step = [name for name in program.repeated(Repeat.STEP) if name != OPTIMIZER_STEP]
+    of_step = program.apart
     traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
     replays = tuple(_replay_of(traced, request, use) for use in _ALLOCATOR_USES) if request.target == "cuda" else ()
     own, fits = _allocator(traced, request, replays)

@@ -9,10 +9,6 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoProcessor
 from transformers.initialization import no_init_weights
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-)
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
@@ -21,15 +17,15 @@ from trl.trainer.utils import create_model_from_path
 from autotune.core.machine import DeviceKind
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError
+from autotune.step.models.heads import Head
 
-_TRAINABLE = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 _WEIGHT_DEVIATION = 0.02
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
 
-def load_config(source: ModelSource) -> Any:
-    """Return the model's configuration.
+def load_config(source: ModelSource, head: Head) -> Any:
+    """Return the model's configuration, whose first architecture is the class that a trainer of that head trains.
 
     Raises:
         InputError: it is missing, cannot be read, or names no architecture that can be trained here.
@@ -39,39 +35,26 @@ def load_config(source: ModelSource) -> Any:
     except (OSError, ValueError, KeyError) as error:
         text = _first_sentence(error)
         raise InputError(f"The configuration of {source.name} cannot be loaded: {text}", hint=_OFFLINE_HINT) from error
-    model_class(source, config)
-    return config
+    return head.configured(config, source.name)
 
 
-def model_class(source: ModelSource, config: Any) -> type[Any]:
-    """Return the class that TRL instantiates: the first architecture that the configuration names.
-
-    Raises:
-        InputError: it names none, or one that is not a causal language model of transformers.
-    """
-    names = config.architectures or []
-    if not names:
-        raise InputError(
-            f"The configuration of {source.name} names no architecture.",
-            hint='Add, for instance, "architectures": ["LlamaForCausalLM"] to its config.json; TRL needs it.',
-        )
-    if names[0] not in _TRAINABLE or not hasattr(transformers, names[0]):
-        raise InputError(
-            f"{names[0]}, the architecture of {source.name}, is no causal language model that transformers knows.",
-            hint="Give a model whose architecture ends with ForCausalLM, or a newer transformers.",
-        )
-    architecture: type[Any] = getattr(transformers, names[0])
+def model_class(config: Any) -> type[Any]:
+    """Return the class of a loaded configuration; this imports its module."""
+    architecture: type[Any] = getattr(transformers, config.architectures[0])
     return architecture
 
 
-def load_processor(source: ModelSource) -> Any:
+def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -> Any:
     """Return the tokenizer or processor, as TRL loads it.
+
+    Args:
+        auto_class: transformers' class by which it does.
 
     Raises:
         InputError: there is none, or it cannot be read.
     """
     try:
-        return AutoProcessor.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+        return auto_class.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{source.name} has no tokenizer that can be loaded: {_first_sentence(error)}",
@@ -91,7 +74,7 @@ def meta_model(architecture: type[Any], config: Any) -> Any:
 
 
 def random_model(
-    source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind
+    source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind, head: Head
 ) -> Any:
     """Return a model with random weights on ``device``, loaded by the same code with which TRL loads weights.
 
@@ -99,8 +82,8 @@ def random_model(
     quantised on loading have to exist in the checkpoint: each is drawn when the loader reads it, so the whole
     unquantised model is never in memory.
     """
-    config = load_config(source)
-    architecture = model_class(source, config)
+    config = load_config(source, head)
+    architecture = model_class(config)
     kwargs = {name: value for name, value in init_kwargs.items() if name not in ("revision", "trust_remote_code")}
     weights: dict[str, _RandomTensor] = {}
     if quantization_config is not None:
@@ -123,7 +106,7 @@ def virtual_model(
     config: Any, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: torch.device
 ) -> Any:
     """Return a model whose weights have shapes, types and a device, but uninitialised values."""
-    architecture: type[Any] = getattr(transformers, config.architectures[0])
+    architecture = model_class(config)
     name = init_kwargs["dtype"] or "float32"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
     with device if quantization_config is None else torch.device("meta"), no_init_weights():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.measurement import Schedule
-from autotune.step.rows import Counts, RowSizes
-from autotune.step.trainers.base import Collation
+from autotune.step.rows import Counts, Flags, RowSizes
+from autotune.step.trainers.base import Collation, Drawing
 
 Amounts = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 _STEADY_FROM = 2
 """Micro-batches of a step beyond which a further one does not change the peak: gradients exist after the first."""
@@ -29,14 +28,29 @@ class StepSize:
     Attributes:
         rows: rows per micro-batch (``per_device_train_batch_size``).
         micro_batches: micro-batches per optimizer step (``gradient_accumulation_steps``).
+        drawing: how rows are drawn; None: those of each micro-batch by themselves.
     """
 
     rows: int
     micro_batches: int
+    drawing: Drawing | None = None
+
+    @property
+    def drawn(self) -> Drawing:
+        """How rows are drawn."""
+        return self.drawing or Drawing(self.rows)
 
     def run(self, *, whole: bool) -> int:
         """Return how many micro-batches of a step are run: all, or as many as it takes to reach the step's peak."""
         return self.micro_batches if whole else min(self.micro_batches, _STEADY_FROM)
+
+    def run_uses(self, *, whole: bool) -> int:
+        """Return how many micro-batches, one after another, are run on what was drawn at once.
+
+        If steps are not run whole, and rows that are drawn last for several steps, fewer of each step use them.
+        """
+        in_step, uses = self.run(whole=whole), self.drawn.uses
+        return uses if uses <= in_step else in_step * max(1, uses // self.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -45,10 +59,13 @@ class Batches:
 
     Attributes:
         population: rows that the trainer iterates over in an epoch.
+        rows: rows of a micro-batch.
         step_micro_batches: micro-batches of an optimizer step as run.
-        order: row indices by micro-batch; shape (micro-batches, rows).
+        order: row indices as the data loader yields them for each micro-batch; shape (micro-batches, rows).
         worst: indices of the worst micro-batches that run when gradients and optimizer state exist; one of each kind.
         worst_steps: how many steps at the beginning contain worst micro-batches.
+        uses: micro-batches of a step that are run on the same rows, one after another.
+        is_worst: which micro-batches are worst ones; shape (micro-batches,).
         timed: which micro-batches are typical and not used for warm-up; shape (micro-batches,).
         tokens: dataset tokens of each micro-batch, padding excluded; shape (micro-batches,).
         collated: tokens of each micro-batch, padding included; shape (micro-batches,).
@@ -58,10 +75,13 @@ class Batches:
     """
 
     population: int
+    rows: int
     step_micro_batches: int
     order: Counts
     worst: tuple[int, ...]
     worst_steps: int
+    uses: int
+    is_worst: Flags
     timed: Flags
     tokens: Counts
     collated: Counts
@@ -76,8 +96,8 @@ class Batches:
 
     @property
     def worst_at_once(self) -> int:
-        """How many micro-batches at the end of a step run when gradients exist, as the worst ones have to."""
-        return _after_others(self.step_micro_batches)
+        """How many worst draws of rows at the end of a step run when gradients exist, as they have to."""
+        return _after_others(self.step_micro_batches // self.uses)
 
 
 def plan_batches(
@@ -92,6 +112,8 @@ def plan_batches(
     few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5), with as many
     strata by size as the minimum number of timed micro-batches.
 
+    Rows that are drawn at once for several micro-batches count as one micro-batch in all of this.
+
     Example: with steps of two micro-batches and the worst micro-batch W, a probe runs (W, typical), (typical, W), and
     then steps of typical ones, which it times.
 
@@ -99,18 +121,26 @@ def plan_batches(
         sizes: sizes of the rows that the trainer iterates over, after packing and dropping.
         seed: seed of the order of typical batches.
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
+
+    Raises:
+        ValueError: the trainer has dropped every row.
     """
-    population, in_step = len(sizes.tokens), step.run(whole=schedule.whole_steps)
-    worst = worst_order(sizes, step.rows, collation)
+    if not len(sizes.tokens):
+        raise ValueError("the trainer drops every row of the dataset")
+    whole, drawn_at_once = schedule.whole_steps, step.drawn.rows
+    micro_batches, uses = step.run(whole=whole), step.run_uses(whole=whole)
+    schedule = _of_draws(schedule, uses)
+    population, in_step = len(sizes.tokens), max(1, micro_batches // uses)
+    worst = worst_order(sizes, drawn_at_once, collation)
     room = _after_others(in_step)
     ends = [worst[start : start + room] for start in range(0, len(worst), room)]
     worst_steps = 1 + len(ends)
     beside_worst = worst_steps * in_step - 1 - len(worst)
     warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
-    plain = drawn(population, (beside_worst + warmup + following) * step.rows, seed).reshape(-1, step.rows)
-    if not schedule.whole_steps:
-        sample = _stratified(sizes.lengths, step.rows, following, schedule.min_micro_batches, collation, seed)
+    plain = drawn(population, (beside_worst + warmup + following) * drawn_at_once, seed).reshape(-1, drawn_at_once)
+    if not whole:
+        sample = _stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
         plain = np.concatenate([plain[: beside_worst + warmup], sample])
     typical = iter(plain)
     order = [worst[0], *islice(typical, in_step - 1)]
@@ -118,24 +148,48 @@ def plan_batches(
         order += [*islice(typical, in_step - len(end)), *end]
     places = [index * in_step - back for index, end in enumerate(ends, start=2) for back in range(len(end), 0, -1)]
     chosen = np.stack([*order, *typical])
-    is_typical = np.ones(len(chosen), dtype=bool)
-    is_typical[[0, *places]] = False
-    timed_from = in_step if schedule.whole_steps else worst_steps * in_step + warmup
-    warm = (np.cumsum(is_typical) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
-    epoch = drawn(population, -(-population // step.rows) * step.rows, seed).reshape(-1, step.rows)
+    is_worst = np.zeros(len(chosen), dtype=bool)
+    is_worst[[0, *places]] = True
+    timed_from = in_step if whole else worst_steps * in_step + warmup
+    warm = (np.cumsum(~is_worst) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
+    epoch = drawn(population, -(-population // drawn_at_once) * drawn_at_once, seed).reshape(-1, drawn_at_once)
+    # What is drawn at once is more or less than one micro-batch.
+    share = step.rows / drawn_at_once
+    collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
+    tokens = sizes.tokens[chosen].sum(axis=1) * share
     return Batches(
-        population=population,
-        step_micro_batches=in_step,
-        order=chosen,
-        worst=tuple(places),
-        worst_steps=worst_steps,
-        timed=is_typical & warm,
-        tokens=sizes.tokens[chosen].sum(axis=1),
-        collated=collation.tokens(sizes.lengths[chosen]),
+        population=population * step.drawn.uses * step.rows // drawn_at_once,
+        rows=step.rows,
+        step_micro_batches=micro_batches,
+        order=np.repeat(np.repeat(chosen, step.drawn.copies, axis=1), uses, axis=0),
+        worst=tuple((place + 1) * uses - 1 for place in places),
+        worst_steps=worst_steps * in_step * uses // micro_batches,
+        uses=min(uses, micro_batches),
+        is_worst=np.repeat(is_worst, uses),
+        timed=np.repeat(~is_worst & warm, uses),
+        tokens=np.repeat(tokens.astype(np.int64), uses),
+        collated=np.repeat(collated.astype(np.int64), uses),
         mean_tokens=float(sizes.tokens.mean() * step.rows),
-        mean_collated=float(collation.tokens(sizes.lengths[epoch]).mean()),
+        mean_collated=float(collation.tokens(sizes, epoch).mean() * share),
         mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
     )
+
+
+def _of_draws(schedule: Schedule, uses: int) -> Schedule:
+    """Return a schedule that counts draws of rows instead of micro-batches."""
+    return replace(
+        schedule,
+        warmup_micro_batches=-(-schedule.warmup_micro_batches // uses),
+        min_micro_batches=-(-schedule.min_micro_batches // uses),
+        max_micro_batches=-(-schedule.max_micro_batches // uses),
+    )
+
+
+def _grown(sizes: RowSizes) -> RowSizes:
+    """Return the sizes of rows to which the model adds as many tokens as it may."""
+    if sizes.generated is None:
+        return sizes
+    return replace(sizes, generated=np.full_like(sizes.generated, sizes.most_generated))
 
 
 def _after_others(in_step: int) -> int:
@@ -177,14 +231,14 @@ def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
     return np.asarray(parts * (packed_from / parts.sum()))
 
 
-def _stratified(lengths: Counts, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
+def _stratified(sizes: RowSizes, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
     """Return at least ``count`` micro-batches in rounds, each with one micro-batch from every stratum by size."""
     generator = np.random.default_rng(seed)
     rounds = -(-count // strata)
-    many = drawn(len(lengths), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)
+    many = drawn(len(sizes.tokens), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)
     taken = []
     for micro_batches in many:
-        by_size = np.argsort(collation.tokens(lengths[micro_batches]), kind="stable").reshape(strata, -1)
+        by_size = np.argsort(collation.tokens(sizes, micro_batches), kind="stable").reshape(strata, -1)
         picked = by_size[np.arange(strata), generator.integers(_DRAWN_FOR_ONE, size=strata)]
         taken.append(micro_batches[generator.permutation(picked)])
     return np.concatenate(taken)[:count]

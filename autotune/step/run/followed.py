@@ -12,7 +12,7 @@ from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import BACKWARD, FORWARD
-from autotune.step.run.phases import tell_phases
+from autotune.step.run.phases import around, tell_phases
 from autotune.step.run.progress import Progress
 from autotune.step.trainers.base import Adapter
 
@@ -52,7 +52,7 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
         def _ending_worst(self, epoch_iterator: Iterator[Any]) -> Iterator[Any]:
             batches = progress.batches
             assert batches is not None
-            again = self._worst[: batches.worst_at_once]
+            again = [batch for batch in self._worst[: batches.worst_at_once] for _ in range(batches.uses)]
             yield from itertools.islice(epoch_iterator, batches.step_micro_batches - len(again))
             yield from (send_to_device(batch, self.args.device) for batch in again)
 
@@ -62,7 +62,8 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             # Not in timed steps: the copies would take time that training does not take.
             if progress.steps_done >= progress.batches.worst_steps:
                 return []
-            missing = progress.whole_step.micro_batches - len(samples)
+            # Completions are generated for all micro-batches of a step, whether they are run or not.
+            missing = 0 if known.generating else progress.whole_step.micro_batches - len(samples)
             return [_copied(samples[-1], self.args.device) for _ in range(missing)]
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +80,8 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             progress.phase = BACKWARD
             return loss
 
-    return tell_phases(Followed, known.methods, progress.inside)
+    told = tell_phases(Followed, known.methods, progress.inside)
+    return told if known.generating is None else around(told, known.generating, progress.generating)
 
 
 def _copied(batch: Any, device: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from autotune.step.trainers.base import InPhase
@@ -16,14 +17,18 @@ def tell_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InPha
         methods: method names by phase name.
     """
     for name, method in methods.items():
-        setattr(subclass, method, _told(getattr(subclass, method), name, in_phase))
+        around(subclass, method, functools.partial(in_phase, name))
     return subclass
 
 
-def _told(method: Callable[..., Any], name: str, in_phase: InPhase) -> Callable[..., Any]:
+def around(subclass: type[Any], name: str, context: Callable[[], AbstractContextManager[Any]]) -> type[Any]:
+    """Return a class whose method of that name runs inside a context."""
+    method = getattr(subclass, name)
+
     @functools.wraps(method)
     def told(*args: Any, **kwargs: Any) -> Any:
-        with in_phase(name):
+        with context():
             return method(*args, **kwargs)
 
-    return told
+    setattr(subclass, name, told)
+    return subclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import TrainerCallback
@@ -13,7 +14,7 @@ from autotune.core.measurement import Schedule
 from autotune.core.program import CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, Repeat, program
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
-from autotune.step.run.timing import TimedMicroBatch, WholeStep, enough
+from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, WholeStep, enough
 
 
 class Progress(TrainerCallback):
@@ -29,6 +30,7 @@ class Progress(TrainerCallback):
         last_step_seconds: when the last step ended.
         timed: timed micro-batches, in order.
         updates: seconds spent outside of micro-batches, for each step with timed micro-batches.
+        generations: timed generations of completions, in order; their time is not part of ``timed``.
         worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
         batches: the batches that the trainer trains on, or None before they are chosen.
         whole_step: the composition of a step of the plan, or None before it is known.
@@ -44,6 +46,7 @@ class Progress(TrainerCallback):
         self.last_step_seconds: float | None = None
         self.timed: list[TimedMicroBatch] = []
         self.updates: list[float] = []
+        self.generations: list[TimedGeneration] = []
         self.worst_tokens: int | None = None
         self.batches: Batches | None = None
         self.whole_step: WholeStep | None = None
@@ -54,18 +57,30 @@ class Progress(TrainerCallback):
         self._meter = meter
         self._fetch_seconds = 0.0
         self._marks: list[tuple[Mark, Mark]] = []
+        self._generations: list[_Generation] = []
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
         """Set the phase for the duration of the context; after an error, :attr:`phase` names where it was raised."""
         before, self.phase = self.phase, phase
-        apart = phase in self.program.repeated(Repeat.RUN) or phase in self.program.repeated(Repeat.STEP)
+        apart = phase in self.program.repeated(Repeat.RUN) or phase in self.program.apart
         if apart:
             self._lap(CONSTRUCTION if self.first_step_seconds is None else MICRO_BATCH)
+        began = self._meter.mark()
         yield
         if apart:
             self._lap(phase)
+        if self._generations and self._generations[-1].ended is None:
+            self._generations[-1].phases.append((phase, began, self._meter.mark()))
         self.phase = before
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Time what several micro-batches are trained on while it is made."""
+        running = _Generation(len(self._marks), self._meter.mark())
+        self._generations.append(running)
+        yield
+        running.ended = self._meter.mark()
 
     def fetched(self, seconds: float) -> None:
         """Record how long it took to collate the next step's micro-batches and place them on the device."""
@@ -83,6 +98,7 @@ class Progress(TrainerCallback):
         """Record the time of the first training step."""
         self.phase = FORWARD
         self._marks.clear()
+        self._generations.clear()
         if self.first_step_seconds is None:
             self._lap(CONSTRUCTION)
             self.first_step_seconds = time.monotonic()
@@ -109,7 +125,7 @@ class Progress(TrainerCallback):
         else:
             self._time_step(index, now, self.batches)
             if self.steps_done >= self.batches.worst_steps and enough(
-                self._schedule, self.timed, self.updates, self.whole_step
+                self._schedule, self.timed, self.updates, self.whole_step, self.generations
             ):
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing
@@ -125,6 +141,9 @@ class Progress(TrainerCallback):
     def _time_step(self, index: int, now: float, batches: Batches) -> None:
         first = index * batches.step_micro_batches
         took = [end.seconds_after(began) for began, end in self._marks]
+        generated = [(one.micro_batch, one.timed()) for one in self._generations]
+        for place, one in generated:
+            took[place] -= one.seconds
         timed = [place for place in range(len(took)) if batches.timed[first + place]]
         if not timed:
             return
@@ -133,6 +152,31 @@ class Progress(TrainerCallback):
             TimedMicroBatch(took[place] + fetch_seconds, int(batches.collated[first + place]), first=place == 0)
             for place in timed
         ]
+        self.generations += [one for place, one in generated if place in timed]
         # A step is timed from the end of the previous one; the first step is never timed.
         assert self.last_step_seconds is not None
-        self.updates.append(now - self.last_step_seconds - self._fetch_seconds - sum(took))
+        inside = self._fetch_seconds + sum(took) + sum(one.seconds for _, one in generated)
+        self.updates.append(now - self.last_step_seconds - inside)
+
+
+@dataclass
+class _Generation:
+    """The marks of one generation.
+
+    Attributes:
+        micro_batch: number of the micro-batch of the step that it belongs to.
+        phases: names of the phases inside it, with their marks.
+    """
+
+    micro_batch: int
+    began: Mark
+    ended: Mark | None = None
+    phases: list[tuple[str, Mark, Mark]] = field(default_factory=list)
+
+    def timed(self) -> TimedGeneration:
+        """Return its times, once the device has passed its marks."""
+        assert self.ended is not None
+        phases: dict[str, float] = {}
+        for name, began, ended in self.phases:
+            phases[name] = phases.get(name, 0.0) + ended.seconds_after(began)
+        return TimedGeneration(self.ended.seconds_after(self.began), phases)

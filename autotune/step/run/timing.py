@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -36,16 +36,47 @@ class TimedMicroBatch:
 
 
 @dataclass(frozen=True)
+class TimedGeneration:
+    """One timed generation of completions.
+
+    Attributes:
+        seconds: time until the first micro-batch can be trained on them.
+        phases: parts of it, by the name of the phase; the rest is tokenising, padding and decoding.
+    """
+
+    seconds: float
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class WholeStep:
     """The composition of a step of the plan.
 
     Attributes:
         micro_batches: number of micro-batches.
         mean_collated: mean tokens of a micro-batch, padding included.
+        generations: mean number of generations of completions.
+        run_share: share of the work of a generation's phase that is run and timed, 0 to 1, by phase name; 1 if a phase
+            is not named.
     """
 
     micro_batches: int
     mean_collated: float
+    generations: float = 0.0
+    run_share: Mapping[str, float] = field(default_factory=dict)
+
+    def phases(self, generations: Sequence[TimedGeneration]) -> dict[str, float]:
+        """Return the seconds of each phase of a whole generation, in the mean; empty without a generation."""
+        totals: dict[str, float] = {}
+        for one in generations:
+            for name, seconds in one.phases.items():
+                totals[name] = totals.get(name, 0.0) + seconds / self.run_share.get(name, 1.0)
+        return {name: seconds / len(generations) for name, seconds in totals.items()}
+
+    def whole(self, generation: TimedGeneration) -> float:
+        """Return the seconds of a generation as if all its phases had been run whole."""
+        shares = ((seconds, self.run_share.get(name, 1.0)) for name, seconds in generation.phases.items())
+        return generation.seconds + sum(seconds * (1 / share - 1) for seconds, share in shares)
 
 
 @dataclass(frozen=True)
@@ -56,17 +87,26 @@ class Timing:
         step_seconds: mean time of a whole step.
         update_seconds: its part that is spent once per step: gradient clipping, the optimizer, the trainer's own work.
         micro_batch_seconds: its part for a mean micro-batch.
+        generation_seconds: its part for generating completions.
         error: relative standard error of ``step_seconds``, or None with too few observations.
     """
 
     step_seconds: float
     update_seconds: float
     micro_batch_seconds: float
+    generation_seconds: float
     error: float | None
 
 
-def timing(timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: WholeStep) -> Timing:
-    """Return the time of a whole step, composed of micro-batches and the update. Neither sequence is empty.
+def timing(
+    timed: Sequence[TimedMicroBatch],
+    updates: Sequence[float],
+    step: WholeStep,
+    generations: Sequence[TimedGeneration] = (),
+) -> Timing:
+    """Return the time of a whole step, composed of micro-batches, generations and the update.
+
+    Neither of the first two sequences is empty, nor is that of generations if a step has any.
 
     Micro-batches differ in size, and few of them are timed. Their times are therefore regressed on their tokens, and
     the time of the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
@@ -92,24 +132,38 @@ def timing(timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: Who
             wanted.append(1.0)
     all_micro_batches, error = _predicted(columns, seconds, wanted)
     update = float(np.mean(updates))
-    whole = all_micro_batches + update
-    if error is not None and len(updates) > 1:
-        error = math.hypot(error, float(np.std(updates, ddof=1)) / math.sqrt(len(updates))) / whole
+    generated = np.array([step.whole(one) for one in generations]) * step.generations
+    generation = float(np.mean(generated)) if step.generations else 0.0
+    whole = all_micro_batches + update + generation
+    if error is not None and len(updates) > 1 and (len(generated) > 1 or not step.generations):
+        errors = [error, _mean_error(np.array(updates)), _mean_error(generated) if step.generations else 0.0]
+        error = math.hypot(*errors) / whole
     else:
         error = None
-    return Timing(whole, update, all_micro_batches / step.micro_batches, error)
+    return Timing(whole, update, all_micro_batches / step.micro_batches, generation, error)
 
 
-def enough(schedule: Schedule, timed: Sequence[TimedMicroBatch], updates: Sequence[float], step: WholeStep) -> bool:
+def _mean_error(seconds: _Vector) -> float:
+    """Return the standard error of the mean of at least two observations."""
+    return float(np.std(seconds, ddof=1)) / math.sqrt(len(seconds))
+
+
+def enough(
+    schedule: Schedule,
+    timed: Sequence[TimedMicroBatch],
+    updates: Sequence[float],
+    step: WholeStep,
+    generations: Sequence[TimedGeneration] = (),
+) -> bool:
     """Whether the timed micro-batches satisfy the schedule."""
-    if len(timed) < max(schedule.min_micro_batches, 1) or not updates:
+    if len(timed) < max(schedule.min_micro_batches, 1) or not updates or (step.generations and not generations):
         return False
-    spent_seconds = sum(item.seconds for item in timed) + sum(updates)
+    spent_seconds = sum(item.seconds for item in timed) + sum(one.seconds for one in generations) + sum(updates)
     if len(timed) >= schedule.max_micro_batches or spent_seconds >= schedule.max_seconds:
         return True
     if spent_seconds < schedule.min_seconds:
         return False
-    error = timing(timed, updates, step).error
+    error = timing(timed, updates, step, generations).error
     return error is not None and error <= schedule.target_error
 
 

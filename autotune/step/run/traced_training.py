@@ -23,7 +23,7 @@ from autotune.step.run.phases import tell_phases
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
-from autotune.virtual import adopt, assume, for_real, phase, settled
+from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
 WORST_STEPS = 2
@@ -119,6 +119,7 @@ def _build(
 ) -> Any:
     overrides = {
         **run_arguments(rows.steps, Path(planned.output_dir)),
+        **known.derived(plan),
         "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
@@ -127,8 +128,13 @@ def _build(
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
+    configured = known.head.configured(model_config, model_config.model_type)
+
     def make_model() -> Any:
-        return virtual_model(model_config, kwargs, quantization_config(plan), device)
+        model = virtual_model(configured, kwargs, quantization_config(plan), device)
+        if not is_tracing():
+            _draw_weights(model)
+        return model
 
     return _traced(known, plan)(
         model=make_model(),
@@ -139,6 +145,14 @@ def _build(
         callbacks=[_Phases(once=rows.once)],
         **known.beside_model(plan, make_model),
     )
+
+
+def _draw_weights(model: Any) -> None:
+    """Give the weights of a real model values, which a token can be sampled from."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.normal_(std=0.02)
 
 
 def _on_device(device: torch.device, configure: Callable[[], Any]) -> Any:
@@ -161,7 +175,7 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 self.accelerator.device_placement, placed = False, self.accelerator.device_placement
                 batches = list(super().get_train_dataloader())
                 self.accelerator.device_placement = placed
-                self.noted.worst_rows, self.noted.worst_tokens = known.collated(batches[0])
+                self.noted.worst_rows, self.noted.worst_tokens = known.loaded(self, batches[0])
                 return _Batches(batches)
 
         def read_batch(self, rows: Any) -> Any:
@@ -222,19 +236,24 @@ class _Batches:
 
 def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     """Make a trainer train on the worst micro-batch, then on typical rows."""
-    step = StepSize(trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps)
+    step = StepSize(
+        trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps, known.drawing(trainer)
+    )
+    at_once = step.drawn.rows
     sizes, packed = known.sizes(trainer), known.packs(trainer.args)
     population = len(sizes.tokens)
     first_typical = 0 if packed else min(len(rows.worst), population)
-    worst = worst_order(sizes if packed else _first(sizes, first_typical), step.rows, known.collation(trainer))[0]
+    worst = worst_order(sizes if packed else _first(sizes, first_typical), at_once, known.collation(trainer))[0]
     order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
     if rows.typical:
-        in_step = step.rows * step.micro_batches
+        in_step = at_once * step.micro_batches
         typical = drawn(population, in_step, _SEED) if packed else np.arange(first_typical, population)
         order.append(np.resize(typical, in_step))
-    chosen = np.concatenate(order)
-    trainer.noted.tokens = sizes.tokens[chosen].reshape(-1, step.micro_batches, step.rows).sum(axis=2)
-    trainer.train_dataset = trainer.train_dataset.select(chosen, keep_in_memory=True)
+    chosen = np.concatenate(order).reshape(-1, at_once)
+    share = step.rows / at_once
+    trainer.noted.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
+    is_worst = np.arange(len(chosen)) < rows.worst_steps * step.micro_batches
+    trainer.train_dataset = known.arranged(trainer, np.repeat(chosen, step.drawn.copies, axis=1), is_worst)
 
 
 def _first(sizes: RowSizes, count: int) -> RowSizes:

@@ -16,6 +16,7 @@ from autotune.step.run.followed import followed
 from autotune.step.run.progress import Progress
 from autotune.step.run.timing import WholeStep
 from autotune.step.trainers import adapter
+from autotune.step.trainers.base import Drawing
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import micro_batches_of, rows_of
 
@@ -31,23 +32,25 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     """
     known = adapter(request.plan.trainer)
     rows = known.cut(load_from_disk(request.tokenized_directory), request.plan)
-    step = step_size(request.plan)
     trainer = build_trainer(request, rows, folder, progress)
+    step = step_size(request.plan, known.drawing(trainer))
     packed_from = len(rows) if known.packs(trainer.args) else None
     batches = plan_batches(
         known.sizes(trainer), step, known.collation(trainer), request.schedule, request.seed, packed_from
     )
-    trainer.train_dataset = trainer.train_dataset.select(batches.order.ravel(), keep_in_memory=True)
+    trainer.train_dataset = known.arranged(trainer, batches.order, batches.is_worst)
     trainer.args.max_steps = batches.steps
+    known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
     progress.batches = batches
-    progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated)
+    generations = step.micro_batches / step.drawn.uses if known.generating else 0.0
+    progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, known.run_share(trainer))
     trainer.train()
     return trainer
 
 
-def step_size(plan: TrainingPlan) -> StepSize:
+def step_size(plan: TrainingPlan, drawing: Drawing | None = None) -> StepSize:
     """Return the rows and micro-batches of an optimizer step, which every plan contains."""
-    return StepSize(rows_of(plan), micro_batches_of(plan))
+    return StepSize(rows_of(plan), micro_batches_of(plan), drawing)
 
 
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:
@@ -56,7 +59,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     progress.program = find_trainer(plan.trainer).program(plan)
     in_step = step_size(plan).run(whole=request.schedule.whole_steps)
     # The number of steps is set later: the batches are chosen after the trainer has packed and dropped rows.
-    overrides = {**run_arguments(1, folder), "gradient_accumulation_steps": in_step}
+    overrides = {**run_arguments(1, folder), **known.derived(plan), "gradient_accumulation_steps": in_step}
     if source.init == "pretrained":
         arguments = config(plan, **overrides)
         arguments.model_init_kwargs["revision"] = source.revision
@@ -68,10 +71,10 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
         def make_model() -> Any:
-            return random_model(source, kwargs, quantization_config(plan), request.device)
+            return random_model(source, kwargs, quantization_config(plan), request.device, known.head)
 
         model = make_model()
-        loading = {"processing_class": load_processor(source), **known.beside_model(plan, make_model)}
+        loading = {"processing_class": load_processor(source, known.processor), **known.beside_model(plan, make_model)}
     trainer = followed(known, plan, progress)(
         model=model,
         args=arguments,

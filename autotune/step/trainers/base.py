@@ -10,14 +10,36 @@ from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
+from transformers import AutoProcessor
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.rows import Counts, RowSizes
+from autotune.core.workload import Rollouts
+from autotune.step.models.heads import LANGUAGE_MODEL, Head
+from autotune.step.rows import Counts, Flags, RowSizes
+from autotune.trainers import find_trainer
 
 MakeModel = Callable[[], Any]
 """Builds another model like the trained one, with random weights where that has them, on the same device."""
 InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a trainer's data loader draws rows of the dataset.
+
+    Example: GRPO with 4 micro-batches of 8 rows to a generation, and 8 completions for each prompt, draws 4 prompts at
+    once, yields each 8 times, and trains 4 micro-batches on them.
+
+    Attributes:
+        rows: rows of the dataset that are drawn at once.
+        copies: how often each of them is yielded, one after another.
+        uses: micro-batches that are trained on what was drawn at once.
+    """
+
+    rows: int
+    copies: int = 1
+    uses: int = 1
 
 
 @dataclass(frozen=True)
@@ -32,16 +54,21 @@ class Collation:
     flat: bool = False
     multiple: int = 1
 
-    def tokens(self, lengths: Counts) -> Counts:
+    def tokens(self, sizes: RowSizes, chosen: Counts) -> Counts:
         """Return the tokens of each micro-batch, padding included.
 
         Args:
-            lengths: lengths of the sequences; shape (micro-batches, rows, sequences).
+            chosen: indices of rows; shape (micro-batches, rows).
         """
-        flattened = lengths.reshape(len(lengths), -1)
-        length = flattened.sum(axis=1) if self.flat else flattened.max(axis=1)
-        rounded = -(-length // self.multiple) * self.multiple
-        return np.asarray(rounded if self.flat else rounded * flattened.shape[1], dtype=np.int64)
+        flattened = sizes.lengths[chosen].reshape(len(chosen), -1)
+        length = self._rounded(flattened.sum(axis=1) if self.flat else flattened.max(axis=1))
+        if sizes.generated is not None:
+            # Prompts and completions are padded apart.
+            length = length + self._rounded(sizes.generated[chosen].max(axis=1))
+        return np.asarray(length if self.flat else length * flattened.shape[1], dtype=np.int64)
+
+    def _rounded(self, length: Counts) -> Counts:
+        return np.asarray(-(-length // self.multiple) * self.multiple)
 
 
 class Adapter(ABC):
@@ -55,20 +82,37 @@ class Adapter(ABC):
     Class attributes:
         name: the trainer's name.
         config, trainer: TRL's classes.
+        head: what it trains on top of a model's layers, which determines the model's class.
+        processor: transformers' class by which it loads the tokenizer.
         columns: columns of tokenised rows, each of lists of numbers.
         methods: by the name of a phase of the step program, the trainer's method that forms that phase.
+        generating: the trainer's method that makes what several micro-batches are trained on, such as completions; its
+            time is measured apart from theirs. None if each micro-batch is trained on rows of the dataset.
     """
 
     name: ClassVar[str]
     config: ClassVar[type[Any]]
     trainer: ClassVar[type[Any]]
+    head: ClassVar[Head] = LANGUAGE_MODEL
+    processor: ClassVar[type[Any]] = AutoProcessor
     columns: ClassVar[tuple[str, ...]]
     methods: ClassVar[Mapping[str, str]] = {}
+    generating: ClassVar[str | None] = None
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
         """Return the arguments with which the trainer tokenises a dataset without cutting or packing it."""
         return {"max_length": None, "gradient_checkpointing": False, "bf16": False, "use_cpu": True}
+
+    def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
+        """Return the arguments that TRL derives from the number of micro-batches in a step, of which few are run."""
+        return {}
+
+    def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:
+        """Return the rows of a trainer that was built to tokenise them, with :attr:`columns` and optional ones."""
+        rows = trainer.train_dataset
+        optional = [name for name in find_trainer(self.name).optional_columns if name in rows.column_names]
+        return rows.select_columns([*self.columns, *optional])
 
     @abstractmethod
     def lengths(self, rows: Dataset) -> Counts:
@@ -86,7 +130,7 @@ class Adapter(ABC):
         return np.ones(len(rows), dtype=np.int64)
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return further arguments of the trainer, such as a reference model.
+        """Return further arguments of the trainer, such as a reference model or reward functions.
 
         TRL loads those by the name of the trained model, which a model of random weights does not have.
 
@@ -94,6 +138,13 @@ class Adapter(ABC):
             plan: None where rows are only tokenised.
         """
         return {}
+
+    def completions(self, rows: Dataset) -> Counts | None:
+        """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.
+
+        Shape (rows,).
+        """
+        return None
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
         """Return tokenised rows as the plan passes them to the trainer."""
@@ -112,6 +163,26 @@ class Adapter(ABC):
         multiple = trainer.args.pad_to_multiple_of
         return Collation(multiple=multiple if isinstance(multiple, int) else 1)
 
+    def drawing(self, trainer: Any) -> Drawing:
+        """Return how a trainer's data loader draws rows."""
+        return Drawing(trainer.args.per_device_train_batch_size)
+
+    def arranged(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
+        """Return the rows that a trainer trains on, in their order.
+
+        Args:
+            order: row indices, as often as rows are yielded; shape (micro-batches, rows).
+            worst: which micro-batches are to need the most memory; shape (micro-batches,).
+        """
+        return trainer.train_dataset.select(order.ravel(), keep_in_memory=True)
+
+    def leave_out(self, trainer: Any, micro_batches: int) -> None:  # noqa: B027 most trainers count none
+        """Make a trainer that counts micro-batches behave as if each step had so many more of them."""
+
+    def run_share(self, trainer: Any) -> Mapping[str, float]:
+        """Return which share of a phase's work a probe runs, 0 to 1, by phase name; phases left out run whole."""
+        return {}
+
     def packs(self, arguments: Any) -> bool:
         """Return whether the trainer puts several documents into one row, given its configuration."""
         return False
@@ -119,6 +190,10 @@ class Adapter(ABC):
     @abstractmethod
     def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of the tensor of a micro-batch."""
+
+    def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
+        """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""
+        return self.collated(batch)
 
     @abstractmethod
     def synthetic(

@@ -1,0 +1,81 @@
+"""Chooses the class of a model by the head that a trainer trains, such as one that predicts the next token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import transformers
+from transformers.models.auto.auto_factory import _get_model_class
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from autotune.errors import InputError
+
+_LANGUAGE_MODELS = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a trainer trains on top of a model's layers, and so the class with which TRL loads the model.
+
+    Attributes:
+        auto_class: transformers' class through which TRL loads the model; None: TRL loads the class that the
+            configuration names first.
+        settings: fields of the configuration that TRL sets when it loads the model.
+        per_token: whether the model returns something for each token; else, one thing for each row.
+    """
+
+    auto_class: type[Any] | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    per_token: bool = True
+
+    def configured(self, config: Any, name: str) -> Any:
+        """Return a copy of a configuration whose first architecture is the class that TRL loads.
+
+        Args:
+            name: the model's name, for messages.
+
+        Raises:
+            InputError: transformers has no such class for this model.
+        """
+        config = copy.deepcopy(config)
+        for setting, value in self.settings.items():
+            setattr(config, setting, value)
+        config.architectures = [self._architecture(config, name)]
+        return config
+
+    def _architecture(self, config: Any, name: str) -> str:
+        if self.auto_class is None:
+            return _language_model(config, name)
+        mapping = self.auto_class._model_mapping
+        if type(config) not in mapping:
+            raise InputError(
+                f"{name} cannot be trained to score: transformers has no {self.auto_class.__name__} for models of type "
+                f"{config.model_type}.",
+                hint="Give a model of another family, such as llama, qwen3 or gemma3.",
+            )
+        return str(_get_model_class(config, mapping).__name__)
+
+
+def _language_model(config: Any, name: str) -> str:
+    names = config.architectures or []
+    if not names:
+        raise InputError(
+            f"The configuration of {name} names no architecture.",
+            hint='Add, for instance, "architectures": ["LlamaForCausalLM"] to its config.json; TRL needs it.',
+        )
+    if names[0] not in _LANGUAGE_MODELS or not hasattr(transformers, names[0]):
+        raise InputError(
+            f"{names[0]}, the architecture of {name}, is no causal language model that transformers knows.",
+            hint="Give a model whose architecture ends with ForCausalLM, or a newer transformers.",
+        )
+    return str(names[0])
+
+
+LANGUAGE_MODEL = Head()
+"""Predicts the next token."""

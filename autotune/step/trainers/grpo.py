@@ -1,0 +1,20 @@
+"""``GRPOTrainer``: prompts whose completions are generated."""
+
+from __future__ import annotations
+
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from autotune.step.trainers.generating import Generating
+
+
+class GroupRelativePolicyOptimization(Generating):
+    """The child's side of ``autotune.trainers.grpo``."""
+
+    name = "grpo"
+    config = GRPOConfig
+    trainer = GRPOTrainer
+    module = grpo_trainer
+
+
+ADAPTER = GroupRelativePolicyOptimization()

@@ -1,0 +1,75 @@
+"""``RewardTrainer``: two sequences of a row through a model with a head of one output, in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl import RewardConfig, RewardTrainer
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.models.heads import Head
+from autotune.step.rows import Counts, RowSizes, column_lengths
+from autotune.step.trainers.base import Adapter
+
+_TOKEN = 5
+
+
+class _OnTokenizedRows(RewardTrainer):
+    """TRL's trainer on tokenised rows, which it drops by the lengths of Arrow's lists, not one by one."""
+
+    def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
+        if args.max_length is None:
+            return dataset
+        longest = column_lengths(dataset, RewardModelling.columns).max(axis=1)
+        kept = np.flatnonzero(longest <= args.max_length)
+        return dataset if len(kept) == len(dataset) else dataset.select(kept)
+
+
+class RewardModelling(Adapter):
+    """Rows of ``chosen_ids`` and ``rejected_ids``, each with its prompt; some also have a ``margin``."""
+
+    name = "reward"
+    config = RewardConfig
+    trainer = RewardTrainer
+    # RewardTrainer.__init__ sets this number where it loads a model by its name.
+    head = Head(AutoModelForSequenceClassification, {"num_labels": 1}, per_token=False)
+    processor = AutoTokenizer
+    columns = ("chosen_ids", "rejected_ids")
+
+    def lengths(self, rows: Dataset) -> Counts:
+        """Return the tokens of both sequences."""
+        return column_lengths(rows, self.columns)
+
+    def trainable(self, rows: Dataset) -> Counts:
+        """Return the tokens of both sequences: each has a part in the score."""
+        return np.asarray(self.lengths(rows).sum(axis=1))
+
+    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
+        """Return a subclass that takes tokenised rows."""
+        return _OnTokenizedRows
+
+    def sizes(self, trainer: Any) -> RowSizes:
+        """Return the sizes of both sequences."""
+        rows = trainer.train_dataset
+        return RowSizes(self.lengths(rows), self.trainable(rows))
+
+    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Return rows and tokens of the ids: chosen sequences, then rejected ones."""
+        ids = inputs["input_ids"]
+        return ids.shape[0], ids.numel()
+
+    def synthetic(
+        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
+    ) -> Dataset:
+        """Return rows of one repeated token."""
+        chosen, rejected = zip(*rows, strict=True)
+        return Dataset.from_dict(
+            {"chosen_ids": [[_TOKEN] * n for n in chosen], "rejected_ids": [[_TOKEN] * n for n in rejected]}
+        )
+
+
+ADAPTER = RewardModelling()

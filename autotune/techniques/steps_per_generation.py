@@ -1,0 +1,63 @@
+"""``steps_per_generation``: micro-batches whose completions are generated at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.techniques.base import Option, Technique
+from autotune.techniques.per_device_train_batch_size import rows_per_step
+
+WHOLE = "step"
+_PART = re.compile(r"step/([1-9]\d*)")
+
+
+class StepsPerGeneration(Technique):
+    """Generating all completions of an optimizer step at once is fastest, and their key-value cache the largest."""
+
+    name = "steps_per_generation"
+    summary = "Generates the completions of a whole optimizer step at once, or in parts, whose cache is smaller."
+    options = (
+        Option(WHOLE, "all completions of an optimizer step at once: TRL's default"),
+        Option("step/2", "in 2 parts (any number): the loss takes its mean over tokens in each part"),
+    )
+    trl_default = WHOLE
+    writes = frozenset({"args.steps_per_generation"})
+    only_sizes = True
+    patches_libraries = False
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the spelling; a single part is the whole."""
+        found = _PART.fullmatch(str(text))
+        if found is None and text != WHOLE:
+            hint = "It takes step or step/N: more would train on completions of an earlier model."
+            raise InputError(f"{text!r} is no choice of {self.name}.", hint=hint)
+        return WHOLE if found is None or found.group(1) == "1" else str(text)
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where the micro-batches of a step cannot be divided into so many parts."""
+        micro_batches, parts = _micro_batches(candidate, setting), _parts(choice)
+        if micro_batches % parts == 0:
+            return None
+        return f"{micro_batches} micro-batches of an optimizer step cannot be divided into {parts} parts"
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return the micro-batches of a part; nothing for TRL's default."""
+        if choice == WHOLE:
+            return {}
+        return {"args.steps_per_generation": max(1, _micro_batches(candidate, setting) // _parts(choice))}
+
+
+TECHNIQUE = StepsPerGeneration()
+
+
+def _micro_batches(candidate: Candidate, setting: Setting) -> int:
+    return rows_per_step(candidate, setting) // int(candidate["per_device_train_batch_size"])
+
+
+def _parts(choice: Choice) -> int:
+    found = _PART.fullmatch(str(choice))
+    return int(found.group(1)) if found else 1

@@ -1,0 +1,84 @@
+"""``RewardTrainer``: a model that scores. A document is two answers, each with its prompt: two sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.documents import Document, Documents
+from autotune.core.plan import TrainingPlan
+from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
+
+
+class RewardModelling(Trainer):
+    """Pairs of a chosen and a rejected answer, padded together; a row with a longer answer is dropped whole."""
+
+    name = "reward"
+    label = "Reward"
+    title = "Training of a reward model"
+    config_class = "RewardConfig"
+    trainer_class = "RewardTrainer"
+    # In the order in which RewardTrainer looks for them.
+    formats = (
+        DatasetFormat("chosen_ids+rejected_ids", ("chosen_ids", "rejected_ids"), tokenized=True),
+        DatasetFormat(
+            "chosen_input_ids+rejected_input_ids", ("chosen_input_ids", "rejected_input_ids"), tokenized=True
+        ),
+        DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected")),
+        DatasetFormat("chosen+rejected", ("chosen", "rejected")),
+    )
+    optional_columns = ("margin",)
+    parts = ("chosen", "rejected")
+    fields = frozenset({
+        "activation_offloading", "center_rewards_coefficient", "chat_template_path", "dataset_num_proc",
+        "disable_dropout", "eos_token", "max_length", "model_init_kwargs", "pad_to_multiple_of", "pad_token",
+        "trust_remote_code",
+    })  # fmt: skip
+    config_fields = ConfigFields(
+        traced=frozenset({"center_rewards_coefficient", "disable_dropout"}),
+        without_effect=frozenset({
+            "chat_template_path", "dataset_num_proc", "eos_token", "model_init_kwargs", "pad_token",
+            "trust_remote_code",
+        }),
+        assumed={},
+    )  # fmt: skip
+    stand_in: ClassVar[Mapping[str, str]] = {"chosen": "a b", "rejected": "b a b"}
+    also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        # PEFT then trains the new head beside the adapters, and puts no adapter on it.
+        "model.use_peft": {"model.lora_task_type": "SEQ_CLS"},
+        "peft": {"peft.task_type": "SEQ_CLS"},
+        # Liger's fused loss replaces the model's forward by that of a language model. Other trainers turn it off.
+        "args.use_liger_kernel": {"args.liger_kernel_config": {"fused_linear_cross_entropy": False}},
+    }
+
+    def document(self, lengths: tuple[int, ...]) -> Document:
+        """Return both sequences; a pair is kept from the length of the longer one on."""
+        return (max(lengths), *lengths)
+
+    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return two sequences of equal length."""
+        return (tokens, tokens), 2 * tokens
+
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the geometry of pairs that are padded to the longest sequence of their micro-batch."""
+        step = documents, rows_of(plan), micro_batches_of(plan), plan.launch.processes
+        return padded(*step, number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1)
+
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Chosen and rejected answers differ in length, so that one of them is padded."""
+        return Layout.PADDED
+
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return arguments that drop nothing."""
+        return {"max_length": int(shape.tokens), "pad_to_multiple_of": None}
+
+    def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
+        """Return pairs as long as the micro-batch; one sequence is a token shorter where rows are padded."""
+        tokens = int(shape.tokens)
+        shorter = tokens if layout is Layout.EQUAL else max(1, tokens - 1)
+        return (*((tokens, tokens),) * (shape.rows - 1), (tokens, shorter))
+
+
+TRAINER = RewardModelling()

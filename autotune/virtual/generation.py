@@ -1,0 +1,106 @@
+"""Shortens the generation of tokens in a trace: the prompt, a step half-way, and the last step stand for all.
+
+The key-value cache is longest in the last step, and steps take the mean time half-way. Tracing every step would take a
+hundred times as long.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from transformers import GenerationMixin
+
+from autotune.virtual.tracing import adopt, is_tracing, repeated
+
+# A token that is no special one in any tokenizer known to the author, unless it ends a completion.
+_TOKEN = 5
+
+
+@contextmanager
+def short_generation() -> Iterator[None]:
+    """Within a trace, let ``generate`` run only a few of its steps; without one, change nothing."""
+    if not is_tracing():
+        yield
+        return
+    whole = GenerationMixin.generate
+
+    def generate(model: Any, *positional: Any, generation_config: Any, **inputs: Any) -> Any:
+        return _Generation(whole, model, generation_config, inputs).run()
+
+    GenerationMixin.generate = generate
+    try:
+        yield
+    finally:
+        GenerationMixin.generate = whole
+
+
+class _Generation:
+    """One call of ``generate``.
+
+    Args:
+        whole: transformers' function.
+        inputs: its named arguments: the ids of prompts, padded on the left, with their mask.
+    """
+
+    def __init__(self, whole: Any, model: Any, config: Any, inputs: dict[str, Any]) -> None:
+        self._whole, self._model, self._config, self._inputs = whole, model, config, inputs
+        self._rows, self._prompt = inputs["input_ids"].shape
+
+    def run(self) -> Any:
+        """Return ids of prompts and completions, as many as asked for; all are the same token."""
+        new = self._config.max_new_tokens
+        first = self._step(**self._inputs)
+        cache = getattr(first, "past_key_values", None)
+        del first
+        if new > 1:
+            with repeated(new - 1):
+                self._continued(cache, self._prompt + new // 2)
+            with repeated(0):
+                self._continued(cache, self._prompt + new - 1)
+        token = next(token for token in range(_TOKEN, _TOKEN + 100) if token not in _ends(self._config))
+        ids = adopt(np.full((self._rows, self._prompt + new), token, dtype=np.int64))
+        return ids.to(self._inputs["input_ids"].device)
+
+    def _step(self, **inputs: Any) -> Any:
+        config = copy.deepcopy(self._config)
+        config.max_new_tokens = config.min_new_tokens = 1
+        config.return_dict_in_generate = True
+        return self._whole(self._model, generation_config=config, **inputs)
+
+    def _continued(self, cache: Any, tokens: int) -> None:
+        """Generate the token after so many, all but the last of which are in the cache."""
+        shape = (self._rows, tokens)
+        known = adopt({"ids": np.full(shape, _TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
+        device = self._inputs["input_ids"].device
+        inputs = {"input_ids": known["ids"].to(device), "attention_mask": known["mask"].to(device)}
+        if cache is not None:
+            _fill(cache, tokens - 1)
+            inputs["past_key_values"] = cache
+        self._step(**inputs)
+
+
+def _fill(cache: Any, tokens: int) -> None:
+    """Make a key-value cache as large as it is after so many tokens."""
+    for layer in cache.layers:
+        # Layers of linear attention have a state of fixed size instead.
+        if getattr(layer, "keys", None) is None:
+            continue
+        held = tokens
+        if getattr(layer, "is_sliding", False):
+            held, layer.cumulative_length = min(tokens, layer.sliding_window - 1), tokens
+        for name in ("keys", "values"):
+            before = getattr(layer, name)
+            rows, heads, _, width = before.shape
+            setattr(layer, name, None)
+            new = before.new_empty
+            del before
+            setattr(layer, name, new(rows, heads, held, width))
+
+
+def _ends(config: Any) -> Sequence[int]:
+    ends = config.eos_token_id
+    return ends if isinstance(ends, list) else [ends]

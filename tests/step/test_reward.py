@@ -1,0 +1,208 @@
+"""Reward models: the class and the head that are trained, the rows that TRL drops whole, margins, adapters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import AutoConfig
+from trl import RewardConfig, RewardTrainer
+
+from autotune.core.measurement import Schedule
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import CheckPackingRequest, PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.errors import InputError
+from autotune.step.job import JobContext
+from autotune.step.jobs.check_packing import check_packing
+from autotune.step.jobs.prepare import prepare
+from autotune.step.jobs.probe import probe
+from autotune.step.models.loading import load_config, load_processor, random_model
+from autotune.step.run.meters import CpuMeter
+from autotune.step.run.progress import Progress
+from autotune.step.run.training import build_trainer, train
+from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
+from tests.small import long_tailed_texts, preference_rows, small_config, small_tokenizer, write_rows
+from tests.trainers.samples import Rows
+
+SCHEDULE = Schedule(warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2)
+HEAD = adapter("reward").head
+ADAPTERS = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear", "lora_task_type": "SEQ_CLS"}
+
+
+def pair_rows() -> Rows:
+    return preference_rows(long_tailed_texts(60, longest_words=120))
+
+
+def prepared(model: Path, folder: Path, rows: Rows) -> PrepareReply:
+    file = write_rows(folder / "pairs.jsonl", rows)
+    source = DatasetSource(file.name, "json", str(file))
+    request = PrepareRequest(ModelSource(str(model)), source, "reward", str(folder / "tokenized"))
+    return prepare(request, JobContext(folder, time.monotonic()))
+
+
+@pytest.fixture(scope="module")
+def pairs(small_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> PrepareReply:
+    return prepared(small_model_directory, tmp_path_factory.mktemp("reward"), pair_rows())
+
+
+def request_of(workload: PrepareReply, model: dict[str, object] | None = None, **args: object) -> ProbeRequest:
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": 64}
+    plan = TrainingPlan("reward", {"use_cpu": True, "bf16": False, **sizes, **args}, model or {})
+    source, rows = ModelSource(workload.model.name), workload.dataset.tokenized_directory
+    return ProbeRequest(plan, source, "cpu", rows, SCHEDULE)
+
+
+def kept_by_trl(model: Path, folder: Path, rows: Rows, length: int) -> Any:
+    """Return the rows that TRL's own trainer keeps."""
+    args = RewardConfig(str(folder), use_cpu=True, bf16=False, max_length=length, report_to="none")
+    dataset = Dataset.from_list(rows)
+    return RewardTrainer(str(model), args=args, train_dataset=dataset).train_dataset
+
+
+@pytest.mark.parametrize("length", [20, 40, 90])
+def test_rows_are_dropped_as_trl_drops_them_and_none_is_cut(
+    pairs: PrepareReply, small_model_directory: Path, tmp_path: Path, length: int
+) -> None:
+    kept = kept_by_trl(small_model_directory, tmp_path, pair_rows(), length)
+    documents = pairs.dataset.documents
+    assert 0 < len(kept) < documents.rows
+    assert documents.row_coverage(length) == pytest.approx(len(kept) / documents.rows)
+    assert documents.rows_dropped(length) == documents.rows - len(kept)
+    assert documents.rows_cut(length) == 0
+    tokens = sum(len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in kept)
+    assert documents.tokens_kept(length) == tokens
+
+    request, progress = request_of(pairs, max_length=length), Progress(SCHEDULE, CpuMeter())
+    train(request, tmp_path, progress)
+    assert progress.batches is not None
+    assert progress.batches.population == len(kept)
+    geometry = find_trainer("reward").geometry(request.plan, documents)
+    assert progress.worst_tokens == 2 * geometry.worst.rows * geometry.worst.tokens
+
+
+def test_a_random_model_has_the_weights_of_the_one_that_trl_loads(small_model_directory: Path, tmp_path: Path) -> None:
+    kept = Dataset.from_list(pair_rows()[:2])
+    args = RewardConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    loaded = RewardTrainer(str(small_model_directory), args=args, train_dataset=kept).model
+    kwargs = {"dtype": "float32", "attn_implementation": "sdpa"}
+    drawn = random_model(ModelSource(str(small_model_directory)), kwargs, None, "cpu", HEAD)
+    assert type(drawn) is type(loaded)
+    assert {name: tensor.shape for name, tensor in drawn.named_parameters()} == {
+        name: tensor.shape for name, tensor in loaded.named_parameters()
+    }
+    assert drawn.score.weight.shape == (1, 64)
+
+
+def test_its_profile_is_of_the_model_that_is_trained(pairs: PrepareReply) -> None:
+    assert pairs.model.architecture == "LlamaForSequenceClassification"
+    config = HEAD.configured(small_config(), "small")
+    assert (config.architectures, config.num_labels) == (["LlamaForSequenceClassification"], 1)
+    # One output of 64 numbers; the head that predicts tokens shares the embeddings' weights.
+    assert pairs.model.parameters == 64 + sum(
+        parameter.numel()
+        for parameter in random_model(
+            ModelSource(pairs.model.name),
+            {"dtype": "float32", "attn_implementation": "sdpa"},
+            None,
+            "cpu",
+            adapter("sft").head,
+        ).parameters()
+    )
+
+
+def test_a_model_that_cannot_score_is_refused_by_its_family(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("mamba", num_hidden_layers=1, hidden_size=16, vocab_size=64)
+    config.architectures = ["MambaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    source = ModelSource(str(tmp_path))
+    assert load_config(source, adapter("sft").head).architectures == ["MambaForCausalLM"]
+    with pytest.raises(InputError, match="no AutoModelForSequenceClassification for models of type mamba"):
+        load_config(source, HEAD)
+
+
+def test_a_reward_model_can_be_trained_on_and_is_no_language_model(tmp_path: Path) -> None:
+    HEAD.configured(small_config(), "small").save_pretrained(tmp_path)
+    source = ModelSource(str(tmp_path))
+    assert load_config(source, HEAD).architectures == ["LlamaForSequenceClassification"]
+    with pytest.raises(InputError, match="is no causal language model"):
+        load_config(source, adapter("sft").head)
+
+
+def test_attention_is_checked_on_the_class_that_is_trained_and_packing_is_none_of_its_business(
+    small_model_directory: Path, tmp_path: Path
+) -> None:
+    request = CheckPackingRequest("reward", ModelSource(str(small_model_directory)), "cpu", ("sdpa", "unheard_of"))
+    sdpa, unheard_of = check_packing(request, JobContext(tmp_path, time.monotonic())).checks
+    assert sdpa.supported
+    assert not sdpa.separates
+    assert sdpa.reason == "LlamaForSequenceClassification gives one score to a whole row"
+    assert not unheard_of.supported
+
+
+def test_its_tokenizer_is_loaded_as_trl_loads_it(small_model_directory: Path) -> None:
+    known = adapter("reward")
+    processor = load_processor(ModelSource(str(small_model_directory)), known.processor)
+    assert processor.pad_token == small_tokenizer().pad_token
+
+
+@pytest.mark.parametrize("model", [{}, ADAPTERS], ids=["full", "adapters"])
+@pytest.mark.parametrize("checkpointing", [None, {}, {"every_n_layers": 2}], ids=str)
+def test_every_second_layer_can_be_checkpointed(
+    pairs: PrepareReply, tmp_path: Path, model: dict[str, object], checkpointing: dict[str, object] | None
+) -> None:
+    args = {"gradient_checkpointing": checkpointing is not None, "gradient_checkpointing_kwargs": checkpointing or None}
+    request = request_of(pairs, model, **args)
+    shown = probe(request, JobContext(tmp_path, time.monotonic())).ranks[0]
+    assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
+
+
+def test_margins_go_with_the_rows_into_the_loss(small_model_directory: Path, tmp_path: Path) -> None:
+    rows = [{**row, "margin": index / 10} for index, row in enumerate(pair_rows())]
+    workload = prepared(small_model_directory, tmp_path, rows)
+    request, progress = request_of(workload), Progress(SCHEDULE, CpuMeter())
+    trainer = train(request, tmp_path, progress)
+    assert "margin" in trainer.train_dataset.column_names
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["margin"].shape == (2,)
+
+
+def test_with_adapters_the_head_is_trained_and_has_none(pairs: PrepareReply, tmp_path: Path) -> None:
+    request = request_of(pairs, ADAPTERS)
+    rows = Dataset.from_dict({"chosen_ids": [[5, 6]], "rejected_ids": [[7]]})
+    model = build_trainer(request, rows, tmp_path, Progress(SCHEDULE, CpuMeter())).model
+    of_head = {name: parameter.requires_grad for name, parameter in model.named_parameters() if "score" in name}
+    assert of_head == {
+        "base_model.model.score.original_module.weight": False,
+        "base_model.model.score.modules_to_save.default.weight": True,
+    }
+
+
+def test_a_margin_must_be_given_in_every_row(small_model_directory: Path, tmp_path: Path) -> None:
+    first, second, *_ = pair_rows()
+    with pytest.raises(InputError, match=r"Row 2 of pairs\.jsonl has no margin"):
+        prepared(small_model_directory, tmp_path, [{**first, "margin": 0.1}, second])
+
+
+@pytest.mark.parametrize(("missing", "there"), [("rejected", "chosen"), ("chosen", "rejected")])
+def test_a_missing_column_is_told_with_those_that_are_wanted(
+    small_model_directory: Path, tmp_path: Path, missing: str, there: str
+) -> None:
+    rows = [{name: value for name, value in row.items() if name != missing} for row in pair_rows()]
+    with pytest.raises(InputError, match="has no column that Reward can use: it has") as caught:
+        prepared(small_model_directory, tmp_path, rows)
+    assert there in str(caught.value)
+    assert missing in caught.value.hint
+
+
+def test_a_probe_of_rows_that_are_all_dropped_ends_with_the_reason(pairs: PrepareReply, tmp_path: Path) -> None:
+    request = replace(request_of(pairs, max_length=2))
+    shown = probe(request, JobContext(tmp_path, time.monotonic())).ranks[0]
+    assert shown.status is not ProbeStatus.OK
+    assert "the trainer drops every row of the dataset" in shown.reason
