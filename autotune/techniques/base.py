@@ -54,7 +54,6 @@ class Technique(ABC):
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
             Which other trainers support the technique follows from the fields of their configurations.
-        of_trainers: names of the only trainers that have it; empty: all whose configurations have its fields.
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
         ignored: by the name of a trainer and a choice, how TRL silently trains otherwise there.
         restricted: by the name of a trainer and a choice, why only some candidates may have it there, for the
@@ -79,7 +78,6 @@ class Technique(ABC):
     trl_defaults: ClassVar[Mapping[str, Choice]] = {}
     writes: ClassVar[frozenset[str]]
     without_effect: ClassVar[Mapping[str, str]] = {}
-    of_trainers: ClassVar[frozenset[str]] = frozenset()
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {}

@@ -12,10 +12,12 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques import lora
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.reference import PRECOMPUTED
 from autotune.techniques.versions import installed
 
 SELECTIVE = "selective"
 OFFLOAD = "offload"
+_EVERY_2 = "every_2"
 _EVERY = re.compile(r"every_(\d+)")
 # `every_n_layers` and `offload` were added with transformers 5.23's activation checkpointing.
 _TRANSFORMERS_WITH_KEYS = ">=5.23"
@@ -31,7 +33,7 @@ class GradientCheckpointing(Technique):
     options = (
         Option(OFF, "keeps all activations"),
         Option(ON, "keeps the input of every layer"),
-        Option("every_2", "checkpoints every second layer only (every_N)"),
+        Option(_EVERY_2, "checkpoints every second layer only (every_N)"),
         Option(SELECTIVE, "as on, and keeps the outputs of attention"),
         Option(OFFLOAD, "as on, and moves what is kept to the host's memory"),
     )
@@ -39,8 +41,25 @@ class GradientCheckpointing(Technique):
     needs = "offload: an accelerator; every_N and offload: transformers 5.23 or later"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        ("dpo", SELECTIVE): "DPOTrainer leaves its key to PyTorch, which refuses it",
-        ("reward", SELECTIVE): "RewardTrainer leaves its key to PyTorch, which refuses it",
+        **{
+            (trainer, SELECTIVE): f"{name} leaves its key to PyTorch, which refuses it"
+            for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer", "reward": "RewardTrainer"}.items()
+        },
+        **{
+            (trainer, choice): f"{name} leaves its key to PyTorch after it has generated, which refuses it"
+            for trainer, name in {"grpo": "GRPOTrainer", "rloo": "RLOOTrainer"}.items()
+            for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
+        },
+    }
+    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {
+        ("online_dpo", choice): "OnlineDPOTrainer turns checkpointing on again without its keys, once it has generated"
+        for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
+    }
+    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {
+        (trainer, choice): f"only with reference={PRECOMPUTED}: {name} leaves its key to PyTorch after each pass of "
+        "the reference, which refuses it"
+        for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer"}.items()
+        for choice in (_EVERY_2, OFFLOAD)
     }
     patches_libraries = False
 
@@ -48,6 +67,10 @@ class GradientCheckpointing(Technique):
         """Return the choice; ``every_N`` is accepted for any N above one."""
         every = _EVERY.fullmatch(str(text))
         return str(text) if every and int(every.group(1)) > 1 else super().parse(text)
+
+    def representative(self, choice: Choice) -> Choice:
+        """Return ``every_2`` for every number of layers."""
+        return _EVERY_2 if _EVERY.fullmatch(str(choice)) else choice
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where a library is too old, or for offloading on a CPU, where memory cannot be pinned."""
@@ -69,10 +92,13 @@ class GradientCheckpointing(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where transformers 5.23, with adapters, skips the function in which TRL removes its key."""
+        """Return a reason where a key reaches PyTorch: with adapters since transformers 5.23, or beside a reference."""
         renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
         if choice == SELECTIVE and lora.has_adapters(candidate) and renamed:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
+        restriction = self.restricted.get((setting.workload.trainer, self.representative(choice)))
+        if restriction is not None and candidate["reference"] != PRECOMPUTED:
+            return f"gradient_checkpointing={choice} goes {restriction}"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

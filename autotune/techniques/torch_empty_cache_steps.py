@@ -26,6 +26,7 @@ class TorchEmptyCacheSteps(Technique):
         Option(10, "in every tenth optimizer step (N); other steps have the same peak as without it"),
     )
     trl_default = OFF
+    unplanned = "the time that it takes"
     needs = "a CUDA GPU"
     writes = frozenset({"args.torch_empty_cache_steps"})
     only_allocator = True
