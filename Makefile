@@ -23,7 +23,7 @@ PROBE_OUTPUT := autotune-small
 # use too make steps many times slower.
 PROBE_THREADS := 1
 
-.PHONY: probe test test-wheel test-lowest lint gpu clean
+.PHONY: probe test test-wheel test-lowest lint docs gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -45,6 +45,9 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --config importlinter-fences.toml
+
+docs: $(READY)
+	$(BIN)/python -W ignore -m tests.docs.write
 
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu.suite

@@ -151,7 +151,8 @@ def resolve(
     unlockable: list[Unlockable] = []
     for technique in techniques:
         knob = technique.name
-        if knob in wishes.fixed or knob in wishes.excluded or knob not in file.choices:
+        asked = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
+        if not asked or knob not in file.choices:
             choices[knob] = (baseline[knob],)
             continue
         kept, locked = [baseline[knob]], []
@@ -166,7 +167,7 @@ def resolve(
                 locked.append(choice)
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
-            unlockable.append(Unlockable(knob, tuple(locked), technique.changes))
+            unlockable.append(Unlockable(knob, tuple(locked), technique.how_changes(setting.workload.trainer)))
     recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in file.recipes)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
     return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable))

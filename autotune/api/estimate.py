@@ -20,6 +20,7 @@ def estimate(
     *,
     shape: tuple[int, int],
     gpu: str,
+    eval_shape: tuple[int, int] | None = None,
     listener: Listener = ignore,
 ) -> MemoryEstimate:
     """Predict memory and time of training with a configuration, by tracing its step; no GPU is needed.
@@ -33,10 +34,12 @@ def estimate(
             One of several rows is taken to be a token shorter, since padding brings an attention mask. With packing or
             padding-free, rows lie end to end.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu`` for the CPU's allocator.
+        eval_shape: rows of the largest micro-batch of evaluation, and tokens of its longest; None: evaluation is left
+            out.
         listener: receives the events of the run.
 
     Raises:
         InputError: something that was given cannot be used.
         AutotuneError: the step cannot be traced; the message says which operator. A probe can tell, then.
     """
-    return traced_estimate(model, config, peft_config, shape, gpu, listener)
+    return traced_estimate(model, config, peft_config, shape, gpu, listener, eval_shape)

@@ -19,6 +19,8 @@ def plan(
     dataset: str | None = None,
     *,
     trainer: str = DEFAULT,
+    eval_dataset: str | None = None,
+    eval_split: str | None = None,
     gpu: str | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
@@ -39,6 +41,9 @@ def plan(
         model: hub id, local directory, or ``config.json``; no weights are needed.
         dataset: hub id, or a local file or directory; None: rows of ``seq_len`` tokens.
         trainer: which of TRL's trainers.
+        eval_dataset: rows that training is evaluated on, named like ``dataset``; None: a split of that, or none.
+        eval_split: split of ``eval_dataset``, or of ``dataset``, that training is evaluated on; None: no evaluation or,
+            with ``eval_dataset``, its ``test`` split, and all of a file.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
@@ -60,7 +65,7 @@ def plan(
         InputError: something that was given cannot be used.
         AutotuneError: processes cannot be started.
     """
-    asked = Asked(model, dataset, gpu, seq_len, memory_budget, top, explain)
+    asked = Asked(model, dataset, gpu, seq_len, memory_budget, top, explain, eval_dataset, eval_split)
     check_rows(asked, token_coverage)
     fixed, excluded = dict(fix or {}), tuple(exclude)
     options = checked_options(

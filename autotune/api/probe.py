@@ -21,6 +21,8 @@ def probe(
     dataset: str,
     *,
     trainer: str = DEFAULT,
+    eval_dataset: str | None = None,
+    eval_split: str | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     memory_budget: str | int | None = None,
     margin: float = 0.05,
@@ -49,6 +51,9 @@ def probe(
         model: hub id, local directory, or ``config.json``.
         dataset: hub id, or a local file or directory, in any format that the trainer takes.
         trainer: which of TRL's trainers.
+        eval_dataset: rows that training is evaluated on, named like ``dataset``; None: a split of that, or none.
+        eval_split: split of ``eval_dataset``, or of ``dataset``, that training is evaluated on; None: no evaluation or,
+            with ``eval_dataset``, its ``test`` split, and all of a file.
         device: ``auto`` takes a GPU where there is one.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
@@ -77,7 +82,7 @@ def probe(
         InputError: something that was given cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
     """
-    asked = Asked(model, dataset, memory_budget, init, storage, study, resume, output, plan)
+    asked = Asked(model, dataset, memory_budget, init, storage, study, resume, output, plan, eval_dataset, eval_split)
     options = checked_options(
         trainer=trainer,
         device=device,

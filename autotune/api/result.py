@@ -110,7 +110,21 @@ class ProbeResult:
         Raises:
             AutotuneError: nothing was found.
         """
-        rows: datasets.Dataset = self._objects().training_dataset(**self._rows().entry())
+        found = self._rows()
+        rows: datasets.Dataset = self._objects().training_dataset(**found.entry(found.split))
+        return rows
+
+    @property
+    def eval_dataset(self) -> datasets.Dataset | None:
+        """The rows to evaluate on, cut like those to train on; None without evaluation.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        found = self._rows()
+        if found.evaluated is None:
+            return None
+        rows: datasets.Dataset = self._objects().training_dataset(**found.entry(found.evaluated))
         return rows
 
     def to_yaml(self, path: str | Path) -> None:

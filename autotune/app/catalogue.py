@@ -17,15 +17,15 @@ def catalogue(trainer: str, device: Literal["auto", "cuda", "cpu"]) -> tuple[Cat
     known = find_trainer(trainer)
     machine = inspect_machine(device)
     searched = load(default_file(known.name), known.name, known.techniques).choices
-    return tuple(_row(technique, machine, technique.name in searched) for technique in known.techniques)
+    return tuple(_row(technique, known.name, machine, technique.name in searched) for technique in known.techniques)
 
 
-def _row(technique: Technique, machine: Machine, in_default_space: bool) -> CatalogueRow:
+def _row(technique: Technique, trainer: str, machine: Machine, in_default_space: bool) -> CatalogueRow:
     return CatalogueRow(
         knob=technique.name,
         summary=technique.summary,
         needs=technique.needs,
-        changes=technique.changes,
+        changes=technique.how_changes(trainer),
         writes=tuple(sorted(technique.writes)),
         in_default_space=in_default_space,
         default=str(technique.trl_default),

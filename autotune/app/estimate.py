@@ -12,6 +12,8 @@ from autotune.app.user_plan import user_plan
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.errors import AutotuneError, InputError
@@ -28,44 +30,64 @@ from autotune.trainers import find_trainer
 
 
 def estimate(
-    model: str, config: object, peft_config: object | None, shape: tuple[int, int], gpu: str, listener: Listener
+    model: str,
+    config: object,
+    peft_config: object | None,
+    shape: tuple[int, int],
+    gpu: str,
+    listener: Listener,
+    eval_shape: tuple[int, int] | None = None,
 ) -> MemoryEstimate:
     """Return the memory and time of a configuration; see :func:`autotune.estimate`."""
-    rows, tokens = shape
-    if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
-        raise InputError(
-            f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
-            hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
-        )
-    user = user_plan(config, peft_config)
+    for rows, tokens in (shape, eval_shape or shape):
+        if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
+            raise InputError(
+                f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
+                hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
+            )
+    user = user_plan(config, peft_config, evaluates=eval_shape is not None)
     plan = user.plan
     source, planned = model_source(model, "random"), planned_machine(gpu)
     options = checked_options(trainer=plan.trainer, exclude=("attention",))
     cache = user_cache()
-    tokens = _padded(tokens, plan.args)
-    layout = find_trainer(plan.trainer).layout(plan, rows)
-    traced = Shape(1, rows * tokens) if layout is Layout.FLAT else Shape(rows, tokens)
+    rows, tokens = shape[0], _padded(shape[1], plan.args)
+    layout, traced = _traced_shape(plan, rows, tokens)
+    micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
     with ServerTracer(planned.cores, listener) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, listener)
         setting = Setting(workload, planned.machine, rows, 1.0)
         traces = traces_of(workload, planned.machine, tracer, cache)
-        anchors = Anchors(Basis.CONSTANT, (traced,))
-        wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
-        requests = [trace_request(plan, layout, traced, layers, setting, planned.gpu) for layers, _ in wanted]
-        replies = dict(zip(wanted, traces.get(requests), strict=True))
         layers = len(workload.model.layer_kinds)
+
+        def fitted(layout: Layout, at: Shape) -> Fit:
+            anchors = Anchors(Basis.CONSTANT, (at,))
+            wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
+            requests = [trace_request(plan, layout, at, depth, setting, planned.gpu) for depth, _ in wanted]
+            replies = traces.get(requests)
+            failed = next((reply for reply in replies if isinstance(reply, Untraceable)), None)
+            if failed is not None:
+                raise AutotuneError(
+                    f"{model} cannot be traced: {failed.reason}", hint="`autotune probe` can measure it."
+                )
+            found = [reply for reply in replies if not isinstance(reply, Untraceable)]
+            return Fit(anchors, dict(zip(wanted, found, strict=True)))
+
+        fit = fitted(layout, traced)
+        forecast = worst = fit.forecast(layers, traced, micro_batches, plan.allocator)
+        if eval_shape is not None:
+            evaluated = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
+            beside = fitted(*evaluated).forecast(layers, evaluated[1], 1, plan.allocator)
+            worst = forecast.taking(EVALUATE, beside, per_step=0.0)
         added_bytes = varied_bytes(traces, plan, layout, traced, layers, setting, planned.gpu)
-    found = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-    failed = next((reply for reply in replies.values() if isinstance(reply, Untraceable)), None)
-    if failed is not None:
-        raise AutotuneError(f"{model} cannot be traced: {failed.reason}", hint="`autotune probe` can measure it.")
-    micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
-    fit = Fit(anchors, found)
-    forecast = fit.served(fit.forecast(layers, traced, micro_batches), traced, plan.allocator)
-    memory = memory_estimate(forecast, forecast, micro_batches, planned.gpu, TRACED_ERROR)
-    traced_assumptions = dict.fromkeys(name for reply in found.values() for name in reply.assumptions)
+    memory = memory_estimate(worst, forecast, micro_batches, planned.gpu, TRACED_ERROR)
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
-    return replace(memory, varied_bytes=added_bytes, assumptions=(*user.assumptions, *about_sizes, *traced_assumptions))
+    assumptions = (*user.assumptions, *about_sizes, *sorted(fit.assumptions))
+    return replace(memory, varied_bytes=added_bytes, assumptions=assumptions)
+
+
+def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:
+    layout = find_trainer(plan.trainer).layout(plan, rows)
+    return layout, Shape(1, rows * tokens) if layout is Layout.FLAT else Shape(rows, tokens)
 
 
 def _padded(tokens: int, args: Mapping[str, object]) -> int:

@@ -160,6 +160,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         runs=len(rates),
         tokens_per_step=shown.tokens_per_step,
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
+        evaluation_seconds=shown.evaluation_seconds,
     )
 
 

@@ -18,7 +18,7 @@ from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
-from autotune.inspection.dataset import dataset_source
+from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
@@ -44,6 +44,8 @@ class Asked:
     memory_budget: str | int | None
     top: int
     explain: bool = False
+    eval_dataset: str | None = None
+    eval_split: str | None = None
 
 
 def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: Listener) -> Plan:
@@ -56,13 +58,14 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
     seq_len = asked.seq_len
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     planned = planned_machine(asked.gpu)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
     cache = user_cache()
     with ServerTracer(planned.cores, listener) as tracer:
-        workload = planned_workload(options, source, rows, tracer, cache, listener)
+        workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
@@ -126,6 +129,8 @@ def check_rows(asked: Asked, token_coverage: float | None) -> None:
         raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
     if seq_len is None:
         return
+    if asked.eval_dataset is not None or asked.eval_split is not None:
+        raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
     if not 1 <= seq_len <= MOST_TOKENS:
         raise InputError(
             f"A length of {seq_len} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."

@@ -87,6 +87,7 @@ def planned_workload(
     tracer: ServerTracer,
     cache: Cache,
     listener: Listener,
+    evaluation: DatasetSource | None = None,
 ) -> Workload:
     """Return the workload, with the self-test of those attention implementations that run on a CPU.
 
@@ -94,21 +95,25 @@ def planned_workload(
 
     Args:
         dataset: None: a placeholder of a few words, whose lengths are not meaningful.
+        evaluation: the rows that training is evaluated on, or None.
 
     Raises:
         InputError: the model or the dataset cannot be used.
     """
     here = inspect_machine("cpu")
-    states = [_state(model.name), _state(dataset.data_files or dataset.path) if dataset is not None else []]
+    states = [_state(model.name)]
+    states += [_state(source.data_files or source.path) for source in (dataset, evaluation) if source is not None]
     name, wanted = options.trainer.name, attentions(options, here)
     peft = fixed_peft(options)
-    key = fingerprint("workload", name, model, dataset, states, wanted, peft, here.packages, source_digest())
+    key = fingerprint(
+        "workload", name, model, dataset, evaluation, states, wanted, peft, here.packages, source_digest()
+    )
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
     rows = dataset or _stand_in(options.trainer, tracer.folder)
-    workload = reader.read_checked(options, model, rows, here)
+    workload = reader.read_checked(options, model, rows, here, evaluation)
     if all(state is not None for state in states):
         cache.put(key, encode(workload))
     return workload

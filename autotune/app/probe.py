@@ -22,7 +22,7 @@ from autotune.core.result import Result
 from autotune.core.workload import Init
 from autotune.emit.bundle import write_bundle
 from autotune.inspection.budget import memory_budget as checked_budget
-from autotune.inspection.dataset import dataset_source
+from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
@@ -43,19 +43,24 @@ class Asked:
     resume: bool
     output: str | Path | None
     plan: bool
+    eval_dataset: str | None = None
+    eval_split: str | None = None
 
 
 def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
     started = time.monotonic()
     source, rows = model_source(asked.model, asked.init), dataset_source(asked.dataset)
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    if evaluation is not None:
+        check_one_load(rows, evaluation)
     machine = inspect_machine(options.device)
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else default_output(asked.model, asked.dataset))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
     with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
         reader = WorkloadReader(server, out.workload, listener)
-        workload = reader.read_checked(options, source, rows, machine)
+        workload = reader.read_checked(options, source, rows, machine, evaluation)
         problem = problem_of(options, workload, machine, batch)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline))
         out.remember_budget(budget_bytes)
@@ -82,6 +87,8 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         settings={
             "model": asked.model,
             "dataset": asked.dataset,
+            **({"eval_dataset": asked.eval_dataset} if asked.eval_dataset is not None else {}),
+            **({"eval_split": asked.eval_split} if asked.eval_split is not None else {}),
             "effort": options.effort.name,
             "init": asked.init,
             "seed": options.seed,

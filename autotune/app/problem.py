@@ -53,7 +53,8 @@ def problem_of(options: Options, workload: Workload, machine: Machine, batch: in
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.
         tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)
-        setting = replace(setting, token_coverage=workload.dataset.documents.coverage(int(tokens)))
+        kept = min(documents.coverage(int(tokens)) for documents in workload.documents)
+        setting = replace(setting, token_coverage=kept)
     space = resolve(options.file, options.trainer.techniques, setting, options.wishes)
     problem = TrainerProblem(options.trainer, space, setting, options.wishes)
     require_legal(problem)

@@ -19,6 +19,7 @@ def probe_request(
 ) -> ProbeRequest:
     """Return the request that measures a candidate of a problem."""
     setting = problem.setting
+    evaluation = setting.workload.evaluation
     return ProbeRequest(
         plan=problem.trainer.plan(candidate, setting),
         model=setting.workload.model_source,
@@ -27,6 +28,7 @@ def probe_request(
         schedule=schedule,
         limit_bytes=limit_bytes,
         seed=seed,
+        evaluation_directory=evaluation.tokenized_directory if evaluation is not None else None,
     )
 
 

@@ -102,6 +102,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
     parts: dict[str, object] = {
         "model": [workload.model.fingerprint, workload.model_source.init],
         "dataset": workload.dataset.fingerprint,
+        **({"evaluation dataset": workload.evaluation.fingerprint} if workload.evaluation is not None else {}),
         "trainer": workload.trainer,
         "hardware": [hardware.kind, hardware.name, hardware.processes, hardware.cores],
         "software versions": environment(setting.machine),

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import NO_EVALUATION, TrainingPlan
 from autotune.errors import InputError
 from autotune.trainers import Trainer, trainers
+from autotune.trainers.base import EVALUATED
 
 # Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
@@ -78,8 +79,11 @@ class UserPlan:
     assumptions: tuple[str, ...]
 
 
-def user_plan(config: object, peft_config: object | None) -> UserPlan:
+def user_plan(config: object, peft_config: object | None, *, evaluates: bool = False) -> UserPlan:
     """Return the plan of a trainer's configuration and a PEFT configuration.
+
+    Args:
+        evaluates: whether evaluation is traced too.
 
     Raises:
         InputError: it is for an unknown trainer or kind of PEFT, or sets something that a trace does not support; the
@@ -98,7 +102,9 @@ def user_plan(config: object, peft_config: object | None) -> UserPlan:
     loading = _values_of_loading(config)
     words, assumptions = _model_words(loading)
     plan = TrainingPlan(trainer.name, args, {**words, **_peft_words(peft_config)})
-    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer)))
+    if evaluates:
+        plan = dataclasses.replace(plan, args={**plan.args, "eval_strategy": EVALUATED})
+    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, evaluates=evaluates)))
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
@@ -145,9 +151,9 @@ def _plain(name: str, value: object) -> object:
     return plain
 
 
-def _config_assumptions(config: Any, trainer: Trainer) -> Iterator[str]:
+def _config_assumptions(config: Any, trainer: Trainer, *, evaluates: bool) -> Iterator[str]:
     yield from (said for name, said in trainer.config_fields.assumed.items() if getattr(config, name, None))
-    if getattr(config.eval_strategy, "value", config.eval_strategy) != "no":
+    if getattr(config.eval_strategy, "value", config.eval_strategy) != NO_EVALUATION and not evaluates:
         yield "evaluation is left out"
 
 

@@ -30,29 +30,51 @@ class WorkloadReader:
     listener: Listener
 
     def read(
-        self, trainer: str, model: ModelSource, dataset: DatasetSource, peft: Choice = peft_config.NONE
+        self,
+        trainer: str,
+        model: ModelSource,
+        dataset: DatasetSource,
+        evaluation: DatasetSource | None = None,
+        peft: Choice = peft_config.NONE,
     ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
 
         Args:
+            evaluation: the rows that training is evaluated on, or None.
             peft: the choice of ``peft_config``, which is checked against the model.
 
         Raises:
             InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
-        tokenized = str(self.directory / "tokenized")
-        request = PrepareRequest(model, dataset, trainer, tokenized, peft_config.configuration(peft))
+        tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
+        adapter = peft_config.configuration(peft)
+        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, peft=adapter)
         reply = prepare(self.server, request, self.directory / "prepare")
-        return Workload(trainer, model, dataset, reply.model, reply.dataset)
+        return Workload(
+            trainer,
+            model,
+            dataset,
+            reply.model,
+            reply.dataset,
+            evaluation_source=evaluation,
+            evaluation=reply.evaluation,
+        )
 
-    def read_checked(self, options: Options, model: ModelSource, dataset: DatasetSource, machine: Machine) -> Workload:
+    def read_checked(
+        self,
+        options: Options,
+        model: ModelSource,
+        dataset: DatasetSource,
+        machine: Machine,
+        evaluation: DatasetSource | None = None,
+    ) -> Workload:
         """Return the workload with the self-test of the attention implementations that the options leave.
 
         Raises:
             InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
-        workload = self.read(options.trainer.name, model, dataset, fixed_peft(options))
+        workload = self.read(options.trainer.name, model, dataset, evaluation, fixed_peft(options))
         return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:

@@ -27,6 +27,14 @@ def add_trainer(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--trainer", metavar="NAME", help=f"TRL's trainer (default: {DEFAULT})")
 
 
+def add_evaluation(parser: argparse._ActionsContainer) -> None:
+    """Declare the arguments that name the rows to evaluate on."""
+    parser.add_argument("--eval-dataset", metavar="DATASET", help="rows to evaluate on (default: no evaluation)")
+    parser.add_argument(
+        "--eval-split", metavar="NAME", help="split to evaluate on, of --eval-dataset or else of DATASET, such as test"
+    )
+
+
 def add_device(parser: argparse._ActionsContainer, what: str) -> None:
     """Declare --device; ``what`` describes its purpose."""
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help=f"{what} (default: auto, a GPU if any)")

@@ -23,11 +23,14 @@ class Shape:
         rows: ``per_device_train_batch_size``; 1 if rows are laid end to end.
         tokens: tokens of the widest sequence, padding included, or of the one row; a mean need not be a whole number.
         generated: how many of these tokens the trained model generates.
+        beside: tokens of the widest sequence in a second tensor of as many rows, which passes through models without
+            gradients; 0: there is none, or it is as wide as the first.
     """
 
     rows: int
     tokens: float
     generated: float = 0
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ class BatchGeometry:
         rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
         sequences: sequences that each row sends through the model: two for a preference pair.
         apart: phases with sizes of their own.
+        rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
+            narrower, and their second tensor is wider.
+        evaluation: the micro-batches of evaluation; None without one.
     """
 
     layout: Layout
@@ -75,6 +81,13 @@ class BatchGeometry:
     rows: int
     sequences: int = 1
     apart: tuple[PhaseGeometry, ...] = ()
+    rivals: tuple[Shape, ...] = ()
+    evaluation: BatchGeometry | None = None
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the micro-batches of which each may need the most memory."""
+        return (self.worst, *self.rivals)
 
 
 def rounded_up(tokens: int, multiple: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,14 +28,30 @@ class Documents:
 
     Attributes:
         groups: ``(count, *document)`` of each distinct document; not empty. All have equally many sequences.
+        order: for each document in the order of the dataset, the index of its group; None where no micro-batch depends
+            on the order.
     """
 
     groups: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...] | None = None
 
     @classmethod
     def of_lengths(cls, lengths: LengthDistribution) -> Documents:
         """Return documents of one sequence each, which can be cut anywhere."""
         return cls(tuple((count, 1, tokens) for tokens, count in lengths.counts.items()))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Document], *, ordered: bool) -> Documents:
+        """Return the documents of a dataset.
+
+        Args:
+            rows: the document of each row; not empty.
+            ordered: whether their order is kept.
+        """
+        counts = Counter(rows)
+        places = {item: place for place, item in enumerate(sorted(counts))}
+        groups = tuple((counts[item], *item) for item in places)
+        return cls(groups, tuple(places[item] for item in rows) if ordered else None)
 
     @property
     def sequences(self) -> int:
@@ -50,6 +67,11 @@ class Documents:
     def tokens(self) -> int:
         """Number of tokens in the sequences of all documents."""
         return sum(group[0] * sum(group[2:]) for group in self.groups)
+
+    @cached_property
+    def first_kept(self) -> int:
+        """The smallest maximum length, in tokens, at which any document is kept."""
+        return min(group[1] for group in self.groups)
 
     @cached_property
     def longest(self) -> int:
@@ -68,6 +90,21 @@ class Documents:
                 yield count, tuple(sequences)
             elif needs <= max_length or not dropping:
                 yield count, tuple(min(tokens, max_length) for tokens in sequences)
+
+    def in_order(self, max_length: int | None, *, dropping: bool = True) -> Iterator[Document]:
+        """Yield the documents that are kept at a maximum length, uncut, in the order of the dataset.
+
+        Without a known order, equal documents follow one another.
+        """
+        order = (
+            self.order
+            if self.order is not None
+            else (place for place, group in enumerate(self.groups) for _ in range(group[0]))
+        )
+        for place in order:
+            document = self.groups[place][1:]
+            if max_length is None or document[0] <= max_length or not dropping:
+                yield document
 
     def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
         """Return the tokens that are left at a maximum length."""
@@ -90,8 +127,8 @@ class Documents:
         return sum(group[0] for group in self.groups if group[1] <= max_length < max(group[2:]))
 
     def shortest_covering(self, coverage: float) -> int:
-        """Return the smallest maximum length, in tokens, that keeps at least ``coverage`` (0 to 1) of the tokens."""
-        low, high = 1, self.longest
+        """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens."""
+        low, high = self.first_kept, self.longest
         while low < high:
             middle = (low + high) // 2
             if self.coverage(middle) >= coverage:

@@ -28,6 +28,8 @@ class Schedule:
         max_seconds: timing ends after this many seconds once ``min_micro_batches`` are done.
         target_error: timing ends when the relative standard errors of the time of a step and of the token rate are both
             at or below this.
+        evaluates: whether it evaluates after the steps if the plan does.
+        saves: whether it saves a checkpoint at the end, though to no disk. That copies weights and state to the host.
     """
 
     whole_steps: bool = False
@@ -38,6 +40,8 @@ class Schedule:
     min_seconds: float = 0.0
     max_seconds: float = 10.0
     target_error: float = 0.03
+    evaluates: bool = True
+    saves: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Measurement:
             during it; for micro-batches and optimizer steps, the maximum over all of them.
         pass_seconds: time that phases that run once take for the whole dataset, such as the reference model's pass over
             all rows; 0 if there are none. ``tokens_per_second`` counts them as if a run were one epoch.
+        evaluation_seconds: time of an evaluation on all its rows, which ``tokens_per_second`` leaves out; None without.
     """
 
     status: ProbeStatus
@@ -117,6 +122,7 @@ class Measurement:
     wall_seconds: float = 0.0
     out_of_memory: OutOfMemory | None = None
     pass_seconds: float = 0.0
+    evaluation_seconds: float | None = None
     peaks: Mapping[str, int] = field(default_factory=dict)
     generation_seconds: float = 0.0
     generation_phases: Mapping[str, float] = field(default_factory=dict)

@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+NO_EVALUATION = "no"
+"""``eval_strategy`` of a training without evaluation, which is the default of ``transformers.TrainingArguments``."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -94,6 +97,11 @@ class TrainingPlan:
             expandable_segments=EXPANDABLE_SEGMENTS in self.env.get(ALLOCATOR_VARIABLE, "").split(","),
             emptied=self.args.get("torch_empty_cache_steps") == 1,
         )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the training is evaluated."""
+        return self.args.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
 
     @property
     def fingerprint(self) -> str:

@@ -10,6 +10,8 @@ MICRO_BATCH = "micro-batch"
 FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER_STEP = "optimizer step"
+EVALUATE = "evaluate"
+SAVE = "save"
 
 
 class Repeat(StrEnum):
@@ -37,10 +39,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """The phases of a run, in order: those that come once, then those of generations and of an optimizer step, its
-    micro-batches included.
+    """The phases of a run, in order.
 
-    Every trainer of TRL has construction, micro-batches and optimizer steps; :func:`program` adds the other phases.
+    First those that come once, before the steps; then those of generations and of an optimizer step, its micro-batches
+    included; then those that come between steps or after the last one. Every trainer of TRL has construction,
+    micro-batches and optimizer steps; :func:`program` adds the phases of a trainer, and :meth:`ending` evaluation and
+    saving.
     """
 
     phases: tuple[Phase, ...]
@@ -49,6 +53,25 @@ class StepProgram:
     def names(self) -> tuple[str, ...]:
         """The names of phases and of their parts, in order."""
         return tuple(name for phase in self.phases for name in (phase.name, *phase.parts))
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The names of the phases that come once, between construction and the first step."""
+        return tuple(phase.name for phase in self.phases[1 : self._steps[0]])
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The names of the phases that come between two steps or after the last one: evaluation and saving."""
+        return tuple(phase.name for phase in self.phases[self._steps[-1] + 1 :])
+
+    @property
+    def _steps(self) -> tuple[int, ...]:
+        return tuple(place for place, phase in enumerate(self.phases) if phase.repeat is not Repeat.RUN)
+
+    def ending(self, *, evaluates: bool) -> StepProgram:
+        """Return the program with the phases after the steps: evaluation if there is one, then saving."""
+        names = (EVALUATE, SAVE) if evaluates else (SAVE,)
+        return StepProgram((*self.phases, *(Phase(name, Repeat.RUN) for name in names)))
 
     def repeated(self, repeat: Repeat) -> tuple[str, ...]:
         """Return the names of the phases with that repeat, in order."""

@@ -43,22 +43,27 @@ class PrepareRequest:
         tokenized_directory: where to save the tokenised rows.
         peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
         rollouts: for trainers that generate completions.
+        evaluation: the rows that training is evaluated on, or None.
+        evaluation_directory: where to save those, tokenised.
     """
 
     model: ModelSource
     dataset: DatasetSource
     trainer: str
     tokenized_directory: str
+    evaluation: DatasetSource | None = None
+    evaluation_directory: str = ""
     peft: Mapping[str, object] = field(default_factory=dict)
     rollouts: Rollouts = field(default_factory=Rollouts)
 
 
 @dataclass(frozen=True)
 class PrepareReply:
-    """Profiles of the model and of the dataset."""
+    """Profiles of the model, of the dataset, and of the rows that training is evaluated on."""
 
     model: ModelProfile
     dataset: DatasetProfile
+    evaluation: DatasetProfile | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class ProbeRequest:
         tokenized_directory: where ``prepare`` saved the tokenised rows.
         limit_bytes: memory that the process may use on its device (context included), or None for no limit.
         seed: seed of the order in which typical batches are drawn.
+        evaluation_directory: where ``prepare`` saved the tokenised rows to evaluate on, or None without evaluation.
     """
 
     plan: TrainingPlan
@@ -99,6 +105,7 @@ class ProbeRequest:
     schedule: Schedule
     limit_bytes: int | None = None
     seed: int = 42
+    evaluation_directory: str | None = None
 
 
 @dataclass(frozen=True)

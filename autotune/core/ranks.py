@@ -10,7 +10,7 @@ from autotune.core.measurement import Measurement
 
 _MOST = ("peak_bytes", "reserved_bytes", "device_bytes", "host_peak_bytes", "allocation_retries", "worst_tokens",
          "step_seconds", "micro_batch_seconds", "update_seconds", "start_seconds", "training_seconds",
-         "tokens_per_second_error")  # fmt: skip
+         "tokens_per_second_error", "evaluation_seconds")  # fmt: skip
 _SUM = ("tokens_per_step", "documents_per_step")
 
 

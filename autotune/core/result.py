@@ -65,6 +65,7 @@ class Choosable:
         tokens_per_step: mean dataset tokens of an optimizer step.
         row_coverage: share of the dataset's rows, 0 to 1, that it trains on, whole or cut.
         peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
+        evaluation_seconds: time of an evaluation on all its rows, which the token rate leaves out; None without one.
     """
 
     number: int
@@ -90,6 +91,7 @@ class Choosable:
     tokens_per_step: float | None = None
     row_coverage: float = 1.0
     peaks: Mapping[str, int] = field(default_factory=dict)
+    evaluation_seconds: float | None = None
 
 
 @dataclass(frozen=True)

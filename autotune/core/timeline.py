@@ -16,6 +16,7 @@ class Occurrence(StrEnum):
     ONCE = "once in a step"
     FIRST = "first of a step"
     FURTHER = "further one of a step"
+    AFTER = "between steps or after them"
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,8 @@ class DatasetProfile:
         tokenized_directory: where ``datasets.Dataset.save_to_disk`` put the tokenised rows.
         fingerprint: hash of the tokenised rows.
         completions: lengths of typical completions as the dataset's column says, in tokens; None without one.
-        several: the lengths of rows that send several sequences through the model, or that can be dropped whole; None
-            if each row is one sequence, for which ``lengths`` is enough.
+        several: the lengths of rows that send several sequences through the model, that can be dropped whole, or whose
+            order matters; None if each row is one sequence, for which ``lengths`` is enough.
     """
 
     name: str
@@ -158,6 +158,7 @@ class Workload:
     Attributes:
         packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
         rollouts: what is known of the completions, for trainers that generate them.
+        evaluation_source, evaluation: the rows that training is evaluated on; None without evaluation.
     """
 
     trainer: str
@@ -166,9 +167,23 @@ class Workload:
     model: ModelProfile
     dataset: DatasetProfile
     packing_checks: dict[str, PackingCheck] = field(default_factory=dict)
+    evaluation_source: DatasetSource | None = None
+    evaluation: DatasetProfile | None = None
     rollouts: Rollouts = field(default_factory=Rollouts)
+
+    @property
+    def documents(self) -> tuple[Documents, ...]:
+        """The rows to train on, and those to evaluate on if there are any: TRL cuts both to the same length."""
+        profiles = (self.dataset, self.evaluation)
+        return tuple(profile.documents for profile in profiles if profile is not None)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence in all of them: the maximum length at which nothing is cut."""
+        return max(documents.longest for documents in self.documents)
 
     @property
     def summary(self) -> Workload:
         """The workload as it is written to documents: without the lengths of each row's parts, which are many."""
-        return replace(self, dataset=replace(self.dataset, several=None))
+        evaluation = self.evaluation and replace(self.evaluation, several=None)
+        return replace(self, dataset=replace(self.dataset, several=None), evaluation=evaluation)

@@ -21,7 +21,7 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
     return {
         "model_name_or_path": source.name,
         **({"model_revision": source.revision} if source.revision != "main" else {}),
-        "datasets": [rows.entry()],
+        **rows.arguments(),
         "output_dir": output_name(workload),
         **model,
         **plan.args,

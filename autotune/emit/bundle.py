@@ -11,7 +11,7 @@ from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
-from autotune.emit.rows import CUT_ROWS, cut_length, training_rows, write_cut_rows
+from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
 from autotune.trainers import find_trainer
 
@@ -34,21 +34,15 @@ def write_bundle(result: Result, directory: Path) -> None:
     if result.recommended is not None:
         _write_recommendation(result, result.recommended, directory)
     elif result.status is not RunStatus.INTERRUPTED:
-        for name in (CONFIG, SCRIPT, CUT_ROWS, PEFT_CONFIG):
+        for name in (CONFIG, SCRIPT, PEFT_CONFIG):
             remove(directory / name)
+        remove_rows(directory)
     write_text(directory / RESULT, json_text(result))
 
 
 def _write_recommendation(result: Result, chosen: Choosable, directory: Path) -> None:
-    workload, plan = result.workload, chosen.plan
-    rows = training_rows(workload, plan, directory)
-    tokens = cut_length(workload, plan)
-    if tokens is not None:
-        write_cut_rows(
-            find_trainer(result.trainer), Path(workload.dataset.tokenized_directory), tokens, directory / CUT_ROWS
-        )
-    else:
-        remove(directory / CUT_ROWS)
+    plan = chosen.plan
+    rows = write_rows(result.workload, plan, directory)
     if find_trainer(result.trainer).runs_by_command(plan):
         write_text(directory / CONFIG, config_text(result, chosen, rows))
     else:

@@ -17,9 +17,15 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
     sentences.append(
         "These figures hold for this model, dataset, device and software; for any other, run autotune again."
     )
-    if rows.in_bundle:
+    evaluation = result.workload.evaluation
+    if rows.evaluated is not None and evaluation is not None:
         sentences.append(
-            f"The rows in {rows.data_files} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
+            f"Training is evaluated on {evaluation.name} at the end of each epoch; eval_strategy and eval_steps change "
+            "when. The speed leaves that out."
+        )
+    if rows.cut:
+        sentences.append(
+            f"The rows in {rows.place} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
             "because padding_free takes no max_length; they belong to this model's tokenizer."
         )
     if chosen.plan.peft:

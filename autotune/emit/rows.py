@@ -3,52 +3,132 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import Workload
-from autotune.emit.files import written
-from autotune.trainers import Trainer
+from autotune.core.workload import DatasetProfile, DatasetSource, Workload
+from autotune.emit.files import remove, write_text, written
+from autotune.trainers import Trainer, find_trainer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 CUT_ROWS = "rows.parquet"
+BOTH_ROWS = "data"
+"""Directory of the bundle that ``trl`` loads if it needs rows to train on and rows to evaluate on: it makes one call of
+``datasets.load_dataset`` for both. It holds either cut rows or a card that says where the files are."""
+_TRAIN, _TEST = "train", "test"
+_BOTH_CUT = {_TRAIN: f"{BOTH_ROWS}/{_TRAIN}.parquet", _TEST: f"{BOTH_ROWS}/{_TEST}.parquet"}
+_CARD = f"{BOTH_ROWS}/README.md"
+FILES = (CUT_ROWS, *_BOTH_CUT.values(), _CARD)
+"""The files of rows that a bundle may have."""
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The location of the rows, with the fields of an item of ``datasets:`` in TRL's configuration.
+    """The location of the rows, in the terms of ``datasets.load_dataset``.
 
     Attributes:
-        in_bundle: whether the file was made for the bundle, and moves with it.
+        in_bundle: name of the file or directory of the bundle that they are loaded from, and that moves with it; empty
+            if they are loaded from where the user has them.
+        cut: whether they were tokenised and cut for the bundle.
+        evaluated: the split that training is evaluated on; None without evaluation.
     """
 
     path: str
     split: str
     data_files: str | None = None
-    in_bundle: bool = False
+    in_bundle: str = ""
+    cut: bool = False
+    evaluated: str | None = None
 
-    def entry(self) -> dict[str, str]:
-        """Return the item of ``datasets:``."""
+    def arguments(self) -> dict[str, object]:
+        """Return the arguments of ``trl`` that name the rows: only ``dataset_name`` has a split to evaluate on."""
+        if self.evaluated is not None:
+            splits = {"dataset_train_split": self.split, "dataset_test_split": self.evaluated}
+            return {"dataset_name": self.path, **splits}
+        return {"datasets": [self.entry(self.split)]}
+
+    def entry(self, split: str) -> dict[str, str]:
+        """Return the arguments of ``datasets.load_dataset`` for a split."""
         files = {"data_files": self.data_files} if self.data_files is not None else {}
-        return {"path": self.path, **files, "split": self.split}
+        return {"path": self.path, **files, "split": split}
+
+    @property
+    def place(self) -> str:
+        """The path of the file or directory that they are loaded from."""
+        return self.data_files if self.data_files is not None else self.path
 
 
 def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:
-    """Return where a plan's rows are: the user's dataset, or the file of cut rows in the bundle's directory."""
-    if cut_length(workload, plan) is not None:
-        return TrainingRows("parquet", "train", str(directory.absolute() / CUT_ROWS), in_bundle=True)
-    source = workload.dataset_source
-    return TrainingRows(source.path, source.split, source.data_files)
+    """Return where a plan's rows are: the user's dataset, or what the bundle's directory has for it."""
+    source, evaluation, here = workload.dataset_source, workload.evaluation_source, directory.absolute()
+    cut = cut_length(workload, plan) is not None
+    if evaluation is None or not plan.evaluates:
+        if cut:
+            return TrainingRows("parquet", _TRAIN, str(here / CUT_ROWS), CUT_ROWS, cut)
+        return TrainingRows(source.path, source.split, source.data_files)
+    if cut or source.data_files is not None:
+        return TrainingRows(str(here / BOTH_ROWS), _TRAIN, in_bundle=BOTH_ROWS, cut=cut, evaluated=_TEST)
+    return TrainingRows(source.path, source.split, evaluated=evaluation.split)
+
+
+def write_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:
+    """Write what a plan's rows need in the bundle's directory, remove what others needed, and return where they are.
+
+    Raises:
+        InputError: a file cannot be written, or the disk is full.
+    """
+    rows, tokens = training_rows(workload, plan, directory), cut_length(workload, plan)
+    trainer, evaluation, source = find_trainer(plan.trainer), workload.evaluation, workload.evaluation_source
+    files: set[str] = set()
+
+    def write_cut(profile: DatasetProfile, name: str, length: int) -> None:
+        write_cut_rows(trainer, Path(profile.tokenized_directory), length, directory / name)
+        files.add(name)
+
+    if tokens is not None and rows.evaluated is not None and evaluation is not None:
+        write_cut(workload.dataset, _BOTH_CUT[_TRAIN], tokens)
+        write_cut(evaluation, _BOTH_CUT[_TEST], tokens)
+    elif tokens is not None:
+        write_cut(workload.dataset, CUT_ROWS, tokens)
+    elif rows.in_bundle and source is not None:
+        write_text(directory / _CARD, _card({_TRAIN: workload.dataset_source, _TEST: source}))
+        files.add(_CARD)
+    remove_rows(directory, files)
+    return rows
+
+
+def remove_rows(directory: Path, but: Collection[str] = ()) -> None:
+    """Remove the files of rows from a bundle.
+
+    Args:
+        but: those of :data:`FILES` that stay.
+
+    Raises:
+        InputError: a file cannot be removed.
+    """
+    for name in FILES:
+        if name not in but:
+            remove(directory / name)
+
+
+def _card(files: Mapping[str, DatasetSource]) -> str:
+    """Return the dataset card that names the file of each split, as ``datasets`` reads it."""
+    import yaml
+
+    listed = [{"split": split, "path": source.data_files} for split, source in files.items()]
+    document = {"configs": [{"config_name": "default", "data_files": listed}]}
+    return f"---\n{yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10_000)}---\n"
 
 
 def cut_length(workload: Workload, plan: TrainingPlan) -> int | None:
     """Return the tokens to which rows have to be cut before the trainer sees them; None where none is longer."""
-    longest = workload.dataset.lengths.longest
+    profiles = [workload.dataset, *((workload.evaluation,) if workload.evaluation is not None else ())]
+    longest = max(profile.lengths.longest for profile in profiles)
     return plan.truncate_to if plan.truncate_to is not None and longest > plan.truncate_to else None
 
 

@@ -9,13 +9,16 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.provenance import provenance
-from autotune.emit.rows import CUT_ROWS, TrainingRows
+from autotune.emit.rows import TrainingRows
 from autotune.trainers import Trainer, find_trainer
 
 _PEFT_FROM_FILE = f'PeftConfig.from_peft_type(**json.loads((BUNDLE / "{PEFT_CONFIG}").read_text(encoding="utf-8")))'
 _WIDTH = 100
-_CLASSES = ("DatasetMixtureConfig", "ModelConfig", "TrlParser")
-_FUNCTIONS = ("get_dataset", "get_peft_config", "get_quantization_config")
+_CLASSES = ("ModelConfig", "TrlParser")
+_FUNCTIONS = ("get_peft_config", "get_quantization_config")
+_EVALUATED = """\
+        eval_dataset=dataset[dataset_args.dataset_test_split] if training_args.eval_strategy != "no" else None,
+"""
 _SCRIPT = Template('''\
 """$title with TRL, as recommended by autotune; stands on its own.
 
@@ -38,7 +41,7 @@ $arguments
 
 def main() -> None:
     """Train, and save the model to `output_dir`."""
-    parser = TrlParser(($config_class, ModelConfig, DatasetMixtureConfig))
+    parser = TrlParser(($config_class, ModelConfig, $rows_class))
     parser.set_defaults_with_config(**RECOMMENDED)
     training_args, model_args, dataset_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
@@ -48,11 +51,12 @@ def main() -> None:
         "trust_remote_code": training_args.trust_remote_code,
         **(training_args.model_init_kwargs or {}),
     }
+    dataset = $dataset
     trainer = $trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
-        train_dataset=get_dataset(dataset_args)["train"],
-        quantization_config=get_quantization_config(model_args),
+        train_dataset=dataset[$train_split],
+$evaluated        quantization_config=get_quantization_config(model_args),
         peft_config=$peft_config,
     )
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
@@ -69,8 +73,11 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     arguments = training_arguments(chosen.plan, result.workload, rows)
     expressions = {name: repr(value) for name, value in arguments.items()}
     if rows.in_bundle:
-        file = repr(rows.data_files)
-        expressions["datasets"] = expressions["datasets"].replace(file, f"str(BUNDLE / {CUT_ROWS!r})")
+        here = f"str(BUNDLE / {rows.in_bundle!r})"
+        expressions |= {
+            name: expressions[name].replace(repr(rows.place), here) for name in rows.arguments() if name in expressions
+        }
+    evaluates = rows.evaluated is not None
     sentences = provenance(result, chosen, rows)
     trainer = find_trainer(result.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
@@ -79,7 +86,11 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
         command=command,
         environment=_environment(chosen.plan),
         peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
-        imports=_imports(trainer, chosen.plan),
+        imports=_imports(trainer, chosen.plan, evaluates=evaluates),
+        rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
+        dataset="load_dataset(dataset_args.dataset_name)" if evaluates else "get_dataset(dataset_args)",
+        train_split="dataset_args.dataset_train_split" if evaluates else '"train"',
+        evaluated=_EVALUATED if evaluates else "",
         config_class=trainer.config_class,
         trainer_class=trainer.trainer_class,
         provenance="\n".join(_docstring_lines(sentence) for sentence in sentences),
@@ -95,11 +106,13 @@ def _environment(plan: TrainingPlan) -> str:
     return "\n".join([*lines, *([""] if variables else []), *variables])
 
 
-def _imports(trainer: Trainer, plan: TrainingPlan) -> str:
-    functions = [name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")]
+def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
+    rows_class, functions = ("ScriptArguments", ()) if evaluates else ("DatasetMixtureConfig", ("get_dataset",))
+    classes = sorted([*_CLASSES, rows_class, trainer.config_class, trainer.trainer_class])
+    first = ["from datasets import load_dataset"] if evaluates else []
     peft = ["from peft import PeftConfig"] if plan.peft else []
-    classes = sorted([*_CLASSES, trainer.config_class, trainer.trainer_class])
-    return "\n".join([*peft, "from trl import (", *(f"    {name}," for name in (*classes, *functions)), ")"])
+    names = (*classes, *functions, *(name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")))
+    return "\n".join([*first, *peft, "from trl import (", *(f"    {name}," for name in names), ")"])
 
 
 def _docstring_lines(sentence: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.workload import DatasetSource
@@ -19,6 +21,8 @@ _UNDERSTOOD = ", ".join(BUILDERS)
 # The first and last four bytes of every file; four bytes of footer length are between (Apache Parquet, File Format).
 _PARQUET_MAGIC = b"PAR1"
 _SMALLEST_PARQUET_BYTES = 12
+# As datasets.splits.NamedSplit checks it.
+_SPLIT = re.compile(r"\w+(\.\w+)*")
 # Written by Dataset.save_to_disk and DatasetDict.save_to_disk, whose directories load_dataset refuses.
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
 
@@ -44,6 +48,56 @@ def dataset_source(text: str) -> DatasetSource:
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
     _check_files([path], path)
     return DatasetSource(name=text, path=builder, data_files=str(path))
+
+
+def evaluation_source(dataset: str | None, evaluation: str | None, split: str | None) -> DatasetSource | None:
+    """Return where the rows to evaluate on come from, or None if neither a dataset nor a split is named for them.
+
+    A split of the training dataset or, if ``evaluation`` names another dataset, of that one. Without a split it is the
+    only one that a file has, and else ``test``, which is what ``trl`` evaluates on (``ScriptArguments``).
+
+    Raises:
+        InputError: the dataset cannot be used, or has no such split.
+    """
+    if evaluation is None and split is None:
+        return None
+    name = dataset if evaluation is None else evaluation
+    if name is None:
+        raise InputError("There is no dataset to take --eval-split of.", hint="Give a DATASET, or --eval-dataset.")
+    source = dataset_source(name)
+    if split is not None and not _SPLIT.fullmatch(split):
+        raise InputError(
+            f"{split!r} is not the name of a split.", hint="`trl` takes whole splits only, such as test or validation."
+        )
+    if source.data_files is None:
+        split = split or "test"
+        found = replace(source, split=split, name=f"{source.name} ({split})")
+    elif split in (None, source.split):
+        found = source
+    else:
+        raise InputError(
+            f"{source.name} is a file, and has no split but {source.split}.",
+            hint="Name the file with the rows to evaluate on: --eval-dataset FILE.",
+        )
+    if dataset is not None and found == replace(dataset_source(dataset), name=found.name):
+        raise InputError(
+            f"The rows to evaluate on are those to train on: {found.name}.",
+            hint="Give other rows, or another split, such as --eval-split test.",
+        )
+    return found
+
+
+def check_one_load(rows: DatasetSource, evaluation: DatasetSource) -> None:
+    """Check that ``trl`` can load the rows to train on and those to evaluate on, for which it makes a single call.
+
+    Raises:
+        InputError: they are neither splits of one dataset, nor two files of one format.
+    """
+    if rows.path != evaluation.path or (rows.data_files is None) != (evaluation.data_files is None):
+        raise InputError(
+            f"`trl` cannot load {rows.name} to train on and {evaluation.name} to evaluate on.",
+            hint="It loads both in one call: give a split of one dataset (--eval-split), or two files of one format.",
+        )
 
 
 def _check_directory(directory: Path) -> None:

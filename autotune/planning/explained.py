@@ -90,8 +90,9 @@ def explained(
         peaks=tuple(PartPeak(*stretch, levels) for stretch, levels in worst.stretches.items() if levels),
         additions=_additions(worst, gpu),
         times=tuple(
-            PartTime(part, time.seconds, typical.repeats(part, geometry.micro_batches))
+            PartTime(part, time.seconds, repeats)
             for part, time in typical.times.items()
+            if (repeats := typical.repeats(part, geometry.micro_batches))
         ),
     )
 

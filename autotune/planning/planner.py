@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.batch_geometry import BatchGeometry, Layout
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
@@ -26,6 +27,7 @@ from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.traits import allocator_knobs, layer_period, size_knobs
+from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
 COMPOSED_ERRORS = (0.15, 2.0)
@@ -92,10 +94,18 @@ class Planner:
         self._uses: dict[tuple[Choice, ...], AllocatorUse] = {}
         self._allocator_knobs = allocator_knobs()
         self._groups: dict[Group, Candidate] = {}
+        # Groups whose traces only serve the evaluation of others, which has another layout than their training.
+        self._evaluated: dict[Group, dict[Group, Candidate]] = {}
         for candidate in (*self.candidates, problem.baseline):
             geometry = self._geometry(candidate)
-            self._groups.setdefault(group_of(candidate, geometry.layout), candidate)
+            group = group_of(candidate, geometry.layout)
+            self._groups.setdefault(group, candidate)
+            if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
+                beside = group_of(candidate, geometry.evaluation.layout)
+                self._evaluated.setdefault(group, {})[beside] = candidate
         geometries = set(self._geometries.values())
+        # Only the largest micro-batch of evaluation is extrapolated to.
+        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
         self._anchors: Mapping[Layout, Anchors] = {
             layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
         }
@@ -185,12 +195,9 @@ class Planner:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
-        geometry = self._geometry(candidate)
-        group = group_of(candidate, geometry.layout)
-        key = (group, geometry, self._use(candidate))
-        if key not in self._forecasts:
-            self._forecasts[key] = self._estimate(*key)
-        found = self._forecasts[key]
+        geometry, group, use = self._decisive(candidate), self._group(candidate), self._use(candidate)
+        key = (group, geometry, use)
+        found = self._known(*key)
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
@@ -201,7 +208,7 @@ class Planner:
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        geometry, group = self._decisive(candidate), self._group(candidate)
         found = self._additive.sum(group) if group not in self._untraceable else None
         use = self._use(candidate)
         terms = [self._term(term, geometry, use) for term in found.terms] if found is not None else []
@@ -214,7 +221,7 @@ class Planner:
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        geometry, group = self._decisive(candidate), self._group(candidate)
         equal = geometry.typical == geometry.worst
         plan = self._problem.trainer.plan(candidate, self._problem.setting)
         request = plan, geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
@@ -227,8 +234,7 @@ class Planner:
             sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
             if sizes not in self._by_sizes:
                 plan = self._problem.trainer.plan(candidate, self._problem.setting)
-                documents = self._problem.setting.workload.dataset.documents
-                self._by_sizes[sizes] = self._problem.trainer.geometry(plan, documents)
+                self._by_sizes[sizes] = whole_geometry(self._problem.trainer, plan, self._problem.setting.workload)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
 
@@ -238,12 +244,32 @@ class Planner:
             self._uses[chosen] = self._problem.trainer.plan(candidate, self._problem.setting).allocator
         return self._uses[chosen]
 
+    def _decisive(self, candidate: Candidate) -> BatchGeometry:
+        """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
+        geometry, group, use = self._geometry(candidate), self._group(candidate), self._use(candidate)
+        if not geometry.rivals:
+            return geometry
+
+        def need(shape: Shape) -> int:
+            found = self._known(group, replace(geometry, worst=shape, rivals=()), use)
+            return found[0].device_bytes if found is not None else 0
+
+        return replace(geometry, worst=max(geometry.shapes, key=need), rivals=())
+
+    def _known(self, group: Group, geometry: BatchGeometry, use: AllocatorUse) -> tuple[MemoryEstimate, Origin] | None:
+        """Return the estimate of a group, computed once between two traces."""
+        key = (group, geometry, use)
+        if key not in self._forecasts:
+            self._forecasts[key] = self._estimate(*key)
+        return self._forecasts[key]
+
     def _group(self, candidate: Candidate) -> Group:
         return group_of(candidate, self._geometry(candidate).layout)
 
     def _trace(self, asked: Iterable[Group]) -> None:
         known = self._fits.keys() | self._untraceable.keys()
-        groups = [group for group in dict.fromkeys(asked) if group not in known]
+        every = [item for group in asked for item in (group, *self._evaluated.get(group, ()))]
+        groups = [group for group in dict.fromkeys(every) if group not in known]
         wanted = {group: self._points(group) for group in groups}
         requests = {(group, point): self._request(group, point) for group in groups for point in wanted[group]}
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
@@ -268,7 +294,10 @@ class Planner:
         return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
 
     def _plan(self, group: Group) -> TrainingPlan:
-        return self._problem.trainer.plan(self._groups[group], self._problem.setting)
+        candidate = self._groups.get(group)
+        if candidate is None:
+            candidate = next(beside[group] for beside in self._evaluated.values() if group in beside)
+        return self._problem.trainer.plan(candidate, self._problem.setting)
 
     def _compare(self, composed: Estimate, found: Sum | None) -> None:
         """Record the error of a composed estimate whose technique combination has been traced since."""
@@ -306,22 +335,20 @@ class Planner:
         """Return the forecasts of the largest and of a typical micro-batch for a traced group."""
         key = (group, geometry, use)
         if key not in self._traced_forecasts:
-            fit = self._fits[group]
-            if use == DEFAULT_USE:
-                self._traced_forecasts[key] = self._follow(fit, geometry)
-            else:
-                worst, typical = self._forecast(group, geometry)
-                self._traced_forecasts[key] = fit.served(worst, geometry.worst, use), typical
+            self._traced_forecasts[key] = self._follow(*key)
         return self._traced_forecasts[key]
 
-    def _follow(self, fit: Fit, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
-        layers = len(self._layer_kinds)
-        worst = fit.forecast(layers, geometry.worst, geometry.micro_batches)
+    def _follow(self, group: Group, geometry: BatchGeometry, use: AllocatorUse) -> tuple[Forecast, Forecast]:
+        fit, layers = self._fits[group], len(self._layer_kinds)
+        worst = fit.forecast(layers, geometry.worst, geometry.micro_batches, use)
         same = geometry.typical == geometry.worst
-        typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches)
+        typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches, use)
         for apart in geometry.apart:
-            worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1), apart.per_step)
-            typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1), apart.per_step)
+            worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1, use), apart.per_step)
+            typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1, use), apart.per_step)
+        if geometry.evaluation is not None:
+            beside = self._fits.get(Group(group.choices, geometry.evaluation.layout), fit)
+            worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1, use), per_step=0.0)
         return worst, typical
 
 

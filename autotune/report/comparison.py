@@ -60,6 +60,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
         row("speed", lambda one: said_rate(one.tokens_per_second), lambda one: _over(one.tokens_per_second, fastest)),
         row("  a further run", _expected),
         row("time per epoch", lambda one: _duration(one.seconds_per_epoch)),
+        row("time per evaluation", lambda one: _duration(one.evaluation_seconds)),
         row("tokens covered", lambda one: said_share(one.token_coverage)),
         *([row("rows covered", lambda one: said_share(one.row_coverage))] if drops else []),
         row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),

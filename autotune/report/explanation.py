@@ -201,7 +201,8 @@ def _said_part(part: Part) -> str:
 
 
 def _said_shape(shape: Shape) -> str:
-    return f"{_said_count(shape.rows, 'row', 'rows')} of {_said_tokens(shape.tokens)}"
+    beside = f", mismatched pairs of {_said_tokens(shape.beside)}" if shape.beside else ""
+    return f"{_said_count(shape.rows, 'row', 'rows')} of {_said_tokens(shape.tokens)}{beside}"
 
 
 def _said_tokens(tokens: float) -> str:

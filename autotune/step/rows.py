@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ class RowSizes:
         documents: documents per row according to the ``seq_lengths`` of packing, or None without that column.
         generated: tokens that the model itself adds to each typical row; shape (rows,). None if it adds none.
         most_generated: the most that it may add to any row.
+        beside: tokens of the sequence that each row passes through models without gradients, in a tensor of its own,
+            after truncation; shape (rows,). None without one.
     """
 
     lengths: Counts
@@ -35,6 +37,22 @@ class RowSizes:
     documents: Counts | None = None
     generated: Counts | None = None
     most_generated: int = 0
+    beside: Counts | None = None
+
+    def first(self, count: int) -> RowSizes:
+        """Return the sizes of the first ``count`` rows."""
+
+        def cut(figures: Counts | None) -> Counts | None:
+            return None if figures is None else figures[:count]
+
+        return replace(
+            self,
+            lengths=self.lengths[:count],
+            trainable=self.trainable[:count],
+            documents=cut(self.documents),
+            generated=cut(self.generated),
+            beside=cut(self.beside),
+        )
 
     @property
     def tokens(self) -> Counts:

@@ -91,24 +91,33 @@ class Judge:
 
     def _implied(self, candidate: Candidate) -> str | None:
         for record in self._ran_out.values():
-            larger = _larger(candidate, record.candidate, self._problem.ordered)
-            if larger:
-                changes = ", ".join(f"{knob} {record.candidate[knob]} → {candidate[knob]}" for knob in larger)
-                return (
-                    f"trial {record.number} {_RAN_OUT[record.measurement.status]}, "
-                    f"and this never needs less: {changes}, all else equal"
-                )
+            ended = _RAN_OUT[record.measurement.status]
+            lacked = record.measurement.out_of_memory
+            differing = _differing(candidate, record.candidate)
+            if not differing:
+                continue
+            if lacked is not None:
+                without = [knob for knob in differing if self._problem.only_in.get(knob, lacked.phase) == lacked.phase]
+                if not without:
+                    beside = ", ".join(f"{knob}={candidate[knob]}" for knob in differing)
+                    return f"trial {record.number} {ended} in {lacked.phase}, where {beside} makes no difference"
+                differing = without
+            if all(_larger(candidate, record.candidate, knob, self._problem.ordered) for knob in differing):
+                changes = ", ".join(f"{knob} {record.candidate[knob]} → {candidate[knob]}" for knob in differing)
+                return f"trial {record.number} {ended}, and this never needs less: {changes}, all else equal"
         return None
 
 
-def _larger(candidate: Candidate, other: Candidate, ordered: frozenset[str]) -> list[str] | None:
-    """Return the knobs in which ``candidate`` is larger, or None when it is not ``other`` with some of them enlarged.
+def _differing(candidate: Candidate, other: Candidate) -> list[str]:
+    return [knob for knob in candidate if candidate[knob] != other.get(knob)]
+
+
+def _larger(candidate: Candidate, other: Candidate, knob: str, ordered: frozenset[str]) -> bool:
+    """Whether a knob's choice never needs less memory than another candidate's, all else equal.
 
     Only integers are compared: the order does not cover choices such as ``off`` or ``none``.
     """
-    differing = [knob for knob in candidate if candidate[knob] != other.get(knob)]
-    enlarged = all(knob in ordered and _exceeds(candidate[knob], other.get(knob)) for knob in differing)
-    return differing if enlarged else None
+    return knob in ordered and _exceeds(candidate[knob], other.get(knob))
 
 
 def _exceeds(choice: Choice, other: Choice | None) -> bool:

@@ -34,6 +34,10 @@ class Problem(Protocol):
     def ordered(self) -> frozenset[str]:
         """Knobs whose larger integer choice never needs less memory, all else equal."""
 
+    @property
+    def only_in(self) -> Mapping[str, str]:
+        """For knobs that a single phase of the step program depends on, that phase."""
+
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates that are equivalent to this one."""
 

@@ -61,12 +61,15 @@ class Technique(ABC):
         unplanned: what of its effect is measured by probes and not part of an estimate, in words; empty if nothing.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
+        changes_in: by the name of a trainer in which every choice but the default changes training, how it does.
         ordered: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
             the candidates with larger choices.
         only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
             traces at other sizes.
         only_allocator: whether it changes only how the caching allocator serves the same allocations, so that its
             choices are predicted from the same trace (:class:`autotune.core.plan.AllocatorUse`).
+        only_in: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
+            memory elsewhere then shows the same of its other choices.
         patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
             ends: a trace without it then needs another process.
     """
@@ -84,14 +87,20 @@ class Technique(ABC):
     unplanned: ClassVar[str] = ""
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
+    changes_in: ClassVar[Mapping[str, str]] = {}
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
     only_allocator: ClassVar[bool] = False
+    only_in: ClassVar[str] = ""
     patches_libraries: ClassVar[bool] = True
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
         return self.trl_defaults.get(setting.workload.trainer, self.trl_default)
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether its choices differ in this setting; if not, it stays at its default."""
+        return True
 
     @abstractmethod
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
@@ -121,7 +130,13 @@ class Technique(ABC):
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""
+        if setting.workload.trainer in self.changes_in and choice != self.default(setting):
+            return Effect.CHANGES_TRAINING
         return next((option.effect for option in self.options if option.choice == choice), Effect.EXACT)
+
+    def how_changes(self, trainer: str) -> str:
+        """Return how choices change training with the trainer of that name, in words; empty when none does."""
+        return self.changes_in.get(trainer, self.changes)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""

@@ -56,7 +56,7 @@ class GradientCheckpointing(Technique):
         for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
     }
     restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        (trainer, choice): f"only with reference={PRECOMPUTED}: {name} leaves its key to PyTorch after each pass of "
+        (trainer, choice): f"only with reference={PRECOMPUTED}, since {name} leaves its key to PyTorch after a pass of "
         "the reference, which refuses it"
         for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer"}.items()
         for choice in (_EVERY_2, OFFLOAD)
@@ -92,13 +92,21 @@ class GradientCheckpointing(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a key reaches PyTorch: with adapters since transformers 5.23, or beside a reference."""
+        """Return a reason where a key of TRL or transformers reaches PyTorch, which refuses it.
+
+        Around the reference's pass, TRL switches checkpointing off and on again with all keys as PyTorch's own
+        (``trl.models.utils.disable_gradient_checkpointing``). With adapters, transformers 5.23 skips the function in
+        which TRL removes its key.
+        """
+        late = choice == OFFLOAD or _EVERY.fullmatch(str(choice))
+        if late and candidate.get("reference", PRECOMPUTED) != PRECOMPUTED:
+            return (
+                f"gradient_checkpointing={choice} needs reference={PRECOMPUTED}: after the reference's pass in a "
+                "micro-batch, TRL passes its key to PyTorch, which refuses it"
+            )
         renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
         if choice == SELECTIVE and lora.has_adapters(candidate) and renamed:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
-        restriction = self.restricted.get((setting.workload.trainer, self.representative(choice)))
-        if restriction is not None and candidate["reference"] != PRECOMPUTED:
-            return f"gradient_checkpointing={choice} goes {restriction}"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

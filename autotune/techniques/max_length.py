@@ -27,16 +27,26 @@ _SETTLED = 0.01
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
+    return _coverage(setting.workload.dataset.documents, candidate)
+
+
+def _coverage(documents: Documents, candidate: Candidate) -> float:
     if "max_length" not in candidate or candidate.get("packing") in _KEEP_OVERFLOW:
         return 1.0
     packed = candidate.get("packing", NONE) != NONE
-    return setting.workload.dataset.documents.coverage(int(candidate["max_length"]), dropping=not packed)
+    return documents.coverage(int(candidate["max_length"]), dropping=not packed)
 
 
 def row_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset rows, 0 to 1, that a candidate trains on, whole or cut."""
+    return _row_coverage(setting.workload.dataset.documents, candidate)
+
+
+def _row_coverage(documents: Documents, candidate: Candidate) -> float:
+    if "max_length" not in candidate:
+        return 1.0
     packed = candidate.get("packing", NONE) != NONE
-    return setting.workload.dataset.documents.row_coverage(int(candidate["max_length"]), dropping=not packed)
+    return documents.row_coverage(int(candidate["max_length"]), dropping=not packed)
 
 
 class MaxLength(Technique):
@@ -66,13 +76,13 @@ class MaxLength(Technique):
         if covering or filling or word == "longest":
             if setting is None:
                 return word
-            documents = setting.workload.dataset.documents
+            workload = setting.workload
             if filling:
-                return _holding(documents, setting.documents_per_process / int(filling.group(1)))
+                return _holding(workload.dataset.documents, setting.documents_per_process / int(filling.group(1)))
             if covering is None:
-                return documents.longest
-            shortest = documents.shortest_covering(setting.token_coverage) * int(covering.group(1) or 1)
-            return -(-shortest // _ROUND_TO) * _ROUND_TO
+                return workload.longest
+            shortest = max(documents.shortest_covering(setting.token_coverage) for documents in workload.documents)
+            return -(-shortest * int(covering.group(1) or 1) // _ROUND_TO) * _ROUND_TO
         if word.isdigit() and int(word) > 0:
             return int(word)
         hint = "It takes a number of tokens, coverage, coverage*N, batch/N or longest."
@@ -82,26 +92,29 @@ class MaxLength(Technique):
         """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows."""
         if candidate.get("packing", "none") != "none":
             return choice
-        return min(int(choice), setting.workload.dataset.documents.longest)
+        return min(int(choice), setting.workload.longest)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a candidate drops more of the dataset than the user allowed."""
-        kept, rows = token_coverage(candidate, setting), row_coverage(candidate, setting)
-        if rows == 0.0:
-            shortest = min(group[1] for group in setting.workload.dataset.documents.groups)
-            return f"max_length={choice} drops every row of the dataset: the first that is kept needs {shortest}"
-        if kept < setting.token_coverage:
-            beside = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
-            return (
-                f"max_length={choice} keeps {format_share(kept)} of the dataset's tokens{beside}, "
-                f"and {format_share(setting.token_coverage)} of the tokens were asked for"
-            )
+        """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
+        for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
+            kept, rows = _coverage(documents, candidate), _row_coverage(documents, candidate)
+            if not kept:
+                return (
+                    f"max_length={choice} leaves none of the {whose}'s {documents.rows:,} rows; from "
+                    f"{documents.first_kept} on, some are kept"
+                )
+            if kept < setting.token_coverage:
+                beside = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
+                return (
+                    f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{beside}, "
+                    f"and {format_share(setting.token_coverage)} of the tokens were asked for"
+                )
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the length; padding-free rows without packing, for which TRL refuses one, are truncated beforehand."""
         if candidate.get("padding_free") == ON and candidate["packing"] == "none":
-            cuts = int(choice) < setting.workload.dataset.documents.longest
+            cuts = int(choice) < setting.workload.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
         return {"args.max_length": int(choice)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import GLOBAL_BATCH, Setting
@@ -38,9 +39,10 @@ class PerDeviceTrainBatchSize(Technique):
     summary = "Rows per micro-batch; gradient accumulation follows, so that the global batch stays."
     options = (Option(8, "any number of rows up to the global batch"),)
     trl_default = 8
-    writes = frozenset(
-        {"args.per_device_train_batch_size", "args.per_device_eval_batch_size", "args.gradient_accumulation_steps"}
-    )
+    changes_in: ClassVar[Mapping[str, str]] = {
+        "kto": "KTO exchanges answers within a micro-batch to estimate a KL divergence, so its rows set the estimate",
+    }
+    writes = frozenset({"args.per_device_train_batch_size", "args.gradient_accumulation_steps"})
     ordered = True
     only_sizes = True
     patches_libraries = False
@@ -81,10 +83,9 @@ class PerDeviceTrainBatchSize(Technique):
         )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the entries; evaluation gets the same size, since TRL's default of 8 rows might not fit."""
+        """See :class:`Technique`."""
         return {
             "args.per_device_train_batch_size": int(choice),
-            "args.per_device_eval_batch_size": int(choice),
             "args.gradient_accumulation_steps": rows_per_step(candidate, setting) // int(choice),
         }
 

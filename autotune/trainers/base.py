@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
@@ -31,6 +31,9 @@ _NORMAL_PASSES = 2
 # Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
 _TRACED_MICRO_BATCHES = 2
 
+EVALUATED = "epoch"
+"""``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
+
 
 @dataclass(frozen=True)
 class DatasetFormat:
@@ -40,12 +43,16 @@ class DatasetFormat:
         columns: columns that the format consists of.
         tokenized: whether the rows are tokens already.
         text: whether the columns may hold text; else they hold messages.
+        flags: those of the columns that hold true or false.
+        documents: documents that the trainer makes of each row.
     """
 
     name: str
     columns: tuple[str, ...]
     tokenized: bool = False
     text: bool = True
+    flags: tuple[str, ...] = ()
+    documents: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,8 @@ class Trainer(ABC):
 
     In the order in which they are used: the workload is read (``formats``, ``parts``, :meth:`document`), candidates are
     normalised and checked (:meth:`normal`, :meth:`illegal`) and become plans (:meth:`plan`), plans become micro-batches
-    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases.
+    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases,
+    to which :meth:`phases` adds the trainer's own.
 
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
@@ -84,6 +92,7 @@ class Trainer(ABC):
             which techniques it has; a contract test compares them with the installed TRL.
         config_fields: what these mean to a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
+        ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
         has_command: whether there is a command ``trl NAME``.
         cpu_args, cuda_args: arguments that training on that device needs.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
@@ -100,7 +109,8 @@ class Trainer(ABC):
     parts: ClassVar[tuple[str, ...]]
     fields: ClassVar[frozenset[str]]
     config_fields: ClassVar[ConfigFields]
-    stand_in: ClassVar[Mapping[str, str]]
+    stand_in: ClassVar[Mapping[str, object]]
+    ordered: ClassVar[bool] = False
     has_command: ClassVar[bool] = True
     # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
@@ -155,8 +165,13 @@ class Trainer(ABC):
             trainable: share of the dataset's tokens that the loss counts.
         """
 
+    @final
     def program(self, plan: TrainingPlan) -> StepProgram:
-        """Return the phases that a run of a plan goes through."""
+        """Return the phases that a run of a plan goes through: its own, evaluation if there is one, and saving."""
+        return self.phases(plan).ending(evaluates=plan.evaluates)
+
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return the phases up to the last step."""
         return program()
 
     def cut_rows(self, batch: pa.RecordBatch, length: int) -> pa.RecordBatch:
@@ -207,7 +222,7 @@ class Trainer(ABC):
             changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
             if changes and technique.name not in setting.allowed:
                 return (
-                    f"{technique.name}={choice} changes training here ({technique.changes}) "
+                    f"{technique.name}={choice} changes training here ({technique.how_changes(self.name)}) "
                     f"and was not allowed (--allow {technique.name})"
                 )
         return self.rule(candidate, setting)
@@ -224,6 +239,8 @@ class Trainer(ABC):
                 _put(tree, path, value)
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
                     _put(tree, further, needed)
+        if setting.workload.evaluation is not None:
+            _put(tree, "args.eval_strategy", EVALUATED)
         args, model, env, peft = (tree[name] for name in ("args", "model", "env", "peft"))
         truncate_to = tree["truncate_to"]
         assert isinstance(args, dict)

@@ -52,7 +52,7 @@ class PreferenceOptimization(Trainer):
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     )  # fmt: skip
 
-    stand_in: ClassVar[Mapping[str, str]] = {"prompt": "a b", "chosen": " a b", "rejected": " b a b"}
+    stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "chosen": " a b", "rejected": " b a b"}
 
     def document(self, lengths: tuple[int, ...]) -> Document:
         """Return both sequences; TRL drops a pair whose prompt alone fills the maximum length."""
@@ -86,8 +86,8 @@ class PreferenceOptimization(Trainer):
             return (pair,) * shape.rows
         return (*(pair,) * (shape.rows - 1), (tokens - answer, answer, answer - 1))
 
-    def program(self, plan: TrainingPlan) -> StepProgram:
-        """Return a program with the reference's passes: over the dataset beforehand, or beside each micro-batch."""
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return phases with the reference's passes: over the dataset beforehand, or beside each micro-batch."""
         if plan.args.get("precompute_ref_log_probs"):
             return program(before=(PRECOMPUTE,))
         return program(in_micro_batch=(REFERENCE_PASS,))

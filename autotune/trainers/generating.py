@@ -119,7 +119,7 @@ class Generating(Trainer):
         generated = int(shape.generated)
         return ((int(shape.tokens) - generated, generated),) * shape.rows
 
-    def program(self, plan: TrainingPlan) -> StepProgram:
+    def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program whose generations come before the micro-batches that are trained on them."""
         old = self.compares_with_old(aligned=_aligned(plan))
         return program(

@@ -24,6 +24,11 @@ def micro_batches_of(plan: TrainingPlan) -> int:
     return int(str(plan.args["gradient_accumulation_steps"]))
 
 
+def evaluated_rows_of(plan: TrainingPlan) -> int:
+    """Return the rows of a micro-batch of evaluation, which every plan sets."""
+    return int(str(plan.args["per_device_eval_batch_size"]))
+
+
 def number(plan: TrainingPlan, field: str) -> int | None:
     """Return an argument of a plan if it is a number, else None."""
     value = plan.args.get(field)

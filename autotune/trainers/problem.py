@@ -48,6 +48,11 @@ class TrainerProblem:
         """Knobs whose larger choice never needs less memory, all else equal."""
         return frozenset(item.name for item in self.trainer.techniques if item.ordered)
 
+    @property
+    def only_in(self) -> Mapping[str, str]:
+        """For knobs that a single phase of the step program depends on, that phase."""
+        return {item.name: item.only_in for item in self.trainer.techniques if item.only_in}
+
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates with the same plan."""
         return self.trainer.normal(candidate, self.setting)

@@ -55,7 +55,7 @@ class SupervisedFineTuning(Trainer):
         },
     )  # fmt: skip
 
-    stand_in: ClassVar[Mapping[str, str]] = {"text": "a b"}
+    stand_in: ClassVar[Mapping[str, object]] = {"text": "a b"}
 
     def document(self, lengths: tuple[int, ...]) -> Document:
         """Return one sequence, which is kept at any maximum length."""

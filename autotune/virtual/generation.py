@@ -48,7 +48,8 @@ class _Generation:
 
     def __init__(self, whole: Any, model: Any, config: Any, inputs: dict[str, Any]) -> None:
         self._whole, self._model, self._config, self._inputs = whole, model, config, inputs
-        self._rows, self._prompt = inputs["input_ids"].shape
+        self._ids = str(model.main_input_name)
+        self._rows, self._prompt = inputs[self._ids].shape
 
     def run(self) -> Any:
         """Return ids of prompts and completions, as many as asked for; all are the same token."""
@@ -63,7 +64,7 @@ class _Generation:
                 self._continued(cache, self._prompt + new - 1)
         token = next(token for token in range(_TOKEN, _TOKEN + 100) if token not in _ends(self._config))
         ids = adopt(np.full((self._rows, self._prompt + new), token, dtype=np.int64))
-        return ids.to(self._inputs["input_ids"].device)
+        return ids.to(self._inputs[self._ids].device)
 
     def _step(self, **inputs: Any) -> Any:
         config = copy.deepcopy(self._config)
@@ -75,8 +76,8 @@ class _Generation:
         """Generate the token after so many, all but the last of which are in the cache."""
         shape = (self._rows, tokens)
         known = adopt({"ids": np.full(shape, _TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
-        device = self._inputs["input_ids"].device
-        inputs = {"input_ids": known["ids"].to(device), "attention_mask": known["mask"].to(device)}
+        device = self._inputs[self._ids].device
+        inputs = {self._ids: known["ids"].to(device), "attention_mask": known["mask"].to(device)}
         if cache is not None:
             _fill(cache, tokens - 1)
             inputs["past_key_values"] = cache

@@ -59,8 +59,9 @@ def run_on_cpu(
     found = {}
     for name, start, end in spans:
         inside = [(size, total - zero, parent) for time, size, total, parent in allocations if start <= time <= end]
-        before = inside[0][1] - inside[0][0]
-        found[name] = RealPhase(
-            name, before, max([before, *(total for _, total, _ in inside)]), inside[-1][1], tuple(inside)
-        )
+        earlier = [total - zero for time, _, total, _ in allocations if time < start]
+        # A phase may allocate nothing.
+        before = earlier[-1] if earlier else 0
+        levels = [before, *(total for _, total, _ in inside)]
+        found[name] = RealPhase(name, before, max(levels), levels[-1], tuple(inside))
     return found

@@ -38,8 +38,9 @@ def sections(
     *,
     of_run: Sequence[str] = (),
     of_step: Sequence[str] = (),
+    after: Sequence[str] = (),
 ) -> tuple[Section, ...]:
-    """Return the sections of an optimizer step on the largest micro-batch, preceded by those of the setup.
+    """Return the sections of an optimizer step on the largest micro-batch, between those of the setup and of the end.
 
     Micro-batches of earlier steps are left out, since those of this step need at least as much. Events between two
     phases count towards the later one, and events after the last micro-batch towards the optimizer step.
@@ -49,8 +50,10 @@ def sections(
         timing: returns the time of operators on the target device; None: no times.
         of_run: names of phases that run once, before the first step.
         of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
+        after: names of phases that run once, after the steps.
     """
-    moments = list(_moments(trace, step.end_event))
+    endings = [phase for phase in trace.phases if phase.name in after and phase.first_event >= step.end_event]
+    moments = list(_moments(trace, max([step.end_event, *(phase.end_event for phase in endings)])))
     apart = {MICRO_BATCH, *of_run, *of_step}
     before = max(
         (moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)),
@@ -70,8 +73,23 @@ def sections(
         found.append(_section(trace, part, moments, (event, phase.end_event), time))
         event, operator = phase.end_event, phase.end_operator
     time = timing(_works(trace, operator, step.end_operator)) if timing else None
-    ending = Part(OPTIMIZER_STEP, Occurrence.ONCE)
-    return (*found, _section(trace, ending, moments, (event, step.end_event), time))
+    found.append(_section(trace, Part(OPTIMIZER_STEP, Occurrence.ONCE), moments, (event, step.end_event), time))
+    for phase in endings:
+        time = timing(_works(trace, phase.first_operator, phase.end_operator)) if timing else None
+        events = (phase.first_event, max(phase.end_event, phase.first_event + 1))
+        # What is held all the time counts as well: a phase may allocate nothing.
+        held = [_Moment(phase.first_event, "", "", False, _held(trace, phase.first_event)), *moments]
+        found.append(_section(trace, Part(phase.name, Occurrence.AFTER), held, events, time))
+    return tuple(found)
+
+
+def _held(trace: Trace, event: int) -> Mapping[str, int]:
+    """Return the device's live bytes before an event, by category."""
+    levels: dict[str, int] = defaultdict(int)
+    for before in trace.events[:event]:
+        if before.place is Place.DEVICE:
+            levels[trace.categories.get(before.storage, Category.TEMPORARY).value] += before.change_bytes
+    return {name: size for name, size in levels.items() if size}
 
 
 def _in_step(trace: Trace, step: Phase, of_step: Sequence[str]) -> Iterator[tuple[Part, Phase]]:

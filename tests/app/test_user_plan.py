@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, TrainingArguments
 from trl import DPOConfig, KTOConfig, ModelConfig, RewardConfig, SFTConfig
 
 from autotune.app.user_plan import user_plan
@@ -20,6 +20,7 @@ from autotune.step.objects import config as traced_config
 from autotune.step.objects import peft_config as traced_peft_config
 from autotune.step.objects import quantization_config as traced_quantization
 from autotune.trainers import find_trainer
+from autotune.trainers.kto import POLICY_KL
 
 
 def sft(**options: Any) -> SFTConfig:
@@ -129,8 +130,8 @@ def test_what_cannot_be_sent_to_another_process_is_named() -> None:
 
 
 def test_the_configuration_of_another_trainer_is_refused() -> None:
-    with pytest.raises(InputError, match="A KTOConfig is no configuration that autotune knows") as raised:
-        plan_of(KTOConfig(use_cpu=True, bf16=False))
+    with pytest.raises(InputError, match="A TrainingArguments is no configuration that autotune knows") as raised:
+        plan_of(TrainingArguments(use_cpu=True))
     assert "SFTConfig" in raised.value.hint
 
 
@@ -255,6 +256,14 @@ def test_a_type_to_compute_in_that_is_not_the_models_is_said_to_be_left_out() ->
 def test_quantisation_that_is_not_understood_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan_of(sft(model_init_kwargs={"quantization_config": given}))
+
+
+def test_a_configuration_of_kto_keeps_what_decides_its_passes() -> None:
+    plan = plan_of(KTOConfig(use_cpu=True, bf16=False, loss_type="apo_zero_unpaired", desirable_weight=0.5))
+    assert plan.trainer == "kto"
+    assert plan.args["desirable_weight"] == 0.5
+    assert POLICY_KL not in find_trainer("kto").program(plan).names
+    assert POLICY_KL in find_trainer("kto").program(plan_of(KTOConfig(use_cpu=True, bf16=False))).names
 
 
 def test_a_configuration_of_dpo_keeps_what_it_says_of_its_loss_and_its_reference() -> None:

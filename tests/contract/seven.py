@@ -34,7 +34,8 @@ def config_class(name: str) -> type[Any]:
         return known
     from trl.experimental.online_dpo import OnlineDPOConfig
 
-    return OnlineDPOConfig
+    own: type[Any] = OnlineDPOConfig
+    return own
 
 
 def trainer_class(name: str) -> type[Any]:
@@ -46,7 +47,8 @@ def trainer_class(name: str) -> type[Any]:
         return known
     from trl.experimental.online_dpo import OnlineDPOTrainer
 
-    return OnlineDPOTrainer
+    own: type[Any] = OnlineDPOTrainer
+    return own
 
 
 def built(name: str, model: Path, output: Path, peft_config: Any = None, **fields: object) -> Any:

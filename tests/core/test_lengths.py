@@ -38,6 +38,7 @@ def test_pairs_that_are_needed_whole_are_dropped_and_never_cut() -> None:
     assert whole.row_coverage(69) == 2 / 3
     assert (whole.row_coverage(19), whole.coverage(19)) == (0.0, 0.0)
     assert (whole.row_coverage(70), whole.row_coverage(None)) == (1.0, 1.0)
+    assert whole.shortest_covering(0.0) == 20
     assert whole.shortest_covering(0.3) == 20
     assert whole.shortest_covering(0.5) == 70
 

@@ -10,7 +10,8 @@ import pytest
 from datasets import Dataset, load_dataset
 
 from autotune.core.plan import TrainingPlan
-from autotune.emit.rows import cut_length, training_rows, write_cut_rows
+from autotune.core.workload import DatasetSource, Workload
+from autotune.emit.rows import FILES, cut_length, training_rows, write_cut_rows, write_rows
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
 from tests.report.examples import a_workload
@@ -50,7 +51,7 @@ def test_the_rows_of_a_selection_are_cut_in_its_order(tmp_path: Path) -> None:
 def test_datasets_loads_the_file_by_its_entry(tokenized_directory: Path, tmp_path: Path) -> None:
     write_cut_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
     rows = training_rows(a_workload(), TrainingPlan("sft", truncate_to=1024), tmp_path)
-    assert load_dataset(**rows.entry()).column_names == ["input_ids", "labels"]
+    assert load_dataset(**rows.entry(rows.split)).column_names == ["input_ids", "labels"]
 
 
 def test_the_users_dataset_is_named_where_no_row_is_longer(tmp_path: Path) -> None:
@@ -81,3 +82,52 @@ def test_a_moved_bundle_keeps_its_script_right(tmp_path: Path) -> None:
     text = script_text(result, chosen, training_rows(result.workload, plan, tmp_path))
     assert "str(BUNDLE / 'rows.parquet')" in text
     assert repr(str(tmp_path / "rows.parquet")) not in text
+
+
+def evaluated(source: DatasetSource, evaluation: DatasetSource, directory: Path) -> Workload:
+    """Return a workload that is evaluated, whose tokenised rows lie in a directory."""
+    of = a_workload()
+    profile = replace(of.dataset, tokenized_directory=str(directory))
+    return replace(of, dataset=profile, dataset_source=source, evaluation_source=evaluation, evaluation=profile)
+
+
+PLAN = TrainingPlan("sft", {"eval_strategy": "epoch"})
+
+
+def test_trl_finds_both_splits_of_one_dataset(tmp_path: Path) -> None:
+    source = DatasetSource("trl-lib/tldr", "trl-lib/tldr")
+    rows = write_rows(evaluated(source, replace(source, split="test"), tmp_path), PLAN, tmp_path)
+    assert rows.arguments() == {
+        "dataset_name": "trl-lib/tldr", "dataset_train_split": "train", "dataset_test_split": "test",
+    }  # fmt: skip
+    assert not any((tmp_path / name).exists() for name in FILES)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_trl_finds_two_files_as_splits_of_a_directory(tmp_path: Path, suffix: str) -> None:
+    texts = {"here: we are": "train", "there": "test"}
+    for text, split in texts.items():
+        file = tmp_path / f"{split} rows.{suffix}"
+        Dataset.from_dict({"text": [text]}).to_csv(file) if suffix == "csv" else Dataset.from_dict(
+            {"text": [text]}
+        ).to_json(file)
+    builder = {"jsonl": "json", "csv": "csv"}[suffix]
+    sources = [DatasetSource(split, builder, str(tmp_path / f"{split} rows.{suffix}")) for split in ("train", "test")]
+    bundle = tmp_path / "bundle"
+    rows = write_rows(evaluated(sources[0], sources[1], tmp_path), PLAN, bundle)
+    found = load_dataset(str(rows.arguments()["dataset_name"]))
+    assert {found[split]["text"][0]: split for split in found} == texts
+    # A later recommendation without evaluation needs none of it.
+    write_rows(replace(a_workload(), dataset_source=sources[0]), TrainingPlan("sft"), bundle)
+    assert not any((bundle / name).exists() for name in FILES)
+
+
+def test_rows_that_are_cut_are_cut_for_evaluation_too(tokenized_directory: Path, tmp_path: Path) -> None:
+    source = DatasetSource("a", "json", "/a.jsonl")
+    workload = evaluated(source, replace(source, data_files="/b.jsonl"), tokenized_directory)
+    rows = write_rows(workload, replace(PLAN, truncate_to=3), tmp_path)
+    assert rows.cut
+    found = load_dataset(str(rows.arguments()["dataset_name"]))
+    assert {split: max(map(len, found[split]["input_ids"])) for split in found} == {"train": 3, "test": 3}
+    for split in ("train", "test"):
+        assert len(load_dataset(**rows.entry(split))) == len(found[split])

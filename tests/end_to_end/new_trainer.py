@@ -55,7 +55,7 @@ class Toy(Trainer):
         shorter = tokens if layout is Layout.EQUAL else max(1, tokens - 1)
         return (*((tokens, tokens),) * (shape.rows - 1), (shorter, tokens))
 
-    def program(self, plan):
+    def phases(self, plan):
         """Rows are scored once in a step."""
         return program(in_step=("score",))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection import rows
-from autotune.inspection.dataset import dataset_source
+from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 
 GOOD = b'{"text": "one"}\n{"text": "two"}\n'
 
@@ -182,3 +184,51 @@ def test_a_directory_that_datasets_saved_for_itself_is_refused_as_datasets_does(
         load(DatasetSource(name="saved", path=str(tmp_path / "saved")))
     with pytest.raises(InputError, match="save_to_disk"):
         dataset_source(str(tmp_path / "saved"))
+
+
+def test_rows_to_evaluate_on_are_a_split_or_another_dataset(tmp_path: Path) -> None:
+    rows, others = (write(tmp_path / name, GOOD) for name in ("a.jsonl", "b.jsonl"))
+    assert evaluation_source(rows, None, None) is None
+    found = evaluation_source(rows, others, None)
+    assert found == dataset_source(others)
+    split = evaluation_source("trl-lib/tldr", None, "validation")
+    assert split == DatasetSource("trl-lib/tldr (validation)", "trl-lib/tldr", split="validation")
+    assert evaluation_source(rows, "trl-lib/tldr", None) == DatasetSource(
+        "trl-lib/tldr (test)", "trl-lib/tldr", split="test"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "evaluation", "split", "message"),
+    [
+        ("a.jsonl", None, "test", "is a file, and has no split but train"),
+        ("a.jsonl", "a.jsonl", None, "are those to train on"),
+        ("trl-lib/tldr", None, "train", "are those to train on"),
+        ("trl-lib/tldr", None, "train[90%:]", "is not the name of a split"),
+        ("a.jsonl", "missing.jsonl", None, "missing.jsonl"),
+        (None, None, "test", "no dataset to take --eval-split of"),
+    ],
+)
+def test_rows_that_cannot_be_evaluated_on_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str | None, evaluation: str | None, split: str | None,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", GOOD)
+    with pytest.raises(InputError, match=re.escape(message)):
+        evaluation_source(dataset, evaluation, split)
+
+
+def test_trl_loads_rows_to_train_and_to_evaluate_on_in_one_call(tmp_path: Path) -> None:
+    rows, others = (dataset_source(write(tmp_path / name, GOOD)) for name in ("a.jsonl", "b.jsonl"))
+    check_one_load(rows, others)
+    hub = DatasetSource("trl-lib/tldr", "trl-lib/tldr")
+    check_one_load(hub, replace(hub, split="test"))
+    for train, test in (
+        (rows, hub),
+        (hub, rows),
+        (hub, DatasetSource("imdb", "imdb")),
+        (rows, replace(rows, path="csv")),
+    ):
+        with pytest.raises(InputError, match="`trl` cannot load"):
+            check_one_load(train, test)

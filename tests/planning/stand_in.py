@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autotune.core.plan import AllocatorUse
-from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.protocol import Replayed, TracedPeak, TraceReply, TraceRequest
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
@@ -16,6 +16,8 @@ WEIGHT_BYTES = 100 * MIB
 VARIED_BYTES = 7 * MIB
 UNTRACEABLE = "flex_attention"
 ASSUMED = "the formula holds"
+EVALUATED_BYTES = 30_000
+"""Bytes of a token in evaluation."""
 
 
 def kept_by_layer(request: TraceRequest) -> float:
@@ -65,6 +67,9 @@ def _answer(request: TraceRequest) -> Traced:
         moments = [*forward, {**held, "activation": kept * layers, "temporary": head}]
         sections.append(_section(part, names, [{**moment, "gradient": gradients} for moment in moments], tokens))
     sections.append(_section(Part(OPTIMIZER_STEP, Occurrence.ONCE), ["step"], [{**held, "gradient": weights}], 0))
+    if request.plan.evaluates:
+        part = Part(EVALUATE, Occurrence.AFTER)
+        sections.append(_section(part, ["head"], [{**held, "temporary": EVALUATED_BYTES * tokens}], tokens))
     peak = max(max(section.totals) for section in sections)
     allocated_bytes = peak + 64 * MIB
     return TraceReply(

@@ -41,13 +41,14 @@ def test_a_single_depth_says_nothing_of_another() -> None:
 
 @pytest.mark.parametrize("basis", Basis)
 def test_a_sum_of_the_basis_terms_follows_from_as_many_shapes_as_it_has_terms(basis: Basis) -> None:
-    known = [Shape(1, 256), Shape(4, 256), Shape(4, 1024)][: basis.size]
-    factors = (5.0, 3.0, 0.25)
+    sizes = (1, 256, 256), (4, 256, 256), (4, 1024, 1024), (1, 256, 192), (1, 256, 400)
+    known = [Shape(rows, tokens, beside=beside) for rows, tokens, beside in sizes][: basis.size]
+    factors = (5.0, 3.0, 0.25, 2.0, 0.125)
 
     def figure(shape: Shape) -> float:
         return sum(factor * term for factor, term in zip(factors, basis.terms(shape), strict=False))
 
-    wanted = Shape(7, 256 if basis is Basis.ROWS else 777.5)
+    wanted = Shape(7, 256 if basis is Basis.ROWS else 777.5, beside=810.5)
     weights = shape_weights(basis, known, wanted)
     assert sum(w * figure(shape) for w, shape in zip(weights, known, strict=True)) == pytest.approx(figure(wanted))
 

@@ -186,7 +186,7 @@ def test_where_no_cache_can_be_written_rows_are_loaded_all_the_same(
 
 
 def test_an_unknown_split_is_told(prepared: Callable[..., PrepareReply]) -> None:
-    with pytest.raises(InputError, match=r'Unknown split "test"'):
+    with pytest.raises(InputError, match="has no split 'test'"):
         prepared(text_rows(TEXTS), split="test")
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.program import OPTIMIZER_STEP
+from autotune.core.program import OPTIMIZER_STEP, SAVE
 from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu
@@ -157,7 +158,21 @@ def test_offloaded_activations_lie_on_the_host(run: Any) -> None:
     plain, offloaded = run(), run({"activation_offloading": True})
     moved = plain.device.categories["activation"] - offloaded.device.categories["activation"]
 
-    assert offloaded.host.bytes - plain.host.bytes >= 0.9 * moved > 0
+    # In the steps: a save copies all weights to the host.
+    in_steps = [
+        max(section.host_bytes for section in reply.sections if section.part.of_micro_batch)
+        for reply in (plain, offloaded)
+    ]
+    assert in_steps[1] - in_steps[0] >= 0.9 * moved > 0
+
+
+def test_a_save_copies_the_weights_to_the_host_and_holds_on_the_device_what_a_step_leaves(run: Any) -> None:
+    reply = run()
+    saving = reply.sections[-1]
+    assert saving.part == Part(SAVE, Occurrence.AFTER)
+    assert saving.host_bytes == reply.device.categories["parameter"]
+    assert saving.levels.keys() >= {"parameter", "optimizer state"}
+    assert "gradient" not in saving.levels
 
 
 def test_paged_optimizer_state_lies_on_the_host(run: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.judge import Judge
@@ -211,3 +211,17 @@ def test_one_that_is_as_fast_on_less_memory_is_worth_a_confirmation_of_its_own()
     assert leader([confirmed, lighter], judge) == lighter
     assert leader([confirmed, hardly_lighter], judge) == confirmed
     assert leader([confirmed, lighter], judge, confirm_more=False) == confirmed
+
+
+def test_memory_that_ran_out_before_a_knob_matters_runs_out_with_all_its_choices() -> None:
+    problem = TableProblem(ordered=frozenset(), only_in={"batch": "evaluate"})
+    smaller = GOOD.but(batch=1)
+    for phase, vetoed in (("forward", True), ("evaluate", False)):
+        judge = Judge(problem)
+        lacked = OutOfMemory(phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
+        shown = Measurement(ProbeStatus.OUT_OF_MEMORY, f"in {phase}", out_of_memory=lacked)
+        judge.learn(Record(1, GOOD.but(batch=2), Purpose.SEARCH, shown))
+        veto = judge.veto(smaller)
+        assert (veto is not None) == vetoed
+        if veto is not None:
+            assert veto.reason == "trial 1 ran out of memory in forward, where batch=1 makes no difference"

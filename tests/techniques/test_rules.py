@@ -9,11 +9,13 @@ import pytest
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
+from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import Workload
+from autotune.techniques import find
 from autotune.trainers import trainers
-from tests.settings import CPU, GPU, contaminates, separates, setting, workload
+from tests.settings import CPU, GPU, contaminates, problem, separates, setting, workload
 
 SFT = trainers()["sft"]
 COVERING = 1888
@@ -61,7 +63,7 @@ def test_a_length_that_drops_rows_says_how_many_it_keeps() -> None:
 def test_a_length_that_drops_every_row_is_illegal_whatever_was_asked_for() -> None:
     reward, here = trainers()["reward"], setting(of=pairs_kept_whole(), token_coverage=0.0)
     start = Candidate({item.name: item.default(here) for item in reward.techniques})
-    assert "drops every row of the dataset" in str(reward.illegal(start.but(max_length=99), here))
+    assert "leaves none of the dataset's 100 rows" in str(reward.illegal(start.but(max_length=99), here))
     assert reward.illegal(start.but(max_length=100), here) is None
 
 
@@ -262,3 +264,29 @@ def test_only_a_cache_that_is_emptied_in_every_step_is_planned_as_emptied(steps:
     plan = SFT.plan(candidate(here, torch_empty_cache_steps=steps), here)
     assert plan.args.get("torch_empty_cache_steps", "off") == steps
     assert plan.allocator.emptied is emptied
+
+
+def test_evaluation_has_a_size_of_its_own_only_where_there_is_one() -> None:
+    plain = setting()
+    of = replace(workload(), evaluation=workload().dataset, evaluation_source=workload().dataset_source)
+    evaluated = setting(of=of)
+    knob = "per_device_eval_batch_size"
+    # TRL's default of 8 rows might not fit, and nobody evaluates.
+    assert SFT.plan(candidate(plain, per_device_train_batch_size=2), plain).args[knob] == 2
+    plan = SFT.plan(candidate(evaluated, per_device_train_batch_size=2, **{knob: 4}), evaluated)
+    assert (plan.args[knob], plan.args["eval_strategy"], plan.evaluates) == (4, "epoch", True)
+    assert not SFT.plan(candidate(plain), plain).evaluates
+    assert "there are no rows to evaluate on" in str(SFT.illegal(candidate(plain).but(**{knob: 4}), plain))
+    assert problem(plain).choices[knob] == (8,)
+    assert problem(evaluated).choices[knob] == (8, 1, 2, 4, 16, 32)
+
+
+def test_rows_to_evaluate_on_are_cut_no_more_than_those_to_train_on() -> None:
+    of = workload(lengths={20: 50})
+    longer = replace(of.dataset, lengths=LengthDistribution({20: 50, 400: 50}))
+    here = setting(of=replace(of, evaluation=longer, evaluation_source=of.dataset_source))
+    knob = find("max_length", SFT.techniques)
+    assert knob.parse("coverage", setting(of=of)) == 24
+    assert int(knob.parse("coverage", here)) >= 396
+    assert knob.parse("longest", here) == 400
+    assert "keeps 9.8 % of the evaluated tokens" in str(SFT.illegal(candidate(here, max_length=21), here))

@@ -54,6 +54,12 @@ def token_pair_rows(texts: Sequence[str], *, chosen: str = "chosen_ids", rejecte
     return [{chosen: one, rejected: other} for one, other in zip(ids, reversed(ids), strict=True)]
 
 
+def labelled_rows(texts: Sequence[str]) -> Rows:
+    """Return answers that are desirable or not; some questions are longer than the answers."""
+    rows = [*prompt_completion_rows(texts[::2]), *long_prompt_rows(texts[1::2])]
+    return [{**row, "label": i % 3 != 0} for i, row in enumerate(rows)]
+
+
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(texts, reversed(texts), strict=True))
 
@@ -76,6 +82,11 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
         "chosen_input_ids+rejected_input_ids": partial(
             token_pair_rows, chosen="chosen_input_ids", rejected="rejected_input_ids"
         ),
+    },
+    "kto": {
+        "prompt+chosen+rejected": prompted_pair_rows,
+        "chosen+rejected": pair_rows,
+        "prompt+completion+label": labelled_rows,
     },
 }
 """What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""

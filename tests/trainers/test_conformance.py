@@ -15,7 +15,7 @@ import yaml
 
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
-from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, Repeat
+from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, SAVE, Repeat
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments
 from autotune.emit.config import config_text
@@ -127,14 +127,19 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
     assert profile.format == form.name
     assert set(found.rows.column_names) >= set(known.columns)
     lengths = known.lengths(found.rows)
-    assert lengths.shape == (len(TEXTS), len(trainer.parts))
+    documents = len(TEXTS) * form.documents
+    assert lengths.shape == (documents, len(trainer.parts))
     kept_from = known.kept_from(found.rows).tolist()
     said = [trainer.document(tuple(row)) for row in lengths.tolist()]
     counted = Counter((max(one[0], least), *one[1:]) for one, least in zip(said, kept_from, strict=True))
     assert Counter(dict(of_groups(profile.documents))) == counted
     # Long-tailed rows were asked for; all of one length would leave most of this suite without a meaning.
     assert len(counted) > len(TEXTS) // 4
-    assert profile.documents.rows == len(TEXTS)
+    assert profile.documents.rows == documents
+    if trainer.ordered:
+        assert list(profile.documents.in_order(None)) == [
+            (max(one[0], least), *one[1:]) for one, least in zip(said, kept_from, strict=True)
+        ]
     assert profile.lengths.longest == max(max(document[1:]) for document in counted)
     assert profile.trainable_tokens == known.trainable(found.rows).sum() > 0
 
@@ -179,9 +184,11 @@ def test_its_phases_have_names_of_their_own_and_come_in_order(trainer: Trainer) 
         program = trainer.program(trainer.plan(candidate, here))
         assert len(set(program.names)) == len(program.names)
         assert program.names[0] == CONSTRUCTION
-        assert program.names[-1] == OPTIMIZER_STEP
+        steps = program.phases[: len(program.phases) - len(program.after)]
+        assert steps[-1].name == OPTIMIZER_STEP
+        assert program.after == (SAVE,)
         order = [Repeat.RUN, Repeat.GENERATION, Repeat.STEP, Repeat.MICRO_BATCH]
-        repeats = [order.index(phase.repeat) for phase in program.phases[:-1]]
+        repeats = [order.index(phase.repeat) for phase in steps[:-1]]
         assert repeats == sorted(repeats)
         (micro_batch,) = (phase for phase in program.phases if phase.repeat is Repeat.MICRO_BATCH)
         assert (micro_batch.name, micro_batch.parts[0], micro_batch.parts[-1]) == (MICRO_BATCH, FORWARD, BACKWARD)

@@ -40,7 +40,7 @@ SHAPES = {
     Layout.FLAT: (Shape(1, 24), Shape(1, 120)),
 }
 ERROR = 0.03
-BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0)
+BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0, saves=True)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import argparse
 
 from autotune.cli.arguments import (
     add_dataset,
+    add_evaluation,
     add_json,
     add_memory_budget,
     add_model,
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, optional=True)
     add_dataset(parser, optional=True)
     add_trainer(parser)
+    add_evaluation(parser)
     parser.add_argument(
         "--gpu",
         metavar="NAME|SIZE",

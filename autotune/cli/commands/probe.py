@@ -7,6 +7,7 @@ import argparse
 from autotune.cli.arguments import (
     add_dataset,
     add_device,
+    add_evaluation,
     add_json,
     add_memory_budget,
     add_model,
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     given = parser.add_argument_group("what is given")
     add_trainer(given)
+    add_evaluation(given)
     add_device(given, "where to train")
     add_memory_budget(given, "what is free")
     given.add_argument(

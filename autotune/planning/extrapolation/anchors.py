@@ -14,12 +14,14 @@ its memory and time grow with the square of the tokens."""
 _TOKENS_STEP = 128
 # Tokens that TRL's fused head processes at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py).
 _CHUNK_TOKENS = 4096
+# Tokens of the shortest rows whose mismatched pairs can be narrower and wider than they are.
+_FEWEST_MISMATCHED = 4
 
 
 def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
     """Return the shapes to trace so that the shapes of the geometries can be extrapolated from them."""
     chosen = [geometry for geometry in geometries if geometry.layout is layout]
-    shapes = {shape for geometry in chosen for shape in (geometry.worst, geometry.typical)}
+    shapes = {shape for geometry in chosen for shape in (*geometry.shapes, geometry.typical)}
     shapes |= {shape for geometry in chosen for item in geometry.apart for shape in (item.worst, item.typical)}
     # The head sees the tokens of all sequences of a row.
     chunk_tokens = _CHUNK_TOKENS // chosen[0].sequences
@@ -29,24 +31,44 @@ def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
         known = tuple(Shape(1, step * times) for times in (1, 2, 4))
         beyond = Shape(1, min(most_tokens, LONGEST_FLAT)) if most_tokens > chunk_tokens else None
         return Anchors(Basis.TOKENS, known, chunk_tokens, beyond)
-    few = 1 if layout is Layout.EQUAL or chosen[0].sequences > 1 else 2
+    # Pairs are mismatched between rows, of which it takes two.
+    single = (layout is Layout.EQUAL or chosen[0].sequences > 1) and not any(shape.beside for shape in shapes)
+    few = 1 if single else 2
     by_tokens = sorted(shapes, key=lambda shape: shape.tokens)
     widest, narrowest = by_tokens[-1], by_tokens[0]
     longest, shortest = round(widest.tokens), max(1, round(narrowest.tokens / 8) * 8)
     most = max(few + 1, *(shape.rows for shape in shapes))
-    whole = chunk_tokens // longest
+    beside = _beside(shapes, longest)
+    whole = chunk_tokens // max((longest, *beside))
     fitting = min(most, whole) if whole > few else most
-    at_longest = (_like(widest, few, longest), _like(widest, fitting, longest))
+    second = longest if beside else 0
+    at_longest = (_like(widest, few, longest, second), _like(widest, fitting, longest, second))
     # If even the fewest rows have more tokens than one chunk, every shape is computed in chunks.
     chunked = fitting < most
-    limits = (float(fitting * longest), _like(widest, most, longest)) if chunked else (inf, None)
+    limits = (float(fitting * longest), _like(widest, most, longest, second)) if chunked else (inf, None)
+    shortest = shortest if shortest < longest else max(1, longest // 2)
+    if beside:
+        others = (Shape(few, shortest, beside=shortest), *(Shape(few, longest, beside=width) for width in beside))
+        return Anchors(Basis.BOTH, (*at_longest, *others), *limits)
     if longest == round(narrowest.tokens):
         return Anchors(Basis.ROWS, at_longest, *limits)
-    shortest = shortest if shortest < longest else max(1, longest // 2)
     return Anchors(Basis.TOKENS, (*at_longest, _like(narrowest, few, shortest)), *limits)
 
 
-def _like(shape: Shape, rows: int, tokens: int) -> Shape:
+def _like(shape: Shape, rows: int, tokens: int, beside: float = 0) -> Shape:
     """Return a shape of other sizes in which the same share of tokens is generated, in whole tokens."""
     generated = round(shape.generated * tokens / shape.tokens)
-    return Shape(rows, tokens, min(tokens - 1, max(1, generated)) if shape.generated else 0)
+    return Shape(rows, tokens, min(tokens - 1, max(1, generated)) if shape.generated else 0, beside)
+
+
+def _beside(shapes: Iterable[Shape], longest: int) -> tuple[int, ...]:
+    """Return two widths of the second tensor to trace beside the longest first one; none where they are not needed.
+
+    Mismatched pairs of rows can be about half as wide as the rows, up to twice as wide.
+    """
+    widths = [shape.beside for shape in shapes if shape.beside not in (0, shape.tokens)]
+    if not widths or longest < _FEWEST_MISMATCHED:
+        return ()
+    narrow = min(longest - 1, max(longest // 2 + 2, min(longest * 3 // 4, round(min(widths)))))
+    wide = min(2 * longest - 2, max(longest * 5 // 4, round(max(widths))))
+    return narrow, wide

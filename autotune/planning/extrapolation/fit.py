@@ -49,6 +49,7 @@ class Fit:
     def __init__(self, anchors: Anchors, replies: Mapping[Point, TraceReply]) -> None:
         self._anchors = anchors
         self._replies = replies
+        self._forecasts: dict[tuple[int, Shape, int], Forecast] = {}
         self._points = sorted(replies)
         self.assumptions = frozenset(assumed for reply in replies.values() for assumed in reply.assumptions)
         self._depths = sorted({layers for layers, _ in replies})
@@ -59,8 +60,23 @@ class Fit:
             series for part, found in aligned.items() for series in (found if found is not None else self._peaks(part))
         ]
 
-    def forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
-        """Return the forecast for a depth, a shape, and a number of micro-batches per optimizer step."""
+    def forecast(
+        self, layers: int, shape: Shape, micro_batches: int, allocator: AllocatorUse = DEFAULT_USE
+    ) -> Forecast:
+        """Return the forecast for a depth, a shape, a number of micro-batches per optimizer step, and an allocator."""
+        key = (layers, shape, micro_batches)
+        if key not in self._forecasts:
+            self._forecasts[key] = self._forecast(*key)
+        share, workspace_bytes = self._rounding(allocator)
+        return replace(
+            self._forecasts[key],
+            rounding_share=share,
+            workspace_bytes=workspace_bytes,
+            unused_bytes=self._unused_bytes(shape, allocator),
+        )
+
+    def _forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
+        """Return the forecast of tensors and times, which do not depend on the allocator."""
         weights = self._weights(layers, shape)
         parts = [part for part in self._parts if part.occurrence is not Occurrence.FURTHER or micro_batches > 1]
         stretches: dict[Stretch, Mapping[str, int]] = {}
@@ -69,28 +85,17 @@ class Fit:
                 found, known = series.highest(weights), stretches.get(series.stretch, {})
                 stretches[series.stretch] = max(known, found, key=lambda levels: sum(levels.values()))
         hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
-        share, workspace_bytes = self._rounding(DEFAULT_USE)
         return Forecast(
             stretches=stretches,
-            rounding_share=share,
-            workspace_bytes=workspace_bytes,
-            unused_bytes=self._unused_bytes(shape, DEFAULT_USE),
+            rounding_share=0.0,
+            workspace_bytes=0,
+            unused_bytes=0,
             host_bytes=max(0, round(max(hosts))),
             times={
                 part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
                 for part in parts
                 if all(known_times := self._each(part, lambda section: section.time))
             },
-        )
-
-    def served(self, forecast: Forecast, shape: Shape, allocator: AllocatorUse) -> Forecast:
-        """Return a forecast for a shape with another use of the allocator, which leaves tensors as they are."""
-        share, workspace_bytes = self._rounding(allocator)
-        return replace(
-            forecast,
-            rounding_share=share,
-            workspace_bytes=workspace_bytes,
-            unused_bytes=self._unused_bytes(shape, allocator),
         )
 
     def weighted(self, layers: int, shape: Shape) -> list[tuple[Point, TraceReply, float]]:

@@ -60,8 +60,10 @@ class Forecast:
         """Return how often the time of a part counts in an optimizer step of so many micro-batches.
 
         A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
+        Evaluation and saving are left out of the time of a step.
         """
-        return {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1}.get(part.occurrence, 1)
+        times = {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1, Occurrence.AFTER: 0}
+        return times.get(part.occurrence, 1)
 
     def taking(self, phase: str, other: Forecast, per_step: float) -> Forecast:
         """Return this forecast with a phase of another one, which is for the size at which that phase runs.
@@ -69,10 +71,9 @@ class Forecast:
         Args:
             per_step: how often the phase runs in an optimizer step.
         """
-        stretches = {
-            stretch: levels if stretch[0].phase != phase else other.stretches.get(stretch, {})
-            for stretch, levels in self.stretches.items()
-        }
+        kept = {stretch: levels for stretch, levels in self.stretches.items() if stretch[0].phase != phase}
+        taken = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
+        stretches = {**kept, **taken}
         times = {
             part: time if part.phase != phase else mixed_times([(other.times.get(part, time), per_step)])
             for part, time in self.times.items()

@@ -16,11 +16,12 @@ class Basis(StrEnum):
     CONSTANT = "a constant"
     ROWS = "a constant, and rows"
     TOKENS = "a constant, tokens, and tokens by length"
+    BOTH = "a constant, and for each of two tensors its tokens, and tokens by length"
 
     @property
     def size(self) -> int:
         """Number of terms, and so of shapes that have to be known."""
-        return len(self.terms(Shape(1, 1)))
+        return len(self.terms(Shape(1, 1, 1)))
 
     def terms(self, shape: Shape) -> tuple[float, ...]:
         """Return the values of the terms at a shape."""
@@ -29,7 +30,10 @@ class Basis(StrEnum):
         if self is Basis.ROWS:
             return (1.0, float(shape.rows))
         every = shape.rows * shape.tokens
-        return (1.0, every, every * shape.tokens)
+        if self is Basis.TOKENS:
+            return (1.0, every, every * shape.tokens)
+        beside = shape.rows * shape.beside
+        return (1.0, every, every * shape.tokens, beside, beside * shape.beside)
 
 
 def shape_weights(basis: Basis, known: Sequence[Shape], wanted: Shape) -> tuple[float, ...]:

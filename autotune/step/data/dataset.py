@@ -19,6 +19,9 @@ from autotune.inspection.rows import check_json, check_row_count
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import DatasetFormat, Trainer
 
+# datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
+_UNKNOWN_SPLIT = "Unknown split"
+
 
 @dataclass(frozen=True)
 class LoadedRows:
@@ -45,6 +48,8 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     used = (*loaded.format.columns, *trainer.optional_columns)
     for column in (name for name in used if name in rows.column_names):
         _check_no_nulls(source, rows, column)
+    for column in loaded.format.flags:
+        _check_flags(source, rows, column)
     _check_tokenizer(trainer, loaded, processor, source, model)
     return loaded
 
@@ -66,6 +71,11 @@ def _loaded(source: DatasetSource) -> Dataset:
         cause = error.__cause__ or error
         raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
     except (ValueError, TypeError) as error:
+        if _UNKNOWN_SPLIT in str(error):
+            known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
+            raise InputError(
+                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}."
+            ) from error
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -103,6 +113,15 @@ def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
         raise InputError(f"Row {row + 1} of {source.name} has no {column}.", hint="Remove or complete such rows.")
 
 
+def _check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
+    for row, value in enumerate(rows[column], start=1):
+        # Numbers count as what they equal: 0 and 1 are common, and what -1 means is left open.
+        if value not in (True, False):
+            raise InputError(
+                f"Row {row} of {source.name} has the {column} {value!r}.", hint="It has to be true or false."
+            )
+
+
 def _check_tokenizer(
     trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
 ) -> None:
@@ -116,7 +135,7 @@ def _check_tokenizer(
                 hint="Use the tokenizer of a chat model, or a dataset of text.",
             )
         return
-    columns = loaded.format.columns
+    columns = [name for name in loaded.format.columns if name not in loaded.format.flags]
     texts = loaded.format.text and all(isinstance(first[name], str) for name in columns)
     if not texts:
         raise InputError(

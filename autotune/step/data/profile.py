@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.pytorch_utils import Conv1D
 
@@ -67,15 +68,16 @@ def linear_modules(model: Any) -> tuple[str, ...]:
 def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:
     """Return the profile of tokenised rows."""
     trainer, known = find_trainer(request.trainer), adapter(request.trainer)
-    counts: Counter[Document] = Counter()
+    found: list[Document] = []
     for lengths, kept_from in zip(known.lengths(rows).tolist(), known.kept_from(rows).tolist(), strict=True):
         needs, *sequences = trainer.document(tuple(lengths))
-        counts[(max(needs, kept_from), *sequences)] += 1
+        found.append((max(needs, kept_from), *sequences))
+    documents = Documents.of_rows(found, ordered=trainer.ordered)
     longest: Counter[int] = Counter()
-    for (_, *sequences), count in counts.items():
+    for count, _, *sequences in documents.groups:
         longest[max(sequences)] += count
     completions = known.completions(rows)
-    single = all(needs <= 1 and len(sequences) == 1 for needs, *sequences in counts)
+    single = all(group[1] <= 1 for group in documents.groups) and documents.sequences == 1
     return DatasetProfile(
         name=request.dataset.name,
         format=loaded.format.name,
@@ -85,7 +87,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         tokenized_directory=request.tokenized_directory,
         fingerprint=_rows_fingerprint(rows, known.columns),
         completions=None if completions is None else _distribution(completions.tolist()),
-        several=None if single else Documents(tuple((count, *item) for item, count in sorted(counts.items()))),
+        several=None if single and documents.order is None else documents,
     )
 
 
@@ -112,5 +114,5 @@ def _rows_fingerprint(rows: Any, columns: Sequence[str]) -> str:
     for batch in rows.with_format("numpy").iter(batch_size=1000):
         for column in columns:
             for values in batch[column]:
-                digest.update(len(values).to_bytes(8, "little") + values.tobytes())
+                digest.update(np.size(values).to_bytes(8, "little") + values.tobytes())
     return digest.hexdigest()[:_FINGERPRINT_DIGITS]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.core.workload import DatasetProfile
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
@@ -15,7 +18,7 @@ from autotune.trainers import find_trainer
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
-    """Read the model, load and tokenise the dataset, save the rows, and return both profiles.
+    """Read the model, load and tokenise the dataset and the rows to evaluate on, save both, and return the profiles.
 
     Raises:
         InputError: the model, the dataset or the PEFT configuration cannot be used.
@@ -31,7 +34,21 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
         )
     if request.peft:
         check_peft(request.peft, config)
-    loaded = load_rows(find_trainer(request.trainer), request.dataset, processor, request.model)
-    rows = tokenized(request, config, processor, loaded, context.folder)
-    save_rows(rows, request.tokenized_directory)
-    return PrepareReply(model=model, dataset=dataset_profile(request, loaded, rows))
+
+    def read(asked: PrepareRequest) -> DatasetProfile:
+        loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model)
+        rows = tokenized(asked, config, processor, loaded, context.folder)
+        save_rows(rows, asked.tokenized_directory)
+        return dataset_profile(asked, loaded, rows)
+
+    dataset = read(request)
+    if request.evaluation is None:
+        return PrepareReply(model, dataset)
+    evaluation = read(replace(request, dataset=request.evaluation, tokenized_directory=request.evaluation_directory))
+    if evaluation.format != dataset.format:
+        raise InputError(
+            f"The rows to evaluate on, {evaluation.name}, are in the format {evaluation.format}, and those to train on "
+            f"in {dataset.format}.",
+            hint=f"TRL prepares both in the same way: give {dataset.format}.",
+        )
+    return PrepareReply(model, dataset, evaluation)

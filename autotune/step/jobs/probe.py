@@ -77,6 +77,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
         pass_seconds=batches.population * pass_seconds_per_row,
+        evaluation_seconds=progress.evaluation_seconds,
         peaks=progress.peaks,
     )
 

@@ -10,7 +10,6 @@ from itertools import chain, product, repeat
 from typing import Any
 
 from autotune.core.plan import AllocatorUse
-from autotune.core.program import CONSTRUCTION, Repeat
 from autotune.core.protocol import Replayed, TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
@@ -87,8 +86,9 @@ def _trace(request: TraceRequest) -> TraceReply:
             traced,
             traced.phase(step_name(1)),
             _timing(request),
-            of_run=[name for name in program.repeated(Repeat.RUN) if name != CONSTRUCTION],
+            of_run=program.before,
             of_step=of_step,
+            after=program.after,
         ),
         varied_bytes=_varied_bytes(traced, request, trained, replays),
         replays=replays,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.core.batch_geometry import worst_micro_batches
+from autotune.core.blocks import blocks_of, worst_blocks
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Collation, Drawing
@@ -138,7 +139,8 @@ def plan_batches(
     beside_worst = worst_steps * in_step - 1 - len(worst)
     warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
-    plain = drawn(population, (beside_worst + warmup + following) * drawn_at_once, seed).reshape(-1, drawn_at_once)
+    many_plain = beside_worst + warmup + following
+    plain = drawn_batches(population, drawn_at_once, many_plain, seed, blocks=collation.blocks)
     if not whole:
         sample = _stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
         plain = np.concatenate([plain[: beside_worst + warmup], sample])
@@ -152,7 +154,8 @@ def plan_batches(
     is_worst[[0, *places]] = True
     timed_from = in_step if whole else worst_steps * in_step + warmup
     warm = (np.cumsum(~is_worst) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
-    epoch = drawn(population, -(-population // drawn_at_once) * drawn_at_once, seed).reshape(-1, drawn_at_once)
+    in_epoch = max(1, population // drawn_at_once) if collation.blocks else -(-population // drawn_at_once)
+    epoch = drawn_batches(population, drawn_at_once, in_epoch, seed, blocks=collation.blocks)
     # What is drawn at once is more or less than one micro-batch.
     share = step.rows / drawn_at_once
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
@@ -202,6 +205,10 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
     Among rows of equal length, those with the most trainable tokens come first.
     """
+    if collation.blocks:
+        own, beside = sizes.widest.tolist(), sizes.beside.tolist() if sizes.beside is not None else None
+        every = block_rows(len(own), rows)
+        return tuple(every[place] for place in worst_blocks(blocks_of(own, beside, rows, collation.multiple)))
     longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
     chosen = worst_micro_batches(
         sizes.widest[longest_first].tolist(),
@@ -220,6 +227,24 @@ def drawn(population: int, count: int, seed: int) -> Counts:
     return np.concatenate(epochs)[:count]
 
 
+def drawn_batches(population: int, rows: int, count: int, seed: int, *, blocks: bool) -> Counts:
+    """Return the rows of ``count`` micro-batches in random order; shape (count, rows).
+
+    Args:
+        blocks: whether micro-batches are blocks of successive rows. A last block with fewer rows is left out.
+    """
+    if not blocks:
+        return drawn(population, count * rows, seed).reshape(-1, rows)
+    whole = max(1, population // rows)
+    return np.asarray(block_rows(population, rows)[drawn(whole, count, seed)])
+
+
+def block_rows(population: int, rows: int) -> Counts:
+    """Return the rows of each block of successive rows; shape (blocks, rows). A last one with fewer repeats them."""
+    first = np.arange(0, population, rows)[:, None]
+    return np.asarray(first + np.arange(rows) % np.minimum(rows, population - first))
+
+
 def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
     """Return how many dataset rows each row of the trainer contains.
 
@@ -235,9 +260,9 @@ def _stratified(sizes: RowSizes, rows: int, count: int, strata: int, collation: 
     """Return at least ``count`` micro-batches in rounds, each with one micro-batch from every stratum by size."""
     generator = np.random.default_rng(seed)
     rounds = -(-count // strata)
-    many = drawn(len(sizes.tokens), rounds * strata * _DRAWN_FOR_ONE * rows, seed).reshape(rounds, -1, rows)
+    many = drawn_batches(len(sizes.tokens), rows, rounds * strata * _DRAWN_FOR_ONE, seed, blocks=collation.blocks)
     taken = []
-    for micro_batches in many:
+    for micro_batches in many.reshape(rounds, -1, rows):
         by_size = np.argsort(collation.tokens(sizes, micro_batches), kind="stable").reshape(strata, -1)
         picked = by_size[np.arange(strata), generator.integers(_DRAWN_FOR_ONE, size=strata)]
         taken.append(micro_batches[generator.permutation(picked)])

@@ -73,11 +73,11 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             return loss
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            progress.phase = FORWARD
+            progress.enter(FORWARD)
             if progress.worst_tokens is None:
                 progress.worst_tokens = known.collated(inputs)[1]
             loss = super().compute_loss(model, inputs, *args, **kwargs)
-            progress.phase = BACKWARD
+            progress.enter(BACKWARD)
             return loss
 
     told = tell_phases(Followed, known.methods, progress.inside)

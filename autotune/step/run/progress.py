@@ -36,6 +36,7 @@ class Progress(TrainerCallback):
         whole_step: the composition of a step of the plan, or None before it is known.
         program: the phases of the run; before they are known, those that every trainer has.
         peaks: by completed phase, the device's peak in bytes above the baseline during it.
+        evaluation_seconds: time of an evaluation on all its rows, or None before it is known.
         finishing: whether the next step is the last, and ends with the worst micro-batches again.
     """
 
@@ -50,6 +51,7 @@ class Progress(TrainerCallback):
         self.worst_tokens: int | None = None
         self.batches: Batches | None = None
         self.whole_step: WholeStep | None = None
+        self.evaluation_seconds: float | None = None
         self.finishing = False
         self.program = program()
         self.peaks: dict[str, int] = {}
@@ -59,9 +61,20 @@ class Progress(TrainerCallback):
         self._marks: list[tuple[Mark, Mark]] = []
         self._generations: list[_Generation] = []
 
+    def enter(self, phase: str) -> None:
+        """Set the phase, except in evaluation, which computes losses too."""
+        if self.phase not in self.program.after:
+            self.phase = phase
+
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
-        """Set the phase for the duration of the context; after an error, :attr:`phase` names where it was raised."""
+        """Set the phase for the duration of the context; after an error, :attr:`phase` names where it was raised.
+
+        What a trainer does inside of evaluation, such as asking its reference, belongs to evaluation.
+        """
+        if self.phase in self.program.after:
+            yield
+            return
         before, self.phase = self.phase, phase
         apart = phase in self.program.repeated(Repeat.RUN) or phase in self.program.apart
         if apart:

@@ -15,15 +15,18 @@ from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE, SAVE
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
-from autotune.step.rows import Counts, RowSizes
+from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize, drawn, worst_order
 from autotune.step.run.phases import tell_phases
+from autotune.step.run.saving import save_tensors
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
+from autotune.virtual.addresses import addresses
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
 WORST_STEPS = 2
@@ -102,8 +105,13 @@ def traced_training(
             trainer = _build(known, plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
+            known.watch(trainer, phase)
             _choose_batches(trainer, rows, known)
             trainer.train()
+            if plan.evaluates:
+                _evaluate(trainer)
+            with addresses(), phase(SAVE):
+                save_tensors(trainer, Path(folder))
 
     return run
 
@@ -191,6 +199,15 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
     return tell_phases(Traced, known.methods, phase)
 
 
+def _evaluate(trainer: Any) -> None:
+    """Evaluate the largest micro-batch; the evaluations of several differ in a number for each."""
+    with for_real():
+        rows = list(trainer.train_dataset.select(range(trainer.args.per_device_train_batch_size)))
+    with phase(EVALUATE):
+        trainer.model.eval()
+        trainer.prediction_step(trainer.model, trainer.read_batch(rows), prediction_loss_only=True)
+
+
 class _Phases(TrainerCallback):
     """Names the phases of steps; the numbers stay the same where the second step is left out."""
 
@@ -243,7 +260,7 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     sizes, packed = known.sizes(trainer), known.packs(trainer.args)
     population = len(sizes.tokens)
     first_typical = 0 if packed else min(len(rows.worst), population)
-    worst = worst_order(sizes if packed else _first(sizes, first_typical), at_once, known.collation(trainer))[0]
+    worst = worst_order(sizes if packed else sizes.first(first_typical), at_once, known.collation(trainer))[0]
     order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
     if rows.typical:
         in_step = at_once * step.micro_batches
@@ -254,7 +271,3 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     trainer.noted.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
     is_worst = np.arange(len(chosen)) < rows.worst_steps * step.micro_batches
     trainer.train_dataset = known.arranged(trainer, np.repeat(chosen, step.drawn.copies, axis=1), is_worst)
-
-
-def _first(sizes: RowSizes, count: int) -> RowSizes:
-    return RowSizes(sizes.lengths[:count], sizes.trainable[:count])

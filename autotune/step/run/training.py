@@ -12,8 +12,10 @@ from autotune.core.protocol import ProbeRequest
 from autotune.step.models.loading import load_processor, random_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
+from autotune.step.run.evaluation import evaluate
 from autotune.step.run.followed import followed
 from autotune.step.run.progress import Progress
+from autotune.step.run.saving import save
 from autotune.step.run.timing import WholeStep
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Drawing
@@ -21,11 +23,11 @@ from autotune.trainers import find_trainer
 from autotune.trainers.geometry import micro_batches_of, rows_of
 
 OUTPUT_DIRECTORY = "output"
-"""The trainer's output directory in the job's folder; nothing is saved to it."""
+"""The trainer's output directory in the job's folder; no tensors are saved to it."""
 
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
-    """Build the trainer of a plan, train until the schedule is satisfied, and return the trainer.
+    """Build the trainer of a plan, train until the schedule is satisfied, evaluate and save; return the trainer.
 
     Raises:
         Exception: any error of TRL or its dependencies.
@@ -45,6 +47,10 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     generations = step.micro_batches / step.drawn.uses if known.generating else 0.0
     progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, known.run_share(trainer))
     trainer.train()
+    if trainer.eval_dataset is not None and request.schedule.evaluates:
+        progress.evaluation_seconds = evaluate(trainer, known, progress, request.seed)
+    if request.schedule.saves:
+        save(trainer, progress)
     return trainer
 
 
@@ -79,12 +85,20 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         model=model,
         args=arguments,
         train_dataset=rows,
+        eval_dataset=_evaluated_rows(request),
         peft_config=peft_config(plan),
         callbacks=[progress],
         **loading,
     )
     known.watch(trainer, progress.inside)
     return trainer
+
+
+def _evaluated_rows(request: ProbeRequest) -> Dataset | None:
+    directory = request.evaluation_directory
+    if directory is None or not request.plan.evaluates:
+        return None
+    return adapter(request.plan.trainer).cut(load_from_disk(directory), request.plan)
 
 
 def run_arguments(steps: int, folder: Path) -> dict[str, object]:

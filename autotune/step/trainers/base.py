@@ -49,10 +49,12 @@ class Collation:
     Attributes:
         flat: whether they are concatenated; else each sequence is padded to the longest.
         multiple: the length of the tensor is rounded up to a multiple of this.
+        blocks: whether micro-batches are blocks of successive rows, always the same ones; else any rows may meet.
     """
 
     flat: bool = False
     multiple: int = 1
+    blocks: bool = False
 
     def tokens(self, sizes: RowSizes, chosen: Counts) -> Counts:
         """Return the tokens of each micro-batch, padding included.

@@ -45,7 +45,8 @@ class _OnTokenizedRows(DPOTrainer):
         typical = [others[first : first + batch_size] for first in range(0, len(others), batch_size)][:_TIMED]
         self._ask(dataset, widest)
         seconds = self._timed([batch for batch in typical if len(batch) == batch_size], dataset)
-        self.seconds_per_row = {PRECOMPUTE: seconds}
+        if name == "train":
+            self.seconds_per_row = {PRECOMPUTE: seconds}
         zeros = [0.0] * len(dataset)
         return dataset.add_column("ref_chosen_logps", zeros).add_column("ref_rejected_logps", zeros)
 

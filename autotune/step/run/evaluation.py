@@ -1,0 +1,59 @@
+"""Evaluates after the steps of a probe: the largest micro-batches first, then some of the loader's own, timed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from autotune.core.program import EVALUATE
+from autotune.step.rows import Counts, RowSizes
+from autotune.step.run.batches import worst_order
+from autotune.step.run.progress import Progress
+from autotune.step.trainers.base import Adapter
+
+_TIMED = 4
+"""Micro-batches that are timed, drawn at random; all where there are fewer."""
+
+
+def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int) -> float:
+    """Evaluate as TRL does during training, which is a phase of its own, and return the seconds for all rows.
+
+    The optimizer's state exists by then. The largest micro-batches are made of the longest rows, so none that the
+    loader makes of neighbouring rows needs more.
+    """
+    rows, count = trainer.eval_dataset, rows_at_once(trainer)
+    largest = np.concatenate(worst_order(evaluated_sizes(trainer, known), count, known.collation(trainer)))
+    timed = _sample(len(rows), count, seed)
+    with progress.inside(EVALUATE):
+        trainer.eval_dataset = rows.select(largest)
+        trainer.evaluate()
+        trainer.eval_dataset = rows.select(timed)
+        # It ends with the losses on the host, so the device is done.
+        started = time.monotonic()
+        trainer.evaluate()
+        seconds = time.monotonic() - started
+    trainer.eval_dataset = rows
+    return seconds / len(timed) * len(rows)
+
+
+def rows_at_once(trainer: Any) -> int:
+    """Return the rows of an evaluation's largest micro-batch."""
+    return min(int(trainer.args.eval_batch_size), len(trainer.eval_dataset))
+
+
+def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
+    """Return the sizes of the rows that a trainer evaluates on, after it has packed or dropped some."""
+    trained_on, trainer.train_dataset = trainer.train_dataset, trainer.eval_dataset
+    try:
+        return known.sizes(trainer)
+    finally:
+        trainer.train_dataset = trained_on
+
+
+def _sample(population: int, rows: int, seed: int) -> Counts:
+    """Return the rows of some micro-batches as the loader makes them, of neighbouring rows."""
+    starts = np.arange(0, population - rows + 1, rows)
+    chosen = np.sort(np.random.default_rng(seed).permutation(starts)[:_TIMED])
+    return np.asarray((chosen[:, None] + np.arange(rows)).ravel())

@@ -1,0 +1,61 @@
+"""Saves a checkpoint without writing its tensors: they take the way to the host that a save takes, and no disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import peft.peft_model
+import safetensors.torch
+import torch
+import transformers.modeling_utils
+from torch.utils._pytree import tree_leaves
+
+from autotune.core.program import SAVE
+from autotune.step.run.progress import Progress
+
+# The function of safetensors, by the names that write a checkpoint's weights.
+_SAFETENSORS = (
+    (safetensors.torch, "save_file"),
+    (transformers.modeling_utils, "safe_save_file"),
+    (peft.peft_model, "safe_save_file"),
+)
+
+
+def save(trainer: Any, progress: Progress) -> None:
+    """Save a checkpoint as TRL does during training, which is a phase of its own."""
+    with progress.inside(SAVE), unwritten():
+        trainer._save_checkpoint(trainer.model, None)
+
+
+def save_tensors(trainer: Any, folder: Path) -> None:
+    """Save what a checkpoint has tensors of: the weights, and the optimizer's state."""
+    with unwritten():
+        trainer.model.save_pretrained(str(folder))
+        torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
+
+
+@contextmanager
+def unwritten() -> Iterator[None]:
+    """Replace the functions that write tensors by some that only copy them to the host as those do."""
+    with ExitStack() as stack:
+        for module, name in _SAFETENSORS:
+            stack.enter_context(patch.object(module, name, _copied_together))
+        stack.enter_context(patch.object(torch, "save", _copied_in_turn))
+        yield
+
+
+def _copied_together(tensors: Mapping[str, torch.Tensor], *_: Any, **__: Any) -> None:
+    """Hold all tensors of a file on the host at once, as safetensors does (``_flatten_as_ptr``)."""
+    held = [tensor.cpu() for tensor in tensors.values()]
+    held.clear()
+
+
+def _copied_in_turn(document: object, *_: Any, **__: Any) -> None:
+    """Copy one tensor after another to the host, as ``torch.save`` does with storages."""
+    for leaf in tree_leaves(document):
+        if isinstance(leaf, torch.Tensor):
+            leaf.cpu()

@@ -1,0 +1,24 @@
+"""Batch geometry with evaluation: its micro-batches are made as those of training are, of other rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import Workload
+from autotune.trainers.base import Trainer
+from autotune.trainers.geometry import evaluated_rows_of
+
+
+def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
+    """Return the micro-batches and steps that a plan makes of a workload, those of evaluation included."""
+    geometry = trainer.geometry(plan, workload.dataset.documents)
+    if workload.evaluation is None or not plan.evaluates:
+        return geometry
+    documents = workload.evaluation.documents
+    # TRL truncates, packs and pads the rows to evaluate on as it does those to train on; no gradients accumulate.
+    rows = min(evaluated_rows_of(plan), documents.rows)
+    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
+    evaluation = trainer.geometry(replace(plan, args={**plan.args, **sizes}), documents)
+    return replace(geometry, evaluation=evaluation)

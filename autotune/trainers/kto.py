@@ -1,0 +1,205 @@
+"""``KTOTrainer``: answers that are desirable or not. Micro-batches are blocks of the dataset's rows in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from statistics import fmean
+from typing import ClassVar
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.blocks import Block, blocks_of, worst_blocks
+from autotune.core.candidate import Candidate
+from autotune.core.documents import Document, Documents
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import StepProgram, program
+from autotune.core.setting import Setting
+from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.geometry import micro_batches_of, number, rows_of
+
+PRECOMPUTE = "precompute"
+"""The pass over the dataset that computes the reference's log-probabilities before training."""
+POLICY_KL = "policy KL pass"
+"""The forward pass of the trained model on mismatched prompts and answers, before its pass with gradients."""
+REFERENCE_KL = "reference KL pass"
+"""The same pass of the reference, after it."""
+REFERENCE_PASS = "reference pass"
+"""The forward pass of the reference on the rows themselves."""
+WITHOUT_KL = frozenset({"apo_zero_unpaired"})
+"""Losses that do not estimate the KL divergence (``KTOTrainer.calculate_KL``)."""
+
+_REMEMBERED = 4096
+# KTOTrainer.__init__ refuses fewer: a row's mismatched answer would be its own.
+_FEWEST_ROWS = 2
+# Tokens of the shortest row that can be traced as a block with padding: prompts and answers of at least a token.
+_FEWEST_TOKENS = 4
+
+
+def estimates_kl(loss_type: object) -> bool:
+    """Return whether a loss estimates the KL divergence; None stands for TRL's default, ``kto``."""
+    return loss_type not in WITHOUT_KL
+
+
+class UnpairedPreference(Trainer):
+    """Prompts with one answer each and a label; a frozen reference computes the log-probabilities.
+
+    The KL divergence is estimated on mismatched pairs: TRL gives each prompt the answer of the row before it in its
+    micro-batch, so that the length of the second tensor depends on the batch size and on the order of the rows.
+    """
+
+    name = "kto"
+    label = "KTO"
+    title = "Kahneman-Tversky optimisation"
+    config_class = "KTOConfig"
+    trainer_class = "KTOTrainer"
+    # TRL takes pairs apart: chosen answers of up to 1,000 rows, then their rejected ones.
+    formats = (
+        DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), documents=2),
+        DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2),
+        DatasetFormat("prompt+completion+label", ("prompt", "completion", "label"), flags=("label",)),
+    )
+    parts = ("prompt", "completion")
+    fields = frozenset({
+        "activation_offloading", "beta", "dataset_num_proc", "desirable_weight", "disable_dropout", "loss_type",
+        "max_length", "model_init_kwargs", "pad_to_multiple_of", "precompute_ref_batch_size",
+        "precompute_ref_log_probs", "ref_model_mixup_alpha", "ref_model_sync_steps", "router_aux_loss_coef",
+        "sync_ref_model", "trust_remote_code", "undesirable_weight",
+    })  # fmt: skip
+    config_fields = ConfigFields(
+        traced=frozenset({
+            "beta", "desirable_weight", "disable_dropout", "loss_type", "precompute_ref_batch_size",
+            "router_aux_loss_coef", "undesirable_weight",
+        }),
+        without_effect=frozenset({
+            "model_init_kwargs", "ref_model_mixup_alpha", "ref_model_sync_steps", "trust_remote_code",
+        }),
+        assumed={
+            "dataset_num_proc": "mismatched pairs are as one process makes them, whatever dataset_num_proc says",
+            "sync_ref_model": "the reference model is not synchronised in the traced steps",
+        },
+    )  # fmt: skip
+    stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "completion": " a b", "label": True}
+    ordered = True
+
+    def document(self, lengths: tuple[int, ...]) -> Document:
+        """Return the sequence; TRL drops a row whose prompt alone fills the maximum length."""
+        prompt, completion = lengths
+        return (prompt + 1, prompt + completion)
+
+    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return a prompt and an answer of half the tokens each."""
+        answer = max(1, tokens // 2)
+        return (tokens - answer, answer), answer
+
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the geometry of blocks of successive rows, each padded to its longest sequence.
+
+        A last block with fewer rows counts as if its rows were repeated, but only if no other block makes it
+        superfluous. Blocks with and without padding are treated as padded if one of the worst has padding.
+        """
+        rows, length, multiple = rows_of(plan), number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
+        kl = estimates_kl(plan.args.get("loss_type"))
+        found, tokens = _blocks(documents, rows, length, multiple, kl)
+        whole = [block for block in found if block.rows == rows] or found
+        worst = [found[place] for place in worst_blocks(found)]
+        shapes = [Shape(rows, block.tokens, beside=block.beside) for block in worst]
+        kept = sum(block.rows for block in found)
+        micro_batches = micro_batches_of(plan)
+        return BatchGeometry(
+            layout=Layout.PADDED if any(block.padded or block.beside_padded for block in worst) else Layout.EQUAL,
+            worst=shapes[0],
+            typical=Shape(
+                rows,
+                fmean(block.tokens for block in whole),
+                beside=fmean(block.beside for block in whole),
+            ),
+            tokens=rows * tokens / kept,
+            micro_batches=micro_batches,
+            documents=float(rows * micro_batches * plan.launch.processes),
+            rows=kept,
+            rivals=tuple(dict.fromkeys(shape for shape in shapes if shape != shapes[0])),
+        )
+
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Rows differ in length, so that one of several is padded."""
+        return Layout.PADDED if rows > 1 else Layout.EQUAL
+
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return arguments that cut nothing."""
+        return {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": None}
+
+    def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
+        """Return a block whose rows, and whose mismatched pairs, are as wide as the shape says.
+
+        The first prompt with the last answer, which is its mismatched one, makes the widest mismatched pair; or, where
+        that is to be narrower, the first row is the widest row. A row is a token shorter where rows are padded.
+        """
+        tokens = int(shape.tokens)
+        if shape.rows == 1 or tokens < _FEWEST_TOKENS:
+            answer = min(max(1, tokens - 1), max(1, round(tokens * trainable)))
+            return ((tokens - answer, answer),) * shape.rows
+        # A pair of rows that have prompts and answers makes mismatched pairs of these widths only.
+        beside = _within(int(shape.beside) or tokens, (tokens + 3) // 2, 2 * tokens - 2)
+        if beside >= tokens:
+            answer = _within(round(tokens * trainable + (beside - tokens) / shape.rows), 1, tokens - 1)
+            prompt = _within(beside - answer, 1, tokens - 1)
+            first, others = (prompt, tokens - prompt), (tokens - beside + prompt, beside - prompt)
+        else:
+            mean = (tokens + (shape.rows - 1) * beside) / shape.rows
+            prompt = _within(round(mean - tokens * trainable), tokens - beside + 1, beside - 1)
+            answer = tokens - prompt
+            first, others = (prompt, answer), (beside - answer, beside - prompt)
+        last = (others[0] - 1, others[1]) if layout is Layout.PADDED else others
+        return (first, *(others,) * (shape.rows - 2), last)
+
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return a program with the KL passes and the reference's, over the dataset beforehand or in micro-batches."""
+        policy = (POLICY_KL,) if estimates_kl(plan.args.get("loss_type")) else ()
+        if plan.args.get("precompute_ref_log_probs"):
+            return program(before=(PRECOMPUTE,), in_micro_batch=policy)
+        reference = (REFERENCE_KL, REFERENCE_PASS) if policy else (REFERENCE_PASS,)
+        return program(in_micro_batch=(*policy, *reference))
+
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where a micro-batch has a single row, which TRL refuses."""
+        if int(candidate["per_device_train_batch_size"]) >= _FEWEST_ROWS:
+            return None
+        return (
+            "KTO estimates a KL divergence on answers that it exchanges within a micro-batch, so "
+            f"per_device_train_batch_size has to be at least {_FEWEST_ROWS}"
+        )
+
+
+TRAINER = UnpairedPreference()
+
+
+@lru_cache(_REMEMBERED)
+def _blocks(
+    documents: Documents, rows: int, length: int | None, multiple: int, kl: bool
+) -> tuple[Sequence[Block], int]:
+    """Return the blocks of an epoch, and the tokens of all rows without padding.
+
+    If a length leaves no row, the blocks are those that cutting all rows would leave.
+    """
+    kept = list(documents.in_order(length)) or list(documents.in_order(length, dropping=False))
+    limit = length if length is not None else max(sum(document) for document in kept)
+    own = [min(tokens, limit) for _, tokens in kept]
+    return blocks_of(own, _mismatched(kept, rows, limit) if kl else None, rows, multiple), sum(own)
+
+
+def _mismatched(kept: Sequence[Document], rows: int, limit: int) -> list[int]:
+    """Return the tokens of each prompt with the answer of the row before it; the first of a block has the last one's.
+
+    A document says how long its prompt is: it is dropped up to that length.
+    """
+    found = []
+    for start in range(0, len(kept), rows):
+        block = kept[start : start + rows]
+        answers = [tokens - (needs - 1) for needs, tokens in block]
+        moved = [answers[-1], *answers[:-1]]
+        found += [min(needs - 1 + answer, limit) for (needs, _), answer in zip(block, moved, strict=True)]
+    return found
+
+
+def _within(value: int, least: int, most: int) -> int:
+    return max(least, min(value, most))

@@ -1,0 +1,125 @@
+"""Evaluation in plans: it is forecast at its own shape and layout, and joins the largest micro-batch of training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.lengths import LengthDistribution
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
+from autotune.core.protocol import TraceReply
+from autotune.core.timeline import Occurrence, Part
+from autotune.core.workload import ModelSource
+from autotune.inspection.gpus import find_gpu
+from autotune.planning.candidates import legal_candidates
+from autotune.planning.extrapolation.anchors import anchors
+from autotune.planning.extrapolation.fit import Fit, points
+from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.requests import trace_request
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
+from autotune.probing import JobServer, trace
+from autotune.space import Wishes
+from autotune.units import GIB, MIB
+from tests.planning.stand_in import EVALUATED_BYTES, WEIGHT_BYTES, AnalyticTracer
+from tests.settings import GPU, problem, setting, workload
+from tests.small import write_small_model
+
+LAYERS = 16
+TRAINED, EVALUATED = 128, 4096
+H100 = find_gpu("H100-80GB")
+PLAIN: dict[str, str | int] = {
+    "max_length": EVALUATED, "attention": "sdpa", "liger": "off", "precision": "float32", "padding_free": "off",
+    "optimizer": "adamw_torch", "activation_offloading": "off", "packing": "none", "gradient_checkpointing": "on",
+    "pad_to_multiple_of": "none", "hub_kernels": "off",
+}  # fmt: skip
+
+
+def planner_of(
+    tracer: AnalyticTracer, directory: Path, evaluated: dict[int, int] | None, **fixed: str | int
+) -> Planner:
+    """Return a planner of rows of 128 tokens, evaluated on rows of other lengths."""
+    of = workload(lengths={TRAINED: 64})
+    if evaluated is not None:
+        profile = replace(of.dataset, lengths=LengthDistribution(evaluated))
+        of = replace(of, evaluation=profile, evaluation_source=of.dataset_source)
+    found = problem(setting(machine=GPU, of=of), Wishes({**PLAIN, **fixed}))
+    traces = Traces(tracer, Cache(directory), "model", {})
+    planner = Planner(found, Accelerator(H100, 80 * GIB), traces, ("full",) * LAYERS, legal_candidates(found))
+    planner.explore()
+    return planner
+
+
+def test_the_need_is_that_of_evaluation_where_its_rows_are_longer(tmp_path: Path) -> None:
+    planner = planner_of(AnalyticTracer(), tmp_path, {EVALUATED: 64}, per_device_train_batch_size=1)
+    sizes = {int(item["per_device_eval_batch_size"]): item for item in planner.candidates}
+    assert sorted(sizes) == [1, 2, 4, 8, 16, 32]
+    assert {item["max_length"] for item in sizes.values()} == {EVALUATED}
+    trained = 4 * WEIGHT_BYTES * LAYERS + 4_000 * TRAINED * LAYERS + 4_000 * TRAINED
+    for rows, candidate in sizes.items():
+        memory = planner.estimate(candidate).memory
+        assert memory is not None
+        evaluated = 3 * WEIGHT_BYTES * LAYERS + EVALUATED_BYTES * rows * EVALUATED
+        assert memory.peak_bytes == pytest.approx(max(trained, evaluated) + 64 * MIB, rel=0.001)
+    # It changes nothing of the speed of training.
+    assert len({planner.estimate(candidate).tokens_per_second for candidate in sizes.values()}) == 1
+
+
+def test_without_rows_to_evaluate_on_its_size_is_not_searched(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    planner = planner_of(tracer, tmp_path, None, per_device_train_batch_size=1)
+    assert {item["per_device_eval_batch_size"] for item in planner.candidates} == {8}
+    assert not any(request.plan.evaluates for request in tracer.requests)
+
+
+def test_another_layout_is_traced_beside(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    wanted = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 32}
+    planner = planner_of(tracer, tmp_path, {EVALUATED: 2, 700: 60}, **wanted)
+    (candidate,) = planner.candidates
+    basis = planner.basis(candidate)
+    assert basis.geometry.evaluation is not None
+    assert (basis.geometry.layout, basis.geometry.evaluation.layout) == (Layout.EQUAL, Layout.PADDED)
+    # Equal rows and padded rows were traced: in the latter, one is a token shorter.
+    assert {len(set(request.worst)) for request in tracer.requests} == {1, 2}
+    memory = planner.estimate(candidate).memory
+    assert memory is not None
+    evaluated = 3 * WEIGHT_BYTES * LAYERS + EVALUATED_BYTES * 32 * EVALUATED
+    assert memory.peak_bytes == pytest.approx(evaluated + 64 * MIB, rel=0.001)
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_evaluation_at_another_shape_follows_from_small_traces(
+    target: str, job_server: JobServer, tmp_path: Path
+) -> None:
+    source = ModelSource(str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=6)))
+    here = setting(machine=GPU, of=replace(workload(), model_source=source))
+    plan = TrainingPlan("sft", {"gradient_checkpointing": True, "bf16": True, "eval_strategy": "epoch"})
+
+    def run(depth: int, shape: Shape) -> TraceReply:
+        request = trace_request(plan, Layout.PADDED, shape, depth, here, H100)
+        request = replace(request, target=target)  # type: ignore[arg-type]
+        return trace(job_server, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}")
+
+    trained, evaluated = Shape(8, 64), Shape(4, 200)
+    sizes = [BatchGeometry(Layout.PADDED, shape, shape, 1.0, 2, 16.0, 100) for shape in (trained, evaluated)]
+    chosen = anchors(Layout.PADDED, sizes)
+    assert evaluated not in chosen.shapes
+    fit = Fit(chosen, {point: run(*point) for point in points((2, 3), chosen)})
+    foretold = fit.forecast(6, trained, 2).taking(EVALUATE, fit.forecast(6, evaluated, 1), per_step=0.0)
+
+    part = Part(EVALUATE, Occurrence.AFTER)
+    whole = {shape: run(6, shape) for shape in (trained, evaluated)}
+    (section,) = (item for item in whole[evaluated].sections if item.part == part)
+    (at_training,) = (item for item in whole[trained].sections if item.part == part)
+    found = sum(foretold.stretches[part, False].values())
+    assert found == pytest.approx(max(section.totals), rel=0.005)
+    assert found > 1.05 * max(at_training.totals)
+    others = [levels for stretch, levels in foretold.stretches.items() if stretch[0] != part]
+    in_steps = [item for item in whole[trained].sections if item.part != part]
+    steps = max(max(item.totals) for item in in_steps)
+    assert max(sum(levels.values()) for levels in others) == pytest.approx(steps, rel=0.005)

@@ -1,0 +1,212 @@
+"""Evaluation and saving in probes: which rows are evaluated, what is measured, and where memory ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.core.batch_geometry import Shape
+from autotune.core.measurement import Measurement
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE, SAVE
+from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.errors import InputError
+from autotune.probing import JobServer, prepare, probe
+from autotune.step.run.batches import worst_order
+from autotune.step.run.evaluation import evaluated_sizes, rows_at_once
+from autotune.step.run.meters import METERS
+from autotune.step.run.progress import Progress
+from autotune.step.run.training import build_trainer, train
+from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
+from autotune.units import MIB
+from tests.small import long_tailed_texts, preference_rows, text_rows, write_rows, write_small_model
+from tests.step.requests import BRIEF
+
+MakeWorkload = Callable[..., PrepareReply]
+TRAINED = [9, 30, 12, 44, 25, 18, 31, 40]
+EVALUATED = [11, 57, 23, 8, 70, 38, 52, 14, 45, 29, 33]
+
+
+@pytest.fixture
+def workload_of(job_server: JobServer, tmp_path: Path) -> MakeWorkload:
+    """Prepare rows to train on and rows to evaluate on, for a small model."""
+
+    def make(trainer: str, trained: list[Any], evaluated: list[Any], **config: Any) -> PrepareReply:
+        model = write_small_model(tmp_path / "model", weights=False, **config)
+        files = [write_rows(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", trained), ("b", evaluated))]
+        sources = [DatasetSource(file.name, "json", str(file)) for file in files]
+        directories = [str(tmp_path / name) for name in ("tokenized", "evaluation")]
+        request = PrepareRequest(
+            ModelSource(str(model)), sources[0], trainer, directories[0], sources[1], directories[1]
+        )
+        return prepare(job_server, request, tmp_path / "prepare")
+
+    return make
+
+
+def tokens(lengths: list[int]) -> list[dict[str, list[int]]]:
+    return [{"input_ids": [7] * length} for length in lengths]
+
+
+def request_of(found: PrepareReply, args: Mapping[str, object], trainer: str = "sft", **more: Any) -> ProbeRequest:
+    """Return a request for a probe that evaluates two rows at once."""
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "per_device_eval_batch_size": 2}
+    plan = TrainingPlan(trainer, {"use_cpu": True, "max_length": 64, "eval_strategy": "epoch", **sizes, **args})
+    assert found.evaluation is not None
+    where = found.evaluation.tokenized_directory
+    source = ModelSource(found.model.name)
+    directory = found.dataset.tokenized_directory
+    return replace(ProbeRequest(plan, source, "cpu", directory, BRIEF, evaluation_directory=where), **more)
+
+
+def probed(server: JobServer, request: ProbeRequest, folder: Path) -> Measurement:
+    return probe(server, request, folder / "probe", timeout_seconds=120.0)
+
+
+def built(request: ProbeRequest, folder: Path) -> Any:
+    from datasets import load_from_disk
+
+    rows = adapter(request.plan.trainer).cut(load_from_disk(request.tokenized_directory), request.plan)
+    return build_trainer(request, rows, folder, Progress(request.schedule, METERS["cpu"]()))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 16])
+@pytest.mark.parametrize(
+    ("trainer", "args"),
+    [
+        ("sft", {}),
+        ("sft", {"pad_to_multiple_of": 16}),
+        ("sft", {"packing": True}),
+        ("sft", {"packing": True, "packing_strategy": "wrapped"}),
+        ("sft", {"padding_free": True, "max_length": None}),
+        ("dpo", {"max_length": 40}),
+        ("dpo", {"precompute_ref_log_probs": True}),
+    ],
+    ids=str,
+)
+def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated(
+    workload_of: MakeWorkload, tmp_path: Path, trainer: str, args: dict[str, object], rows: int
+) -> None:
+    texts = long_tailed_texts(11, longest_words=60)
+    evaluated = tokens(EVALUATED) if trainer == "sft" else preference_rows(texts)
+    found = workload_of(trainer, tokens(TRAINED) if trainer == "sft" else preference_rows(texts[::-1]), evaluated)
+    request = request_of(found, {**args, "per_device_eval_batch_size": rows}, trainer)
+    real, known = built(request, tmp_path), adapter(trainer)
+    # In the order of a random sampler too: evaluation may be given rows in another order.
+    shuffled = real.eval_dataset.shuffle(seed=1)
+    batches = [batch for data in (None, shuffled) for batch in real.get_eval_dataloader(data)]
+    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real), known.collation(real))
+    chosen = [real.data_collator([real.eval_dataset[int(row)] for row in order]) for order in largest]
+    most = max(known.collated(batch)[1] for batch in chosen)
+    drawn = [known.collated(batch)[1] for batch in batches]
+    assert max(drawn) <= most
+    flat = "packing" in args or "padding_free" in args
+    if not flat:
+        # Padded rows: the micro-batch that has the longest row is as large, unless that is the last and not full.
+        longest = int(np.argmax(evaluated_sizes(real, known).widest))
+        full = longest < len(real.eval_dataset) // rows_at_once(real) * rows_at_once(real)
+        assert max(drawn) == most or not full
+
+
+def test_the_specification_says_which_micro_batch_is_evaluated(workload_of: MakeWorkload, tmp_path: Path) -> None:
+    found = workload_of("sft", tokens(TRAINED), tokens(EVALUATED))
+    request = request_of(found, {"per_device_eval_batch_size": 4})
+    source = DatasetSource("rows", "json")
+    workload = Workload("sft", request.model, source, found.model, found.dataset, {}, source, found.evaluation)
+    geometry = whole_geometry(find_trainer("sft"), request.plan, workload)
+    real, known = built(request, tmp_path), adapter("sft")
+    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real), known.collation(real))[0]
+    collated = known.collated(real.data_collator([real.eval_dataset[int(row)] for row in largest]))
+    assert geometry.evaluation is not None
+    worst = geometry.evaluation.worst
+    assert collated == (4, 4 * 64)
+    assert worst == Shape(4, 64)
+    assert geometry.worst.tokens == max(TRAINED)
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_a_probe_evaluates_and_the_confirming_run_saves(
+    workload_of: MakeWorkload, job_server: JobServer, tmp_path: Path, trainer: str
+) -> None:
+    texts = long_tailed_texts(12, longest_words=60)
+    rows = text_rows(texts) if trainer == "sft" else preference_rows(texts)
+    request = request_of(workload_of(trainer, rows, rows[:5]), {}, trainer)
+    shown = probed(job_server, request, tmp_path / "plain")
+    assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
+    program = find_trainer(trainer).program(request.plan)
+    assert set(shown.peaks) == {phase.name for phase in program.phases} - {SAVE}
+    assert shown.evaluation_seconds is not None
+    assert shown.evaluation_seconds > 0
+
+    saving = probed(job_server, replace(request, schedule=replace(BRIEF, saves=True)), tmp_path / "saving")
+    assert (saving.status, set(saving.peaks)) == (ProbeStatus.OK, {phase.name for phase in program.phases})
+    assert not list((tmp_path / "saving").rglob("*.safetensors"))
+
+    brief = probed(job_server, replace(request, schedule=replace(BRIEF, evaluates=False)), tmp_path / "brief")
+    assert (brief.evaluation_seconds, EVALUATE in brief.peaks) == (None, False)
+
+
+def test_without_rows_to_evaluate_on_nothing_is_evaluated(
+    workload_of: MakeWorkload, job_server: JobServer, tmp_path: Path
+) -> None:
+    request = request_of(workload_of("sft", tokens(TRAINED), tokens(EVALUATED)), {})
+    plain = TrainingPlan("sft", {name: value for name, value in request.plan.args.items() if name != "eval_strategy"})
+    shown = probed(job_server, replace(request, plan=plain, evaluation_directory=None), tmp_path)
+    assert (shown.status, shown.evaluation_seconds, EVALUATE in shown.peaks) == (ProbeStatus.OK, None, False)
+
+
+def test_longer_rows_to_evaluate_on_run_out_of_memory_in_evaluate(
+    workload_of: MakeWorkload, job_server: JobServer, tmp_path: Path
+) -> None:
+    found = workload_of("sft", tokens([16] * 8), tokens([16] * 7 + [2000]), hidden_size=256, intermediate_size=2048)
+    args = {"max_length": None, "per_device_eval_batch_size": 8, "bf16": False, "optim": "sgd"}
+    request = request_of(found, args)
+    short = replace(request, plan=replace(request.plan, args={**request.plan.args, "max_length": 16}))
+    free = probed(job_server, short, tmp_path / "short")
+    assert free.peak_bytes is not None
+    # 8 rows of 2,000 tokens: a feed-forward layer alone makes 128 MiB of each of its products.
+    shown = probed(job_server, replace(request, limit_bytes=free.peak_bytes + 96 * MIB), tmp_path / "long")
+    assert shown.status is ProbeStatus.OUT_OF_MEMORY
+    assert shown.out_of_memory is not None
+    assert shown.out_of_memory.phase == EVALUATE
+    assert shown.reason.startswith(f"in {EVALUATE}: ")
+    assert "micro-batch" in shown.peaks
+
+
+def test_a_save_writes_all_of_a_checkpoint_but_its_tensors(workload_of: MakeWorkload, tmp_path: Path) -> None:
+    request = request_of(workload_of("sft", tokens(TRAINED), tokens(EVALUATED)), {})
+    progress = Progress(BRIEF, METERS["cpu"]())
+    trainer = train(replace(request, schedule=replace(BRIEF, saves=True)), tmp_path, progress)
+    (folder,) = Path(trainer.args.output_dir).glob("checkpoint-*")
+    saved = {file.name for file in folder.iterdir()}
+    assert {"config.json", "tokenizer.json", "trainer_state.json"} <= saved
+    assert not any(name.endswith((".safetensors", ".pt", ".bin")) for name in saved)
+    # Afterwards, the same call writes them.
+    trainer._save_checkpoint(trainer.model, None)
+    assert {"model.safetensors", "optimizer.pt"} <= {file.name for file in folder.iterdir()}
+
+
+def test_rows_of_another_format_are_told(workload_of: MakeWorkload) -> None:
+    with pytest.raises(InputError, match="are in the format text, and those to train on in input_ids"):
+        workload_of("sft", tokens(TRAINED), text_rows(["one", "two"]))
+
+
+def test_a_split_that_is_not_there_is_told(job_server: JobServer, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model", weights=False)
+    (tmp_path / "data").mkdir()
+    for name in ("train", "validation"):
+        write_rows(tmp_path / "data" / f"{name}.jsonl", tokens(TRAINED))
+    sources = [DatasetSource("data", str(tmp_path / "data"), split=split) for split in ("train", "test")]
+    request = PrepareRequest(ModelSource(str(model)), sources[0], "sft", str(tmp_path / "a"), sources[1], "")
+    with pytest.raises(InputError, match="The dataset data has no split 'test'") as raised:
+        prepare(job_server, request, tmp_path / "prepare")
+    assert raised.value.hint == "It has train, validation."
