@@ -21,6 +21,8 @@ def plan(
     trainer: str = DEFAULT,
     eval_dataset: str | None = None,
     eval_split: str | None = None,
+    reward_funcs: Iterable[str] = (),
+    completion_length: int | str | None = None,
     gpu: str | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
@@ -44,6 +46,10 @@ def plan(
         eval_dataset: rows that training is evaluated on, named like ``dataset``; None: a split of that, or none.
         eval_split: split of ``eval_dataset``, or of ``dataset``, that training is evaluated on; None: no evaluation or,
             with ``eval_dataset``, its ``test`` split, and all of a file.
+        reward_funcs: for trainers that generate completions: reward functions, as dotted paths such as
+            ``my_rewards.length`` or in TRL's own names; none: one of TRL's that costs nothing.
+        completion_length: mean tokens of their completions, or the column of ``dataset`` that holds typical ones; None:
+            half of ``max_completion_length``.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
@@ -70,8 +76,10 @@ def plan(
     fixed, excluded = dict(fix or {}), tuple(exclude)
     options = checked_options(
         trainer=trainer,
+        reward_funcs=reward_funcs,
+        completion_length=completion_length,
         global_batch_size=global_batch_size,
-        max_length=whole_rows(seq_len, fixed, excluded) if max_length is None else max_length,
+        max_length=whole_rows(trainer, seq_len, fixed, excluded) if max_length is None else max_length,
         token_coverage=token_coverage,
         allow=allow,
         fix=fixed,

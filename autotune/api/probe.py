@@ -23,6 +23,8 @@ def probe(
     trainer: str = DEFAULT,
     eval_dataset: str | None = None,
     eval_split: str | None = None,
+    reward_funcs: Iterable[str] = (),
+    completion_length: int | str | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     memory_budget: str | int | None = None,
     margin: float = 0.05,
@@ -54,6 +56,10 @@ def probe(
         eval_dataset: rows that training is evaluated on, named like ``dataset``; None: a split of that, or none.
         eval_split: split of ``eval_dataset``, or of ``dataset``, that training is evaluated on; None: no evaluation or,
             with ``eval_dataset``, its ``test`` split, and all of a file.
+        reward_funcs: for trainers that generate completions: reward functions, as dotted paths such as
+            ``my_rewards.length`` or in TRL's own names; none: one of TRL's that costs nothing.
+        completion_length: mean tokens of their completions, or the column of ``dataset`` that holds typical ones; None:
+            half of ``max_completion_length``.
         device: ``auto`` takes a GPU where there is one.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
@@ -85,6 +91,8 @@ def probe(
     asked = Asked(model, dataset, memory_budget, init, storage, study, resume, output, plan, eval_dataset, eval_split)
     options = checked_options(
         trainer=trainer,
+        reward_funcs=reward_funcs,
+        completion_length=completion_length,
         device=device,
         margin=margin,
         global_batch_size=global_batch_size,

@@ -10,10 +10,11 @@ from typing import Literal
 from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
+from autotune.core.workload import Rollouts
 from autotune.errors import InputError
 from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find
-from autotune.trainers import Trainer, find_trainer
+from autotune.trainers import Trainer, find_trainer, trainers
 from autotune.units import parse_duration
 
 DEFAULT_TOKEN_COVERAGE = 0.99
@@ -30,6 +31,7 @@ class Options:
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
         trials: most probes, or None for the effort's number.
         timeout_seconds: time limit of the whole search, or None.
+        rollouts: what is known of generated completions and their rewards.
     """
 
     trainer: Trainer
@@ -44,6 +46,7 @@ class Options:
     trials: int | None
     timeout_seconds: float | None
     seed: int
+    rollouts: Rollouts
 
 
 def checked_options(
@@ -62,6 +65,8 @@ def checked_options(
     trials: int | None = None,
     timeout: str | float | None = None,
     seed: int = 0,
+    reward_funcs: Iterable[str] = (),
+    completion_length: int | str | None = None,
 ) -> Options:
     """Return the options of a run; see :func:`autotune.probe` for what they mean, and for a user's defaults.
 
@@ -104,7 +109,23 @@ def checked_options(
         trials=trials,
         timeout_seconds=parse_duration(timeout) if isinstance(timeout, str) else timeout,
         seed=seed,
+        rollouts=_rollouts(known, tuple(reward_funcs), completion_length),
     )
+
+
+def _rollouts(trainer: Trainer, rewards: tuple[str, ...], length: int | str | None) -> Rollouts:
+    if (rewards or length is not None) and not trainer.generates:
+        takers = ", ".join(item.name for item in trainers().values() if item.generates)
+        given = "--reward-funcs" if rewards else "--completion-length"
+        raise InputError(
+            f"{trainer.label} generates no completions, so {given} means nothing.", hint=f"It is for {takers}."
+        )
+    if isinstance(length, str) and not length.lstrip("-").isdigit():
+        return Rollouts(rewards, column=length)
+    tokens = None if length is None else int(length)
+    if tokens is not None and tokens < 1:
+        raise InputError(f"A completion length of {tokens} is not possible.", hint="It is at least 1 token.")
+    return Rollouts(rewards, mean_tokens=tokens)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

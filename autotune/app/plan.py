@@ -11,6 +11,7 @@ from autotune.app.options import Options
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
+from autotune.app.vllm import vllm_outlook
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener
@@ -26,6 +27,9 @@ from autotune.planning.explained import explained
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.techniques.base import OFF
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
@@ -71,9 +75,8 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         problem = problem_of(options, workload, planned.machine, batch)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
-        planner = Planner(
-            problem, Accelerator(planned.gpu, budget_bytes), traces, workload.model.layer_kinds, candidates
-        )
+        target = Accelerator(planned.gpu, budget_bytes)
+        planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
         planner.explore()
         planner.refine(asked.top, _REFINED)
         best = planner.ranked()[:1]
@@ -87,6 +90,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
         )
         offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
+        vllm = vllm_outlook(problem, target, traces, estimates, baseline)
     shown = (baseline, *distinct(estimates, asked.top))
     return Plan(
         schema=SCHEMA,
@@ -112,6 +116,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             "fix": dict(fixed),
         },
         explanation=explanation,
+        vllm=vllm,
     )
 
 
@@ -141,9 +146,16 @@ def check_rows(asked: Asked, token_coverage: float | None) -> None:
         )
 
 
-def whole_rows(seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
-    """Return the maximum length that keeps rows of equal length whole, unless the user sets or excludes it."""
-    return None if "max_length" in (*fixed, *excluded) else seq_len
+def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
+    """Return the maximum length that keeps rows of equal length whole, unless the user sets or excludes it.
+
+    None for a trainer that cuts none.
+
+    Raises:
+        InputError: there is no such trainer.
+    """
+    cuts = any(technique.name == "max_length" for technique in find_trainer(trainer).techniques)
+    return seq_len if cuts and "max_length" not in (*fixed, *excluded) else None
 
 
 def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
@@ -174,6 +186,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
+    if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
+        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."

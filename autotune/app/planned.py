@@ -66,7 +66,7 @@ def planned_machine(word: str | None) -> Planned:
                 f"There is no GPU here to plan for: {own.device_reason}.",
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
-        return Planned(own, described(own.hardware), here.hardware.cores)
+        return Planned(replace(own, planned=True), described(own.hardware), here.hardware.cores)
     if word.strip().lower() == CPU:
         return Planned(here, None, here.hardware.cores)
     gpu = find_gpu(word)
@@ -77,7 +77,7 @@ def planned_machine(word: str | None) -> Planned:
         compute_capability=gpu.compute_capability,
         cores=here.hardware.cores,
     )
-    return Planned(Machine(hardware, here.packages), gpu, here.hardware.cores)
+    return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)
 
 
 def planned_workload(
@@ -104,10 +104,10 @@ def planned_workload(
     states = [_state(model.name)]
     states += [_state(source.data_files or source.path) for source in (dataset, evaluation) if source is not None]
     name, wanted = options.trainer.name, attentions(options, here)
-    peft = fixed_peft(options)
-    key = fingerprint(
-        "workload", name, model, dataset, evaluation, states, wanted, peft, here.packages, source_digest()
-    )
+    asked = name, model, dataset, evaluation, options.rollouts
+    if dataset is None and options.rollouts.column is not None:
+        raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
+    key = fingerprint("workload", *asked, fixed_peft(options), states, wanted, here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autotune.app.options import Options
 from autotune.app.output import Output
 from autotune.app.requests import probe_request
+from autotune.core.codec import encode
 from autotune.core.effort import Effort
 from autotune.core.events import Listener, StageStarted
 from autotune.core.measurement import Measurement
@@ -107,6 +108,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
         "hardware": [hardware.kind, hardware.name, hardware.processes, hardware.cores],
         "software versions": environment(setting.machine),
         "memory budget": limit_bytes,
+        "completions and rewards": encode(workload.rollouts),
         "global batch size": setting.global_batch_size,
         "token coverage": setting.token_coverage,
         "allowed techniques": sorted(setting.allowed),

@@ -12,7 +12,7 @@ from autotune.core.candidate import Choice
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.probing import JobServer, check_packing, prepare
 from autotune.techniques import peft_config
 
@@ -35,12 +35,14 @@ class WorkloadReader:
         model: ModelSource,
         dataset: DatasetSource,
         evaluation: DatasetSource | None = None,
+        rollouts: Rollouts | None = None,
         peft: Choice = peft_config.NONE,
     ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
 
         Args:
             evaluation: the rows that training is evaluated on, or None.
+            rollouts: what is known of generated completions, or None.
             peft: the choice of ``peft_config``, which is checked against the model.
 
         Raises:
@@ -48,8 +50,8 @@ class WorkloadReader:
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
         tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
-        adapter = peft_config.configuration(peft)
-        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, peft=adapter)
+        rollouts, adapter = rollouts or Rollouts(), peft_config.configuration(peft)
+        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, rollouts, adapter)
         reply = prepare(self.server, request, self.directory / "prepare")
         return Workload(
             trainer,
@@ -59,6 +61,7 @@ class WorkloadReader:
             reply.dataset,
             evaluation_source=evaluation,
             evaluation=reply.evaluation,
+            rollouts=rollouts,
         )
 
     def read_checked(
@@ -74,7 +77,8 @@ class WorkloadReader:
         Raises:
             InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
-        workload = self.read(options.trainer.name, model, dataset, evaluation, fixed_peft(options))
+        known = (options.rollouts, fixed_peft(options))
+        workload = self.read(options.trainer.name, model, dataset, evaluation, *known)
         return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:

@@ -35,6 +35,21 @@ def add_evaluation(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_rollouts(parser: argparse._ActionsContainer) -> None:
+    """Declare the arguments of trainers that generate completions."""
+    parser.add_argument(
+        "--reward-funcs",
+        action="append",
+        metavar="NAME[,NAME]",
+        help="reward functions, as my_rewards.length (default: one of TRL's that costs nothing)",
+    )
+    parser.add_argument(
+        "--completion-length",
+        metavar="TOKENS|COLUMN",
+        help="mean length of completions, or the column that holds some (default: half of max_completion_length)",
+    )
+
+
 def add_device(parser: argparse._ActionsContainer, what: str) -> None:
     """Declare --device; ``what`` describes its purpose."""
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help=f"{what} (default: auto, a GPU if any)")
@@ -89,7 +104,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     as_json: bool = options.pop("json", False)
     if "fix" in options:
         options["fix"] = fixes(options["fix"])
-    for name in ("allow", "exclude"):
+    for name in ("allow", "exclude", "reward_funcs"):
         if name in options:
             options[name] = names(options[name])
     return options, as_json

@@ -44,7 +44,8 @@ class PhaseGeometry:
         phase: its name in the step program.
         worst: where it needs the most memory.
         typical: where it takes the mean time.
-        per_step: how often it runs in an optimizer step in the mean.
+        per_step: how often it runs in an optimizer step in the mean; for a phase that leads each micro-batch, how often
+            it runs in a micro-batch.
     """
 
     phase: str

@@ -10,6 +10,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
 from autotune.core.result import LeftOut, Unlockable
+from autotune.core.vllm import VllmOutlook
 
 SCHEMA = 1
 
@@ -45,6 +46,9 @@ class MemoryEstimate:
             run, since blocks cached for one length do not always fit the next; None if that was not traced.
             If the device has no room for it, the allocator frees cached blocks, which takes time.
         assumptions: what was assumed because neither the configuration nor the trace determines it, in sentences.
+        generation_bytes: the most that the training holds of :attr:`device_bytes` while completions are generated; None
+            if none are.
+        beside_bytes: what vLLM holds of the device beside the training at the moment when both hold the most.
     """
 
     peak_bytes: int
@@ -56,11 +60,14 @@ class MemoryEstimate:
     error: float
     assumptions: tuple[str, ...] = ()
     varied_bytes: int | None = None
+    generation_bytes: int | None = None
+    beside_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:
         """Device memory that is needed, context included."""
-        return (self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.context_bytes
+        own_bytes = self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
+        return own_bytes + self.context_bytes + self.beside_bytes
 
     @property
     def most_bytes(self) -> int:
@@ -138,6 +145,7 @@ class Plan:
         trace_count: traces that the estimates stand on.
         new_trace_count: of these, how many were run now; the others were kept from before.
         explanation: how the estimate of one candidate came about; None unless that was asked for.
+        vllm: what vLLM may take of the GPU; None for a trainer that generates nothing, and on a CPU.
     """
 
     schema: int
@@ -157,6 +165,7 @@ class Plan:
     wall_seconds: float = 0.0
     settings: Mapping[str, object] = field(default_factory=dict)
     explanation: Explanation | None = None
+    vllm: VllmOutlook | None = None
 
     @property
     def fastest(self) -> Estimate | None:

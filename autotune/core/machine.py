@@ -50,9 +50,11 @@ class Machine:
 
     Attributes:
         packages: versions of the relevant installed distributions, by name; absent when not installed.
+        planned: whether it is only planned for: nothing runs on it, so packages that no trace needs may be missing.
         device_reason: why ``hardware.kind`` is not the better device, when it is not (for messages), else empty.
     """
 
     hardware: Hardware
     packages: Mapping[str, str] = field(default_factory=dict)
     device_reason: str = ""
+    planned: bool = False

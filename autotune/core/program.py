@@ -78,6 +78,11 @@ class StepProgram:
         return tuple(phase.name for phase in self.phases if phase.repeat is repeat)
 
     @property
+    def leading(self) -> tuple[str, ...]:
+        """The names of the phases that come at the start of each micro-batch, in order."""
+        return tuple(name for name in self.repeated(Repeat.MICRO_BATCH) if name != MICRO_BATCH)
+
+    @property
     def apart(self) -> tuple[str, ...]:
         """The names of the phases of a step that belong to no single micro-batch, in order, without the optimizer."""
         wanted = (Repeat.GENERATION, Repeat.STEP)
@@ -93,6 +98,7 @@ def program(
     before: tuple[str, ...] = (),
     in_generation: tuple[str, ...] = (),
     in_step: tuple[str, ...] = (),
+    leading: tuple[str, ...] = (),
     in_micro_batch: tuple[str, ...] = (),
 ) -> StepProgram:
     """Return the program of a trainer with phases beside construction, micro-batches and optimizer steps.
@@ -104,6 +110,7 @@ def program(
         before: phases that run once, after construction.
         in_generation: phases of each generation of completions, at the start of the first micro-batch that uses them.
         in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
+        leading: phases of each micro-batch, before its forward pass, with a peak of their own.
         in_micro_batch: parts of each micro-batch, between forward and backward.
     """
     return StepProgram(
@@ -112,6 +119,7 @@ def program(
             *(Phase(name, Repeat.RUN) for name in before),
             *(Phase(name, Repeat.GENERATION) for name in in_generation),
             *(Phase(name, Repeat.STEP) for name in in_step),
+            *(Phase(name, Repeat.MICRO_BATCH) for name in leading),
             Phase(MICRO_BATCH, Repeat.MICRO_BATCH, (FORWARD, *in_micro_batch, BACKWARD)),
             Phase(OPTIMIZER_STEP, Repeat.STEP),
         )

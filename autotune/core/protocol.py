@@ -41,8 +41,8 @@ class PrepareRequest:
 
     Attributes:
         tokenized_directory: where to save the tokenised rows.
-        peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
         rollouts: for trainers that generate completions.
+        peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
         evaluation: the rows that training is evaluated on, or None.
         evaluation_directory: where to save those, tokenised.
     """
@@ -53,8 +53,8 @@ class PrepareRequest:
     tokenized_directory: str
     evaluation: DatasetSource | None = None
     evaluation_directory: str = ""
-    peft: Mapping[str, object] = field(default_factory=dict)
     rollouts: Rollouts = field(default_factory=Rollouts)
+    peft: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

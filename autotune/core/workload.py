@@ -63,6 +63,21 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
+class KeyValueCache:
+    """What the attention of a model caches of each token that it generates after, without its type.
+
+    Attributes:
+        layers: layers that cache; layers of linear attention, which have a state of fixed size, do not.
+        heads: heads of keys and values in each.
+        elements: numbers of a head for each token, of its key and its value together.
+    """
+
+    layers: int
+    heads: int
+    elements: int
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """The properties of a model that its configuration and tokenizer determine; read by building it without storage.
 
@@ -80,6 +95,7 @@ class ModelProfile:
         fingerprint: hash of the configuration and the tokenizer.
         layer_kinds: a word for each layer; layers with equal words have the same structure.
         fused_experts: whether one parameter holds the weights of all experts of a layer.
+        cache: its key-value cache, as if every layer attended to all tokens; None if the configuration does not say.
     """
 
     name: str
@@ -95,6 +111,7 @@ class ModelProfile:
     fingerprint: str
     layer_kinds: tuple[str, ...] = ()
     fused_experts: bool = False
+    cache: KeyValueCache | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
         **({"model_revision": source.revision} if source.revision != "main" else {}),
         **rows.arguments(),
         "output_dir": output_name(workload),
+        **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
         **model,
         **plan.args,
     }

@@ -28,6 +28,8 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             f"The rows in {rows.place} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
             "because padding_free takes no max_length; they belong to this model's tokenizer."
         )
+    if chosen.plan.completions is not None:
+        sentences += _of_completions(result, chosen)
     if chosen.plan.peft:
         sentences.append(
             f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
@@ -37,6 +39,22 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             f"{result.workload.model_source.name} holds no weights; put them there, or name a model that has them."
         )
     return tuple(sentence for sentence in sentences if sentence)
+
+
+def _of_completions(result: Result, chosen: Choosable) -> tuple[str, str]:
+    rollouts, completions = result.workload.rollouts, chosen.plan.completions
+    assert completions is not None
+    said = "as asked for" if rollouts.mean_tokens is not None else "half of the maximum, since nothing else was said"
+    if rollouts.column is not None:
+        said = f"as in the column {rollouts.column}"
+    assumed = f"Speed was measured with completions of {completions.mean:,.0f} tokens on average ({said}), memory with "
+    rewards = ", ".join(chosen.plan.rewards)
+    scored = (
+        f"They are rewarded by {rewards}; start training where Python finds its module."
+        if rollouts.rewards
+        else f"No reward function was named: {rewards}, which only looks at lengths, holds its place in reward_funcs."
+    )
+    return f"{assumed}completions as long as possible.", scored
 
 
 def _what(result: Result) -> str:

@@ -19,6 +19,40 @@ _FUNCTIONS = ("get_peft_config", "get_quantization_config")
 _EVALUATED = """\
         eval_dataset=dataset[dataset_args.dataset_test_split] if training_args.eval_strategy != "no" else None,
 """
+_REWARD_FUNCTIONS = (
+    "accuracy_reward", "get_soft_overlong_punishment", "reasoning_accuracy_reward", "think_format_reward"
+)  # fmt: skip
+_REWARD_PARTS = {
+    "reward_class": ", RewardArguments",
+    "reward_args": ", reward_args",
+    "reward_funcs": "        reward_funcs=[reward_function(name) for name in reward_args.reward_funcs],\n",
+}
+_REWARDS = '''\
+REWARDS = {
+    "accuracy_reward": accuracy_reward,
+    "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
+    "reasoning_accuracy_reward": reasoning_accuracy_reward,
+    "think_format_reward": think_format_reward,
+}
+
+
+@dataclass
+class RewardArguments:
+    """The reward functions: keys of REWARDS, or dotted paths from the directory that this script is started in."""
+
+    reward_funcs: list[str] = field(default_factory=list)
+
+
+def reward_function(name):
+    """Return the reward function of a name."""
+    if name in REWARDS:
+        return REWARDS[name]
+    sys.path.insert(0, str(Path.cwd()))
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)
+
+
+'''
 _SCRIPT = Template('''\
 """$title with TRL, as recommended by autotune; stands on its own.
 
@@ -28,8 +62,7 @@ _SCRIPT = Template('''\
 $provenance
 """
 
-$environment
-
+$standard
 $imports
 
 BUNDLE = Path(__file__).resolve().parent
@@ -38,12 +71,12 @@ RECOMMENDED = {
 $arguments
 }
 
-
+${rewards}
 def main() -> None:
     """Train, and save the model to `output_dir`."""
-    parser = TrlParser(($config_class, ModelConfig, $rows_class))
+    parser = TrlParser(($config_class, ModelConfig, $rows_class$reward_class))
     parser.set_defaults_with_config(**RECOMMENDED)
-    training_args, model_args, dataset_args = parser.parse_args_and_config()
+    training_args, model_args, dataset_args$reward_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "dtype": model_args.dtype,
@@ -55,7 +88,7 @@ def main() -> None:
     trainer = $trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
-        train_dataset=dataset[$train_split],
+$reward_funcs        train_dataset=dataset[$train_split],
 $evaluated        quantization_config=get_quantization_config(model_args),
         peft_config=$peft_config,
     )
@@ -82,9 +115,10 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     trainer = find_trainer(result.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
+        **_rewards(scores=bool(chosen.plan.rewards)),
+        standard=_standard(chosen.plan),
         title=trainer.title,
         command=command,
-        environment=_environment(chosen.plan),
         peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
         imports=_imports(trainer, chosen.plan, evaluates=evaluates),
         rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
@@ -98,12 +132,20 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     )
 
 
-def _environment(plan: TrainingPlan) -> str:
+def _standard(plan: TrainingPlan) -> str:
     """Return the first imports, and the variables that have to be set before torch is imported."""
-    names = [*(["json"] if plan.peft else []), *(["os"] if plan.env else [])]
+    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": plan.env, "sys": plan.rewards}
+    lines = [f"import {name}" for name, needed in wanted.items() if needed]
+    lines += ["from dataclasses import dataclass, field"] if plan.rewards else []
     variables = [f"os.environ[{name!r}] = {value!r}" for name, value in plan.env.items()]
-    lines = [*(f"import {name}" for name in names), "from pathlib import Path"]
-    return "\n".join([*lines, *([""] if variables else []), *variables])
+    return "\n".join([*lines, "from pathlib import Path", "", *variables, *([""] if variables else [])])
+
+
+def _rewards(*, scores: bool) -> dict[str, str]:
+    """Return the parts of the script that have to do with reward functions."""
+    if not scores:
+        return {"rewards": "", **dict.fromkeys(_REWARD_PARTS, "")}
+    return {"rewards": _REWARDS, **_REWARD_PARTS}
 
 
 def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
@@ -112,7 +154,9 @@ def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
     first = ["from datasets import load_dataset"] if evaluates else []
     peft = ["from peft import PeftConfig"] if plan.peft else []
     names = (*classes, *functions, *(name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")))
-    return "\n".join([*first, *peft, "from trl import (", *(f"    {name}," for name in names), ")"])
+    rewards = (*(f"    {name}," for name in _REWARD_FUNCTIONS), ")") if plan.rewards else ()
+    last = ["from trl.rewards import (", *rewards] if rewards else []
+    return "\n".join([*first, *peft, "from trl import (", *(f"    {name}," for name in names), ")", *last])
 
 
 def _docstring_lines(sentence: str) -> str:

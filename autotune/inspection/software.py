@@ -34,6 +34,7 @@ OPTIONAL = (
     "galore-torch",
     "apollo-torch",
     "lomo-optim",
+    "vllm",
 )
 """Distributions that enable further choices. FlashAttention 2, 3 and 4 are three distributions."""
 

@@ -25,8 +25,11 @@ from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
+from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Untraceable
+from autotune.techniques.base import OFF
 from autotune.techniques.traits import allocator_knobs, layer_period, size_knobs
+from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
@@ -196,15 +199,24 @@ class Planner:
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
         geometry, group, use = self._decisive(candidate), self._group(candidate), self._use(candidate)
-        key = (group, geometry, use)
-        found = self._known(*key)
+        found, setting = self._known(group, geometry, use), self._problem.setting
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
-        memory, origin = replace(found[0], varied_bytes=self._varied.get(key)), found[1]
+        memory, origin = replace(found[0], varied_bytes=self._varied.get((group, geometry, use))), found[1]
+        if candidate.get(VLLM, OFF) != OFF:
+            shared = with_vllm(memory, self._problem.trainer.plan(candidate, setting), setting)
+            if isinstance(shared, str):
+                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
+            memory = shared
         rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
+
+    def training(self, candidate: Candidate) -> MemoryEstimate | None:
+        """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
+        found = self._known(self._group(candidate), self._decisive(candidate), self._use(candidate))
+        return found and found[0]
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
@@ -340,12 +352,15 @@ class Planner:
 
     def _follow(self, group: Group, geometry: BatchGeometry, use: AllocatorUse) -> tuple[Forecast, Forecast]:
         fit, layers = self._fits[group], len(self._layer_kinds)
-        worst = fit.forecast(layers, geometry.worst, geometry.micro_batches, use)
-        same = geometry.typical == geometry.worst
-        typical = worst if same else fit.forecast(layers, geometry.typical, geometry.micro_batches, use)
+
+        def at(shape: Shape) -> Forecast:
+            return fit.forecast(layers, shape, geometry.micro_batches, use)
+
+        worst = at(geometry.worst)
+        typical = worst if geometry.typical == geometry.worst else at(geometry.typical)
         for apart in geometry.apart:
-            worst = worst.taking(apart.phase, fit.forecast(layers, apart.worst, 1, use), apart.per_step)
-            typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, 1, use), apart.per_step)
+            worst = worst.taking(apart.phase, at(apart.worst), apart.per_step)
+            typical = typical.taking(apart.phase, at(apart.typical), apart.per_step)
         if geometry.evaluation is not None:
             beside = self._fits.get(Group(group.choices, geometry.evaluation.layout), fit)
             worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1, use), per_step=0.0)

@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune.core.batch_geometry import Shape
 from autotune.core.estimate import Estimate, Plan
 from autotune.core.explanation import Explanation, PartTime, Subject, TracedGroup
-from autotune.core.program import CONSTRUCTION
+from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.report.plan_words import BASIS, said_choices
 from autotune.report.words import BASELINE_NAME, said_bytes, said_rate
@@ -137,7 +137,7 @@ def _peaks(explanation: Explanation) -> Table:
         ordered = sorted(peak.categories.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered)
         direction = ", backward" if peak.backward else ", forward"
-        name = _said_part(peak.part) + (direction if peak.part.of_micro_batch else "")
+        name = _said_part(peak.part) + (direction if peak.part.phase == MICRO_BATCH else "")
         mark, style = ("  <- peak", "bold") if peak is highest else ("", "")
         table.add_row(f"{name}{mark}", format_bytes(peak.total_bytes), parts, style=style)
     return table

@@ -24,6 +24,7 @@ from autotune.report.plan_words import (
     said_ways_out,
     smallest,
 )
+from autotune.report.vllm import drawn_vllm
 
 
 def show_plan(plan: Plan, console: Console, top: int) -> None:
@@ -47,6 +48,7 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
     yield from _found(plan)
     yield from candidates(plan, shown, width)
     yield from breakdown(plan, width)
+    yield from drawn_vllm(plan)
     yield listing(said_counts(plan), [*said_bases([*shown, plan.baseline]), *said_unknown(plan)])
     yield listing("Left out", said_left_out(plan.left_out))
     if plan.fastest is not None:

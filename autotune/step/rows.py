@@ -26,8 +26,9 @@ class RowSizes:
         lengths: tokens of each sequence that a row passes through the model, after truncation; shape (rows, sequences).
         trainable: tokens per row that the loss counts; shape (rows,).
         documents: documents per row according to the ``seq_lengths`` of packing, or None without that column.
-        generated: tokens that the model itself adds to each typical row; shape (rows,). None if it adds none.
-        most_generated: the most that it may add to any row.
+        generated: tokens that the model itself adds to each sequence of a typical row; shape (rows, sequences). None if
+            it adds none.
+        most_generated: the most that it may add to any sequence.
         beside: tokens of the sequence that each row passes through models without gradients, in a tensor of its own,
             after truncation; shape (rows,). None without one.
     """
@@ -58,7 +59,7 @@ class RowSizes:
     def tokens(self) -> Counts:
         """Tokens per row, summed over its sequences, those included that the model adds; shape (rows,)."""
         given = np.asarray(self.lengths.sum(axis=1))
-        return given if self.generated is None else given + self.generated
+        return given if self.generated is None else given + self.generated.sum(axis=1)
 
     @property
     def widest(self) -> Counts:

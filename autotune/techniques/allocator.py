@@ -9,6 +9,8 @@ from autotune.core.machine import Machine
 from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.techniques.vllm import SLEEPING
 
 DEFAULT = "default"
 
@@ -32,6 +34,12 @@ class Allocator(Technique):
         """Return a reason on a CPU, whose allocator has no segments."""
         if choice != DEFAULT and machine.hardware.kind == "cpu":
             return "it is a setting of the allocator of GPU memory, and there is no GPU"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason beside vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""
+        if choice != DEFAULT and candidate.get(VLLM) == SLEEPING:
+            return "vLLM's sleep mode has a memory pool of its own, which does not go with expandable segments"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Effect, Option, Technique
+from autotune.techniques.vllm import NAME as VLLM
 
 
 class ContinuousBatching(Technique):
@@ -39,6 +40,12 @@ class ContinuousBatching(Technique):
         """Return a reason on a CPU, where the cache is sized by the host's memory, whatever the budget."""
         if choice == ON and machine.hardware.kind == "cpu":
             return "its cache takes a share of a GPU's free memory, and there is no GPU"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason beside vLLM, which generates then (``GRPOTrainer._generate_single_turn``)."""
+        if choice == ON and candidate.get(VLLM, OFF) != OFF:
+            return f"vllm={candidate[VLLM]} generates the completions, and continuous batching does not run"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -22,6 +22,7 @@ class MaxCompletionLength(NumberTechnique):
     writes = frozenset({"args.max_completion_length"})
     changes = "longer completions are cut, and rewarded as they are then"
     ordered = True
+    only_sizes = True
     patches_libraries = False
     unit = "tokens"
 

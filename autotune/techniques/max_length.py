@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
@@ -27,7 +28,7 @@ _SETTLED = 0.01
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
-    return _coverage(setting.workload.dataset.documents, candidate)
+    return 1.0 if _only_scores(setting) else _coverage(setting.workload.dataset.documents, candidate)
 
 
 def _coverage(documents: Documents, candidate: Candidate) -> float:
@@ -39,7 +40,7 @@ def _coverage(documents: Documents, candidate: Candidate) -> float:
 
 def row_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset rows, 0 to 1, that a candidate trains on, whole or cut."""
-    return _row_coverage(setting.workload.dataset.documents, candidate)
+    return 1.0 if _only_scores(setting) else _row_coverage(setting.workload.dataset.documents, candidate)
 
 
 def _row_coverage(documents: Documents, candidate: Candidate) -> float:
@@ -47,6 +48,11 @@ def _row_coverage(documents: Documents, candidate: Candidate) -> float:
         return 1.0
     packed = candidate.get("packing", NONE) != NONE
     return documents.row_coverage(int(candidate["max_length"]), dropping=not packed)
+
+
+def _only_scores(setting: Setting) -> bool:
+    """Whether the trainer cuts what the loss is computed of, and no row of the dataset."""
+    return setting.workload.trainer in MaxLength.changes_in
 
 
 class MaxLength(Technique):
@@ -64,6 +70,10 @@ class MaxLength(Technique):
         Option(1024, "any number of tokens"),
     )
     trl_default = 1024
+    trl_defaults: ClassVar[Mapping[str, Choice]] = {"online_dpo": 512}
+    changes_in: ClassVar[Mapping[str, str]] = {
+        "online_dpo": "the log-probabilities of a completion are computed after more or less of the end of its prompt",
+    }
     writes = frozenset({"args.max_length", "truncate_to"})
     ordered = True
     only_sizes = True
@@ -76,6 +86,11 @@ class MaxLength(Technique):
         if covering or filling or word == "longest":
             if setting is None:
                 return word
+            if _only_scores(setting):
+                raise InputError(
+                    f"{word!r} is no choice of {self.name} here: it cuts no row of the dataset.",
+                    hint="Give a number of tokens, of a prompt and a completion together.",
+                )
             workload = setting.workload
             if filling:
                 return _holding(workload.dataset.documents, setting.documents_per_process / int(filling.group(1)))
@@ -92,10 +107,13 @@ class MaxLength(Technique):
         """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows."""
         if candidate.get("packing", "none") != "none":
             return choice
-        return min(int(choice), setting.workload.longest)
+        generated = int(candidate["max_new_tokens"]) if _only_scores(setting) else 0
+        return min(int(choice), setting.workload.longest + generated)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
+        if _only_scores(setting):
+            return None
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
             kept, rows = _coverage(documents, candidate), _row_coverage(documents, candidate)
             if not kept:

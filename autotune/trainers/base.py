@@ -93,7 +93,11 @@ class Trainer(ABC):
         config_fields: what these mean to a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
+        generates: whether it trains on completions that the model generates, and that reward functions score.
         has_command: whether there is a command ``trl NAME``.
+        module: the module of TRL that its classes are imported from.
+        loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
+            weights; else the script that builds it does.
         cpu_args, cuda_args: arguments that training on that device needs.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
             where it is on.
@@ -111,7 +115,10 @@ class Trainer(ABC):
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
     has_command: ClassVar[bool] = True
+    module: ClassVar[str] = "trl"
+    loads_by_name: ClassVar[bool] = True
     # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.

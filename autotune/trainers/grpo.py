@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.core.plan import TrainingPlan
 from autotune.trainers.base import ConfigFields
 from autotune.trainers.generating import Generating
 
@@ -40,21 +41,24 @@ class GroupRelativePolicyOptimization(Generating):
             "epsilon_high", "importance_sampling_level", "loss_type", "mask_truncated_completions", "min_p",
             "multi_objective_aggregation", "off_policy_mask_threshold", "repetition_penalty", "reward_weights",
             "router_aux_loss_coef", "scale_rewards", "temperature", "top_entropy_quantile", "top_k", "top_p",
-            "use_adaptive_entropy", "use_bias_correction_kl",
+            "use_adaptive_entropy", "use_bias_correction_kl", "vllm_importance_sampling_clip_max",
+            "vllm_importance_sampling_clip_min", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
         }),
         without_effect=frozenset({
             "chat_template_kwargs", "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min", "entropy_target",
             "log_completions", "log_completions_hub_repo", "log_multimodal", "log_unique_prompts", "model_init_kwargs",
             "num_completions_to_print", "num_generations_eval", "ref_model_mixup_alpha", "ref_model_sync_steps",
             "sapo_temperature_neg", "sapo_temperature_pos", "shuffle_dataset", "trust_remote_code", "vespo_k_neg",
-            "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos",
+            "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos", "vllm_group_port", "vllm_server_base_url",
+            "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
         }),
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     )  # fmt: skip
 
-    def compares_with_old(self, *, aligned: bool) -> bool:
-        """GRPO needs them only for completions of an earlier model."""
-        return not aligned
+    def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
+        """GRPO needs them for completions of an earlier model, and for those of vLLM, whose numerics differ."""
+        corrected = plan.args.get("use_vllm") and plan.args.get("vllm_importance_sampling_correction", True)
+        return not aligned or bool(corrected)
 
 
 TRAINER = GroupRelativePolicyOptimization()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.core.plan import TrainingPlan
 from autotune.trainers.base import ConfigFields
 from autotune.trainers.generating import Generating
 
@@ -37,12 +38,13 @@ class LeaveOneOut(Generating):
         without_effect=frozenset({
             "chat_template_kwargs", "log_completions", "log_multimodal",
             "log_unique_prompts", "model_init_kwargs", "num_completions_to_print", "num_generations_eval",
-            "ref_model_mixup_alpha", "ref_model_sync_steps", "shuffle_dataset", "trust_remote_code",
+            "ref_model_mixup_alpha", "ref_model_sync_steps", "shuffle_dataset", "trust_remote_code", "vllm_group_port",
+            "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
         }),
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     )  # fmt: skip
 
-    def compares_with_old(self, *, aligned: bool) -> bool:
+    def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """RLOO always does."""
         return True
 

@@ -39,6 +39,7 @@ def sections(
     of_run: Sequence[str] = (),
     of_step: Sequence[str] = (),
     after: Sequence[str] = (),
+    leading: Sequence[str] = (),
 ) -> tuple[Section, ...]:
     """Return the sections of an optimizer step on the largest micro-batch, between those of the setup and of the end.
 
@@ -51,10 +52,11 @@ def sections(
         of_run: names of phases that run once, before the first step.
         of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
         after: names of phases that run once, after the steps.
+        leading: names of phases at the start of each micro-batch.
     """
     endings = [phase for phase in trace.phases if phase.name in after and phase.first_event >= step.end_event]
     moments = list(_moments(trace, max([step.end_event, *(phase.end_event for phase in endings)])))
-    apart = {MICRO_BATCH, *of_run, *of_step}
+    apart = {MICRO_BATCH, *of_run, *of_step, *leading}
     before = max(
         (moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)),
         key=lambda moment: sum(moment.levels.values()),
@@ -68,7 +70,7 @@ def sections(
             events = (phase.first_event, phase.end_event)
             found.append(_section(trace, Part(phase.name, Occurrence.BEFORE), moments, events, time))
     event, operator = step.first_event, step.first_operator
-    for part, phase in _in_step(trace, step, of_step):
+    for part, phase in _in_step(trace, step, of_step, leading):
         time = timing(_works(trace, operator, phase.end_operator)) if timing else None
         found.append(_section(trace, part, moments, (event, phase.end_event), time))
         event, operator = phase.end_event, phase.end_operator
@@ -92,11 +94,13 @@ def _held(trace: Trace, event: int) -> Mapping[str, int]:
     return {name: size for name, size in levels.items() if size}
 
 
-def _in_step(trace: Trace, step: Phase, of_step: Sequence[str]) -> Iterator[tuple[Part, Phase]]:
+def _in_step(trace: Trace, step: Phase, of_step: Sequence[str], leading: Sequence[str]) -> Iterator[tuple[Part, Phase]]:
     """Yield the parts of a step up to its second micro-batch, in order, each with its phase."""
     for name in of_step:
         yield from ((Part(name, Occurrence.ONCE), phase) for phase in inside(trace, step, name)[:1])
     for occurrence, phase in zip((Occurrence.FIRST, Occurrence.FURTHER), micro_batches(trace, step), strict=False):
+        for name in leading:
+            yield from ((Part(name, occurrence), found) for found in inside(trace, phase, name))
         yield Part(MICRO_BATCH, occurrence), phase
 
 

@@ -25,7 +25,7 @@ GUIDES: Mapping[tuple[str, str], tuple[str, ...]] = {
     (MEMORY, "Padding sequences to a multiple"): ("pad_to_multiple_of",),
     (MEMORY, "No gathering of weights for generation"): ("ds3_gather_for_generation",),
     (MEMORY, "Context parallelism"): ("context_parallelism",),
-    (MEMORY, "vLLM sleep mode"): ("vllm_sleep",),
+    (MEMORY, "vLLM sleep mode"): ("vllm",),
     (MEMORY, "Gradient checkpointing"): ("gradient_checkpointing",),
     (SPEED, "vLLM for generation"): ("vllm",),
     (SPEED, "Optimized attention: FlashAttention"): ("attention",),
@@ -40,7 +40,5 @@ GUIDES: Mapping[tuple[str, str], tuple[str, ...]] = {
 ELSEWHERE: Mapping[str, str] = {
     "prompt_coverage": "TRL has no field that cuts prompts since 0.29; rows are filtered before training",
     "context_parallelism": "a sequence is shared out over several devices, and this release plans and probes one",
-    "vllm": "vLLM generates in a process or on a device of its own; not a technique here yet",
-    "vllm_sleep": "vLLM's sleep mode comes with vLLM; not a technique here yet",
 }
 """What the guides name and no technique here is, with the reason."""

@@ -23,15 +23,15 @@ techniques:
   per_device_train_batch_size: [2, 8]
   per_device_eval_batch_size: [4, 8]
 """
-LONGEST_EVALUATED = 96
+EVALUATED = [8] * 9 + [96]
+"""Words of each row to evaluate on."""
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_rows(folder / "train.jsonl", text_rows(long_tailed_texts(40, longest_words=40)))
-    lengths = [8] * 9 + [LONGEST_EVALUATED]
-    write_rows(folder / "test.jsonl", [{"text": " ".join(["memory"] * length)} for length in lengths])
+    write_rows(folder / "test.jsonl", text_rows([" ".join(["memory"] * words) for words in EVALUATED]))
     return folder
 
 
@@ -63,9 +63,10 @@ def test_every_probe_evaluates_and_the_winner_saved(found: tuple[Ended, Path]) -
     assert list(winner["peaks"]) == ["construction", "micro-batch", "optimizer step", "evaluate", "save"]
     assert winner["evaluation_seconds"] > 0
     assert document["baseline"]["evaluation_seconds"] > 0
-    assert document["workload"]["evaluation"]["lengths"]["counts"].keys() >= {str(LONGEST_EVALUATED + 1)}
-    # Nothing of what is evaluated is cut by more than the token coverage allows.
-    assert winner["max_length"] >= LONGEST_EVALUATED
+    lengths = {int(length): rows for length, rows in document["workload"]["evaluation"]["lengths"]["counts"].items()}
+    assert sum(lengths.values()) == len(EVALUATED)
+    # The rows to train on are shorter; those to evaluate on are cut by no more than the token coverage allows.
+    assert max(map(int, document["workload"]["dataset"]["lengths"]["counts"])) < winner["max_length"] <= max(lengths)
 
 
 def test_trl_trains_and_evaluates_with_the_configuration_unchanged(found: tuple[Ended, Path]) -> None:
@@ -80,19 +81,10 @@ def test_the_script_trains_and_evaluates_by_itself(found: tuple[Ended, Path]) ->
 
 
 def test_two_files_are_planned_for(small_model_directory: Path, data: Path, tmp_path: Path) -> None:
-    words: tuple[str | Path, ...] = (
-        "plan",
-        small_model_directory,
-        data / "train.jsonl",
-        "--gpu",
-        "24GiB",
-        "--fix",
-        "lora=none",
-        "--explain",
-    )
+    words: list[str | Path] = ["plan", small_model_directory, data / "train.jsonl", "--gpu", "24GiB", "--explain"]
     fixed = ("gradient_checkpointing=on", "attention=sdpa", "liger=off", "per_device_train_batch_size=1",
              "precision=float32", "optimizer=adamw_torch", "padding_free=off", "packing=none")  # fmt: skip
-    words += tuple(word for fix in fixed for word in ("--fix", fix))
+    words += [word for fix in (*fixed, "lora=none") for word in ("--fix", fix)]
     plain = autotune(*words, "--json", folder=tmp_path)
     more = autotune(*words, "--eval-dataset", data / "test.jsonl", "--json", folder=tmp_path)
     assert (plain.code, more.code) == (0, 0), plain.err + more.err

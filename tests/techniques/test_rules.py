@@ -289,4 +289,23 @@ def test_rows_to_evaluate_on_are_cut_no_more_than_those_to_train_on() -> None:
     assert knob.parse("coverage", setting(of=of)) == 24
     assert int(knob.parse("coverage", here)) >= 396
     assert knob.parse("longest", here) == 400
-    assert "keeps 9.8 % of the evaluated tokens" in str(SFT.illegal(candidate(here, max_length=21), here))
+    assert "keeps 9.8 % of the evaluation's tokens" in str(SFT.illegal(candidate(here, max_length=21), here))
+
+
+def test_what_vllm_generates_is_neither_batched_by_transformers_nor_asleep_beside_growing_segments() -> None:
+    grpo = trainers()["grpo"]
+    of = replace(workload(), trainer="grpo")
+    here = setting(machine=replace(GPU, planned=True), of=of, allowed=frozenset({"vllm", "continuous_batching"}))
+    start = Candidate({item.name: item.default(here) for item in grpo.techniques})
+    sleeping = start.but(vllm="colocate-sleep", allocator="expandable_segments")
+    assert "sleep mode" in str(find("allocator", grpo.techniques).conflict("expandable_segments", sleeping, here))
+    both = start.but(vllm="colocate", continuous_batching="on")
+    assert "does not run" in str(find("continuous_batching", grpo.techniques).conflict("on", both, here))
+
+
+def test_an_adapter_of_a_reward_model_trains_its_head() -> None:
+    reward = trainers()["reward"]
+    here = setting(of=replace(workload(), trainer="reward"), allowed=frozenset({"peft_config"}))
+    start = Candidate({item.name: item.default(here) for item in reward.techniques})
+    assert reward.plan(start.but(peft_config='{"peft_type":"IA3"}'), here).peft["task_type"] == "SEQ_CLS"
+    assert not reward.plan(start, here).peft

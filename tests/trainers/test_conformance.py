@@ -190,7 +190,8 @@ def test_its_phases_have_names_of_their_own_and_come_in_order(trainer: Trainer) 
         order = [Repeat.RUN, Repeat.GENERATION, Repeat.STEP, Repeat.MICRO_BATCH]
         repeats = [order.index(phase.repeat) for phase in steps[:-1]]
         assert repeats == sorted(repeats)
-        (micro_batch,) = (phase for phase in program.phases if phase.repeat is Repeat.MICRO_BATCH)
+        *leading, micro_batch = (phase for phase in program.phases if phase.repeat is Repeat.MICRO_BATCH)
+        assert [phase.name for phase in leading] == list(program.leading)
         assert (micro_batch.name, micro_batch.parts[0], micro_batch.parts[-1]) == (MICRO_BATCH, FORWARD, BACKWARD)
 
 

@@ -139,7 +139,8 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(trainer: Trainer, p
     # What comes once in a step is no part of a further micro-batch of it, even where TRL does it inside the first.
     parts = [section.part for section in reply.sections]
     times = {name: [part.occurrence for part in parts if part.phase == name] for name in phases}
-    assert times.pop(MICRO_BATCH) == [Occurrence.FIRST, Occurrence.FURTHER]
+    for name in (*program.leading, MICRO_BATCH):
+        assert times.pop(name) == [Occurrence.FIRST, Occurrence.FURTHER]
     assert all(len(found) == 1 for found in times.values())
     whole = trace(steps_of(found, layout, shapes(found, layout)[0], Trained()), target="cpu")
     # A job traces a single micro-batch of a single step, and puts the others together from it.

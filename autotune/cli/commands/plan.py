@@ -10,6 +10,7 @@ from autotune.cli.arguments import (
     add_json,
     add_memory_budget,
     add_model,
+    add_rollouts,
     add_same_training,
     add_space,
     add_trainer,
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset(parser, optional=True)
     add_trainer(parser)
     add_evaluation(parser)
+    add_rollouts(parser)
     parser.add_argument(
         "--gpu",
         metavar="NAME|SIZE",

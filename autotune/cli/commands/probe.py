@@ -11,6 +11,7 @@ from autotune.cli.arguments import (
     add_json,
     add_memory_budget,
     add_model,
+    add_rollouts,
     add_same_training,
     add_space,
     add_trainer,
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given = parser.add_argument_group("what is given")
     add_trainer(given)
     add_evaluation(given)
+    add_rollouts(given)
     add_device(given, "where to train")
     add_memory_budget(given, "what is free")
     given.add_argument(

@@ -71,9 +71,10 @@ class Forecast:
         Args:
             per_step: how often the phase runs in an optimizer step.
         """
-        kept = {stretch: levels for stretch, levels in self.stretches.items() if stretch[0].phase != phase}
         taken = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
-        stretches = {**kept, **taken}
+        # In the order of the parts, those of this forecast first.
+        kept = (stretch for stretch in self.stretches if stretch[0].phase != phase or stretch in taken)
+        stretches = {**{stretch: self.stretches[stretch] for stretch in kept}, **taken}
         times = {
             part: time if part.phase != phase else mixed_times([(other.times.get(part, time), per_step)])
             for part, time in self.times.items()

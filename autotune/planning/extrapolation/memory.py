@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.planning.extrapolation.forecast import Forecast
+from autotune.trainers.prompts import GENERATION
 
 TRACED_ERROR = 0.10
 """Error of a traced estimate, as a share. Traced tensor bytes are within 3 % on the CPU, and extrapolated ones within
@@ -40,4 +41,14 @@ def memory_estimate(
         host_bytes=worst.host_bytes,
         step_seconds=typical.step_seconds(micro_batches),
         error=error,
+        generation_bytes=_generation_bytes(worst, gpu),
     )
+
+
+def _generation_bytes(worst: Forecast, gpu: Gpu | None) -> int | None:
+    """Return what the device holds at most while completions are generated; None if none are."""
+    held = [sum(levels.values()) for (part, _), levels in worst.stretches.items() if part.phase == GENERATION]
+    if not held:
+        return None
+    extra = 0 if gpu is None else round(worst.rounding_share * max(held)) + worst.workspace_bytes + gpu.context_bytes
+    return max(held) + extra

@@ -89,6 +89,7 @@ def _trace(request: TraceRequest) -> TraceReply:
             of_run=program.before,
             of_step=of_step,
             after=program.after,
+            leading=program.leading,
         ),
         varied_bytes=_varied_bytes(traced, request, trained, replays),
         replays=replays,

@@ -84,14 +84,10 @@ def random_model(
     """
     config = load_config(source, head)
     architecture = model_class(config)
-    kwargs = {name: value for name, value in init_kwargs.items() if name not in ("revision", "trust_remote_code")}
+    kwargs = _loading(init_kwargs, quantization_config, device)
     weights: dict[str, _RandomTensor] = {}
     if quantization_config is not None:
-        kwargs["quantization_config"] = quantization_config
         weights = _drawn_on_loading(meta_model(architecture, config), device)
-    if device == "cuda":
-        # Equals TRL's own choice if the model fits, and raises out of memory if it does not.
-        kwargs["device_map"] = {"": torch.cuda.current_device()}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # silences a warning that lists every weight as missing
     try:
@@ -100,6 +96,25 @@ def random_model(
         logging.set_verbosity(verbosity)
     model.config._name_or_path = source.name
     return model
+
+
+def pretrained_model(
+    source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind, head: Head
+) -> Any:
+    """Return a model with its own weights on ``device``, as TRL loads it."""
+    architecture = model_class(load_config(source, head))
+    kwargs = _loading(init_kwargs, quantization_config, device)
+    return create_model_from_path(source.name, architecture=architecture, revision=source.revision, **kwargs)
+
+
+def _loading(init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind) -> dict[str, Any]:
+    kwargs = {name: value for name, value in init_kwargs.items() if name not in ("revision", "trust_remote_code")}
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
+    if device == "cuda":
+        # Equals TRL's own choice if the model fits, and raises out of memory if it does not.
+        kwargs["device_map"] = {"": torch.cuda.current_device()}
+    return kwargs
 
 
 def virtual_model(

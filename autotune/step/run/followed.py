@@ -11,7 +11,6 @@ import torch
 from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import BACKWARD, FORWARD
 from autotune.step.run.phases import around, tell_phases
 from autotune.step.run.progress import Progress
 from autotune.step.trainers.base import Adapter
@@ -37,6 +36,8 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
                 epoch_iterator = self._ending_worst(epoch_iterator)
             samples, items = super().get_batch_samples(epoch_iterator, *args, **kwargs)
             progress.fetched(time.monotonic() - began)
+            if progress.worst_tokens is None:
+                progress.worst_tokens = known.loaded(self, samples[0])[1]
             self._beside = self._left_out(samples)
             self._keep_worst(samples)
             return samples, items
@@ -72,13 +73,10 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             progress.end_micro_batch(began)
             return loss
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            progress.enter(FORWARD)
-            if progress.worst_tokens is None:
-                progress.worst_tokens = known.collated(inputs)[1]
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-            progress.enter(BACKWARD)
-            return loss
+        def create_accelerator_and_postprocess(self) -> None:
+            super().create_accelerator_and_postprocess()
+            # Not every trainer computes its loss in a method of that name, and all go back through this one.
+            around(self.accelerator, "backward", progress.going_back)
 
     told = tell_phases(Followed, known.methods, progress.inside)
     return told if known.generating is None else around(told, known.generating, progress.generating)

@@ -21,14 +21,14 @@ def tell_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InPha
     return subclass
 
 
-def around(subclass: type[Any], name: str, context: Callable[[], AbstractContextManager[Any]]) -> type[Any]:
-    """Return a class whose method of that name runs inside a context."""
-    method = getattr(subclass, name)
+def around(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Return a class, or an object, whose method of that name runs inside a context."""
+    method = getattr(owner, name)
 
     @functools.wraps(method)
     def told(*args: Any, **kwargs: Any) -> Any:
         with context():
             return method(*args, **kwargs)
 
-    setattr(subclass, name, told)
-    return subclass
+    setattr(owner, name, told)
+    return owner

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
-from autotune.core.program import CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, Repeat, program
+from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, program
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
 from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, WholeStep, enough
@@ -76,7 +76,7 @@ class Progress(TrainerCallback):
             yield
             return
         before, self.phase = self.phase, phase
-        apart = phase in self.program.repeated(Repeat.RUN) or phase in self.program.apart
+        apart = any(phase == known.name for known in self.program.phases)
         if apart:
             self._lap(CONSTRUCTION if self.first_step_seconds is None else MICRO_BATCH)
         began = self._meter.mark()
@@ -94,6 +94,12 @@ class Progress(TrainerCallback):
         self._generations.append(running)
         yield
         running.ended = self._meter.mark()
+
+    @contextmanager
+    def going_back(self) -> Iterator[None]:
+        """Set the phase to the backward pass, from its beginning until what follows it begins."""
+        self.enter(BACKWARD)
+        yield
 
     def fetched(self, seconds: float) -> None:
         """Record how long it took to collate the next step's micro-batches and place them on the device."""

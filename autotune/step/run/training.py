@@ -9,7 +9,7 @@ from datasets import Dataset, load_from_disk
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
-from autotune.step.models.loading import load_processor, random_model
+from autotune.step.models.loading import load_processor, pretrained_model, random_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.evaluation import evaluate
@@ -66,18 +66,18 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     in_step = step_size(plan).run(whole=request.schedule.whole_steps)
     # The number of steps is set later: the batches are chosen after the trainer has packed and dropped rows.
     overrides = {**run_arguments(1, folder), **known.derived(plan), "gradient_accumulation_steps": in_step}
-    if source.init == "pretrained":
-        arguments = config(plan, **overrides)
+    # Before any model: the trainer's arguments set accelerate's device.
+    arguments = config(plan, **overrides)
+    if source.init == "pretrained" and find_trainer(plan.trainer).loads_by_name:
         arguments.model_init_kwargs["revision"] = source.revision
         model: Any = source.name
-        loading: dict[str, Any] = {"quantization_config": quantization_config(plan)}
+        loading: dict[str, Any] = {"quantization_config": quantization_config(plan), **known.beside_name(plan)}
     else:
-        # The trainer's arguments first: they set accelerate's device.
-        arguments = config(plan, **overrides)
+        load = pretrained_model if source.init == "pretrained" else random_model
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
         def make_model() -> Any:
-            return random_model(source, kwargs, quantization_config(plan), request.device, known.head)
+            return load(source, kwargs, quantization_config(plan), request.device, known.head)
 
         model = make_model()
         loading = {"processing_class": load_processor(source, known.processor), **known.beside_model(plan, make_model)}

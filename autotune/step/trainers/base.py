@@ -50,11 +50,14 @@ class Collation:
         flat: whether they are concatenated; else each sequence is padded to the longest.
         multiple: the length of the tensor is rounded up to a multiple of this.
         blocks: whether micro-batches are blocks of successive rows, always the same ones; else any rows may meet.
+        cut: tokens to which prompt and completion together are cut, by leaving out the beginning of the prompt; None:
+            they are not cut.
     """
 
     flat: bool = False
     multiple: int = 1
     blocks: bool = False
+    cut: int | None = None
 
     def tokens(self, sizes: RowSizes, chosen: Counts) -> Counts:
         """Return the tokens of each micro-batch, padding included.
@@ -65,9 +68,13 @@ class Collation:
         flattened = sizes.lengths[chosen].reshape(len(chosen), -1)
         length = self._rounded(flattened.sum(axis=1) if self.flat else flattened.max(axis=1))
         if sizes.generated is not None:
-            # Prompts and completions are padded apart.
-            length = length + self._rounded(sizes.generated[chosen].max(axis=1))
+            length = self.joined(length, self._rounded(sizes.generated[chosen].max(axis=(1, 2))))
         return np.asarray(length if self.flat else length * flattened.shape[1], dtype=np.int64)
+
+    def joined(self, prompt: Counts, completion: Counts) -> Counts:
+        """Return the tokens of prompts and completions, each padded for itself, as they are in the tensor."""
+        together = prompt + completion
+        return together if self.cut is None else np.maximum(completion, np.minimum(together, self.cut))
 
     def _rounded(self, length: Counts) -> Counts:
         return np.asarray(-(-length // self.multiple) * self.multiple)
@@ -131,6 +138,10 @@ class Adapter(ABC):
         """
         return np.ones(len(rows), dtype=np.int64)
 
+    def beside_name(self, plan: TrainingPlan) -> Mapping[str, Any]:
+        """Return further arguments of a trainer that loads a model and what belongs to it by the model's name."""
+        return {}
+
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return further arguments of the trainer, such as a reference model or reward functions.
 
@@ -189,9 +200,13 @@ class Adapter(ABC):
         """Return whether the trainer puts several documents into one row, given its configuration."""
         return False
 
-    @abstractmethod
     def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the rows and the tokens, padding included, of the tensor of a micro-batch."""
+        """Return the rows and the tokens, padding included, of the tensor of a micro-batch.
+
+        Raises:
+            NotImplementedError: the data loader yields no such tensor, and the adapter overrides :meth:`loaded`.
+        """
+        raise NotImplementedError(f"the data loader of {self.trainer.__name__} yields no tensor of tokens")
 
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""

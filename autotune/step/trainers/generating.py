@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import Rollouts
-from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
-from autotune.step.trainers.base import Adapter, Drawing, MakeModel
-from autotune.step.trainers.rewards import reward_function
-from autotune.trainers.generating import (
-    GENERATION,
-    NO_REWARD,
-    OLD_PASS,
-    REFERENCE_PASS,
-    SCORING,
-    steps_per_generation,
-)
+from autotune.step.trainers.base import Drawing, MakeModel
+from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.step.trainers.vllm import GivenCompletions, make_long
+from autotune.trainers.generating import OLD_PASS, STAND_IN, steps_per_generation
 from autotune.trainers.geometry import micro_batches_of
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 from autotune.virtual.generation import short_generation
 
 _Trl: Any = object
 """Stands for TRL's trainer, which comes after in the order of bases."""
-_TOKEN = 5
-PROMPT, COMPLETION = "prompt_ids", "completion_ids"
-_WANTED = "autotune_completion_tokens"
 # Chunks of a pass over a generation batch that are run, where steps are not run whole.
 _RUN_CHUNKS = 2
 
@@ -57,7 +45,9 @@ class _OnTokenizedPrompts(_Trl):
     run_chunks: int | None = None
 
     def __init__(self, *args: Any, make_reference: MakeModel | None = None, **kwargs: Any) -> None:
-        with _instead(self.module, "create_model_from_path", make_reference and (lambda *_, **__: make_reference())):
+        given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else None
+        reference = make_reference and (lambda *_, **__: make_reference())
+        with instead(self.module, "create_model_from_path", reference), instead(self.module, "VLLMGeneration", given):
             super().__init__(*args, **kwargs)
         self._trained = 0
         self._prompt_ids: list[list[int]] = []
@@ -78,7 +68,7 @@ class _OnTokenizedPrompts(_Trl):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         rows = [dict(row) for row in inputs]
         self._prompt_ids = [row.pop(PROMPT) for row in rows]
-        self._wanted = [row.pop(_WANTED) for row in rows]
+        self._wanted = [tokens for row in rows for tokens in row.pop(WANTED)]
         run, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, micro_batches_of(self.plan)
         self._passes = iter(self.passes)
         try:
@@ -97,13 +87,20 @@ class _OnTokenizedPrompts(_Trl):
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         longest = max(self._wanted)
-        self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+        if self.use_vllm:
+            make_long(self.vllm_generation, longest)
+        else:
+            self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
         with short_generation():
             made = super()._generate_single_turn(*args, **kwargs)
-        # GRPO returns log-probabilities of the sampler beside the completions, RLOO does not.
+        # GRPO returns beside the completions the sampler's log-probabilities, if it has any; RLOO does not.
         completions, *beside = made if isinstance(made, tuple) else (made,)
-        cut = [ids[:tokens] for ids, tokens in zip(completions, self._wanted, strict=True)]
-        return (cut, *beside) if beside else cut
+        require_generated(max(map(len, completions)), longest)
+        cut = [self._cut(rows) for rows in (completions, *beside)]
+        return tuple(cut) if isinstance(made, tuple) else cut[0]
+
+    def _cut(self, rows: list[list[Any]] | None) -> list[list[Any]] | None:
+        return rows and [row[:tokens] for row, tokens in zip(rows, self._wanted, strict=True)]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
@@ -130,21 +127,15 @@ class _OnTokenizedPrompts(_Trl):
         missing = found.new_zeros(len(ids) - run, *found.shape[1:])
         return (torch.cat([found, missing]) if run < len(ids) else found, *others)
 
-    @property
-    def assumed_tokens(self) -> int:
-        """Tokens of a completion whose length is not known."""
-        return round(self.plan.completions.mean) if self.plan.completions else 1
 
-
-class Generating(Adapter):
-    """Rows of a prompt, with all columns that a reward function may read.
+class Generating(Prompted):
+    """The child's side of ``autotune.trainers.generating``.
 
     Class attributes:
         module: the module of TRL's trainer.
     """
 
     module: ClassVar[ModuleType]
-    columns = (PROMPT, COMPLETION)
     generating = "_generate_and_score_completions"
     methods: ClassVar[Mapping[str, str]] = {
         GENERATION: "_generate_single_turn",
@@ -162,36 +153,19 @@ class Generating(Adapter):
         """Return the micro-batches of a generation batch."""
         return {"steps_per_generation": steps_per_generation(plan)}
 
-    def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:
-        """Return all columns, with the tokens of prompts and of the completions that a column holds."""
-        tokenizer = trainer._tokenizer
+    def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
+        """Return the tokens of prompts."""
+        ids: Sequence[Sequence[int]] = trainer._tokenize_prompts(prompts)[0]
+        return ids
 
-        def tokens(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
-            prompts, _, _ = trainer._tokenize_prompts(batch["prompt"])
-            texts = batch[rollouts.column] if rollouts.column else None
-            completions = tokenizer(text=[str(text) for text in texts])["input_ids"] if texts else [[]] * len(prompts)
-            return {PROMPT: [list(ids) for ids in prompts], COMPLETION: completions}
-
-        return trainer.train_dataset.map(tokens, batched=True)
-
-    def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of prompts and of known completions."""
-        return column_lengths(rows, self.columns)
-
-    def trainable(self, rows: Dataset) -> Counts:
-        """Return the tokens of prompts: those of completions depend on the plan."""
-        return np.asarray(self.lengths(rows)[:, 0])
-
-    def completions(self, rows: Dataset) -> Counts | None:
-        """Return the tokens of known completions."""
-        known = np.asarray(self.lengths(rows)[:, 1])
-        return known if known.any() else None
+    def most_tokens(self, trainer: Any) -> int:
+        """Return the most tokens of a completion."""
+        return int(trainer.max_completion_length)
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the reward functions, and what builds the reference model where TRL would load it."""
-        if plan is None:
-            return {"reward_funcs": [reward_function(NO_REWARD)]}
-        return {"reward_funcs": [reward_function(name) for name in plan.rewards], "make_reference": make_model}
+        rewards = super().beside_model(plan, make_model)
+        return rewards if plan is None else {**rewards, "make_reference": make_model}
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised prompts."""
@@ -202,30 +176,6 @@ class Generating(Adapter):
         copies = trainer.num_generations
         drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
         return Drawing(max(1, drawn // copies), copies, trainer.args.steps_per_generation * trainer.num_iterations)
-
-    def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of prompts, and of the completions that are added."""
-        rows, most = trainer.train_dataset, trainer.max_completion_length
-        known = self.completions(rows)
-        prompts = self.lengths(rows)[:, :1]
-        assumed = np.full(len(rows), trainer.assumed_tokens) if known is None else known
-        generated = np.minimum(np.maximum(assumed, 1), most)
-        return RowSizes(prompts, prompts[:, 0], generated=generated, most_generated=most)
-
-    def arranged(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
-        """Return prompts with the lengths of their completions: the largest in the worst micro-batches.
-
-        All but one of these completions are a token shorter, so that each micro-batch has a mask, whichever rows it
-        gets.
-        """
-        sizes = self.sizes(trainer)
-        assert sizes.generated is not None
-        wanted = sizes.generated[order]
-        largest = np.full(order.shape[1], max(1, sizes.most_generated - 1))
-        largest[0] = sizes.most_generated
-        wanted[worst] = largest
-        rows = trainer.train_dataset.select(order.ravel(), keep_in_memory=True).remove_columns([COMPLETION])
-        return rows.add_column(_WANTED, wanted.ravel().tolist())
 
     def leave_out(self, trainer: Any, micro_batches: int) -> None:
         """Make the trainer count micro-batches that are left out of each step."""
@@ -238,27 +188,12 @@ class Generating(Adapter):
         share = 1.0 if trainer.run_chunks is None else min(1.0, trainer.run_chunks / chunks)
         return dict.fromkeys(trainer.passes, share)
 
-    def collated(self, inputs: Any) -> tuple[int, int]:
-        """Return rows and tokens of the ids of prompts and completions."""
-        rows, prompt = inputs[PROMPT].shape
-        return rows, rows * (prompt + inputs[COMPLETION].shape[1])
-
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return rows and tokens of a micro-batch that is trained on the completions of a generation batch."""
         rows, collation = trainer.args.per_device_train_batch_size, self.collation(trainer)
-        assumed = min(trainer.assumed_tokens, trainer.max_completion_length)
-        widths = max(len(row[PROMPT]) for row in batch), max(row.get(_WANTED, assumed) for row in batch)
+        assumed = [min(assumed_tokens(trainer.plan), trainer.max_completion_length)]
+        widths = max(len(row[PROMPT]) for row in batch), max(max(row.get(WANTED, assumed)) for row in batch)
         return rows, rows * sum(-(-tokens // collation.multiple) * collation.multiple for tokens in widths)
-
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
-        """Return prompts of one repeated token, with completions of the given lengths."""
-        return Dataset.from_dict({
-            "prompt": ["a"] * len(rows),
-            PROMPT: [[_TOKEN] * prompt for prompt, _ in rows],
-            COMPLETION: [[_TOKEN] * completion for _, completion in rows],
-        })  # fmt: skip
 
 
 def compares_with_old(plan: TrainingPlan) -> bool:
@@ -266,14 +201,3 @@ def compares_with_old(plan: TrainingPlan) -> bool:
     from autotune.trainers import find_trainer
 
     return OLD_PASS in find_trainer(plan.trainer).program(plan).names
-
-
-@contextmanager
-def _instead(module: ModuleType, name: str, value: Callable[..., Any] | None) -> Iterator[None]:
-    """Replace a function of a module for the duration of the context; None: leave it."""
-    kept = getattr(module, name)
-    setattr(module, name, value or kept)
-    try:
-        yield
-    finally:
-        setattr(module, name, kept)

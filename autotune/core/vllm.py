@@ -1,0 +1,62 @@
+"""How a training and vLLM share one GPU, for each share of it that vLLM may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.core.candidate import Candidate
+
+
+@dataclass(frozen=True)
+class VllmShare:
+    """One value of ``vllm_gpu_memory_utilization``.
+
+    Attributes:
+        requested_bytes: what vLLM takes.
+        cache_bytes: its key-value cache; negative where the rest of vLLM needs more than it takes.
+        sequences: of the longest that the cache holds at once; None if the model's cache is not known.
+        spare_bytes: what both leave of the budget; negative if they do not fit.
+        sleeping_spare_bytes: the same with sleep mode.
+        refused: why vLLM does not start, in words; empty if it does.
+    """
+
+    utilization: float
+    requested_bytes: int
+    cache_bytes: int
+    sequences: float | None
+    spare_bytes: int
+    sleeping_spare_bytes: int
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class VllmOutlook:
+    """What ``vllm_gpu_memory_utilization`` may be beside one training.
+
+    Attributes:
+        candidate: the training, with ``vllm=colocate``.
+        fastest: whether it is the fastest that fits without vLLM; else that one leaves vLLM too little.
+        training_bytes: device memory that it needs by itself.
+        generation_bytes: how much of it is held while completions are generated.
+        sequence_tokens: tokens of the longest sequence of vLLM, or None if it has no limit.
+        completions: of a generation batch: the most that are generated at once.
+        least: the smallest share with which vLLM starts.
+        most, most_sleeping: the largest share that leaves training enough, without and with sleep mode; None if no
+            share does.
+        enough: the smallest share whose cache holds all completions of a generation batch at once, however long.
+        shares: these, TRL's default, and some between.
+        assumptions: what was assumed, in sentences.
+    """
+
+    candidate: Candidate
+    fastest: bool
+    training_bytes: int
+    generation_bytes: int
+    sequence_tokens: int | None
+    completions: int
+    least: VllmShare | None
+    most: VllmShare | None
+    most_sleeping: VllmShare | None
+    enough: VllmShare | None
+    shares: tuple[VllmShare, ...]
+    assumptions: tuple[str, ...]

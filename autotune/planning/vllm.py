@@ -1,0 +1,218 @@
+"""vLLM's own rule for the memory that it reserves beside a training, and what its key-value cache then holds.
+
+This is the one part of an estimate that is no trace: vLLM does not run on a virtual device. It takes the share of the
+GPU that it is given, whatever it needs, so its own arithmetic says what it holds. Read from vLLM 0.31 and TRL 1.16:
+
+- ``vllm/v1/worker/utils.py``, ``request_memory``: requested = ceil(total memory x ``gpu_memory_utilization``); the
+  start fails unless as much is free.
+- ``vllm/v1/worker/gpu_worker.py``, ``determine_available_memory``: key-value cache = requested - what vLLM has taken
+  since it began (weights, libraries) - peak of activations in a profiling run - estimate of its CUDA graphs.
+- ``vllm/v1/core/kv_cache_utils.py``, ``check_enough_kv_cache_memory``: the cache, less one block that stays empty, has
+  to hold a sequence of ``max_model_len``; ``vllm/v1/kv_cache_interface.py``: a block holds 16 tokens.
+- ``vllm/v1/worker/gpu_worker.py``, ``sleep``: level 2 drops the weights and the cache. CUDA graphs and the libraries'
+  workspaces are not in the pool that is dropped.
+- ``trl/generation/vllm_generation.py``: ``LLM(...)`` gets no dtype, which makes weights and cache 16 bits wide
+  (``vllm/config/model.py``, ``_resolve_auto_dtype``); it starts after the model has been loaded; with sleep mode, it
+  sleeps whenever it does not generate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autotune.core.estimate import MemoryEstimate
+from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
+from autotune.core.workload import ModelProfile
+from autotune.techniques.vllm import SERVER
+from autotune.trainers.generating import steps_per_generation
+from autotune.trainers.geometry import number, rows_of
+from autotune.units import GIB, format_bytes
+
+BLOCK_TOKENS = 16
+"""Tokens of a block of the cache (``CacheConfig.DEFAULT_BLOCK_SIZE``)."""
+TYPE_BYTES = 2
+"""Bytes of a weight, and of an element of the cache."""
+BESIDE_WEIGHTS_BYTES = 2 * GIB
+"""Assumption: what vLLM holds beside weights and cache. Only its profiling run on a GPU can tell.
+
+Logs that users published say, for one GPU: activations 0.24 to 2.5 GiB and libraries 0.01 to 0.4 GiB (vLLM issues
+17117 and 11251, llm-d-fast-model-actuation issue 746), and 0.4 to 0.5 GiB for the 16 to 86 CUDA graphs of vLLM 0.2x
+(LMCache issue 3430, gpustack/runner 251). TRL profiles 4,096 tokens, and captures few graphs, since it limits the
+sequences to those of a generation batch.
+"""
+ASLEEP_BYTES = GIB
+"""Assumption: what vLLM still holds while it sleeps, beyond the CUDA context that it shares with the training.
+
+Published logs: 0.27 GiB (vLLM issue 17117), 774 MiB with the context (NVIDIA-NeMo/RL issue 223), 1.38 GiB with the
+context in a log of August 2025. Servers with more CUDA graphs and several GPUs report 4 to 6 GiB.
+"""
+WEIGHT_SYNC_BYTES = 2 * GIB
+"""Buffers from which the weights are sent to a vLLM server, two at a time (``vllm/distributed/weight_transfer/
+packed_tensor.py``); they are freed afterwards."""
+ASSUMPTIONS = (
+    f"{format_bytes(BESIDE_WEIGHTS_BYTES)} go to its activations, CUDA graphs and libraries: logs say 0.4 to 3 GiB",
+    f"asleep, it still holds {format_bytes(ASLEEP_BYTES)}: logs say 0.3 to 1.4 GiB on one GPU",
+    "its weights and its cache are in 16 bits, those of a quantised model too",
+    "its cache holds all tokens in all layers, those with a sliding window too",
+    "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to",
+)
+"""What follows from no rule, in sentences."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """vLLM, as TRL starts it.
+
+    Attributes:
+        on_server: whether it runs on other GPUs.
+        sleeps: whether it sleeps unless it generates.
+        utilization: share of the GPU's memory that it takes.
+        parallel: GPUs that share its weights and its cache.
+        tokens: of the longest sequence, or None if the model has no limit.
+        sequences: most that are generated at once.
+    """
+
+    on_server: bool
+    sleeps: bool
+    utilization: float
+    parallel: int
+    tokens: int | None
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """The memory that an engine takes on one GPU.
+
+    Attributes:
+        requested_bytes: all of it.
+        cache_bytes: its key-value cache; negative if the rest needs more than is requested.
+        sequences: of the longest that the cache holds at once; None if the model's cache is not known.
+    """
+
+    requested_bytes: int
+    cache_bytes: int
+    sequences: float | None
+
+    @property
+    def starts(self) -> bool:
+        """Whether vLLM starts with such a cache."""
+        return self.cache_bytes > 0 and (self.sequences is None or self.sequences >= 1)
+
+
+def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
+    """Return the engine that a plan starts, or None if transformers generates."""
+    if not plan.args.get("use_vllm"):
+        return None
+    parallel = number(plan, "vllm_tensor_parallel_size") or 1
+    return Engine(
+        on_server=plan.args.get("vllm_mode") == SERVER,
+        sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
+        utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
+        parallel=parallel,
+        tokens=number(plan, "vllm_max_model_length") or model.max_positions,
+        sequences=rows_of(plan) * parallel * steps_per_generation(plan),
+    )
+
+
+def with_vllm(training: MemoryEstimate, plan: TrainingPlan, setting: Setting) -> MemoryEstimate | str:
+    """Return the memory of a training together with the engine that its plan starts, or why that does not start."""
+    model, total_bytes = setting.workload.model, setting.machine.hardware.memory_bytes
+    engine = engine_of(plan, model)
+    if engine is None:
+        return training
+    return why_not(engine, model, total_bytes) or together(training, engine, model, total_bytes)
+
+
+def requested_bytes(total_bytes: int, utilization: float) -> int:
+    """Return what vLLM takes of a GPU, all included."""
+    return math.ceil(total_bytes * utilization)
+
+
+def cache_bytes(requested: int, weights_bytes: int, beside_bytes: int) -> int:
+    """Return the size of the key-value cache.
+
+    Args:
+        beside_bytes: what libraries took since vLLM began, the peak of activations, and CUDA graphs.
+    """
+    return requested - weights_bytes - beside_bytes
+
+
+def block_bytes(model: ModelProfile, parallel: int = 1) -> int | None:
+    """Return the size of a block of the cache, in all layers, on one of the GPUs; None if it is not known."""
+    cache = model.cache
+    if cache is None:
+        return None
+    return cache.layers * max(1, cache.heads // parallel) * cache.elements * TYPE_BYTES * BLOCK_TOKENS
+
+
+def sequences_held(available_bytes: int, block: int, tokens: int) -> float:
+    """Return how many sequences a cache holds: vLLM logs it as "maximum concurrency".
+
+    Args:
+        block: size of a block in bytes. One block stays empty.
+    """
+    return max(0, available_bytes // block - 1) / -(-tokens // BLOCK_TOKENS)
+
+
+def reservation(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation:
+    """Return what an engine takes of each GPU that has so much memory."""
+    requested = requested_bytes(total_bytes, engine.utilization)
+    weights = model.parameters * TYPE_BYTES // engine.parallel
+    cache, block = cache_bytes(requested, weights, BESIDE_WEIGHTS_BYTES), block_bytes(model, engine.parallel)
+    held = None if block is None or engine.tokens is None else sequences_held(cache, block, engine.tokens)
+    return Reservation(requested, cache, held)
+
+
+def together(training: MemoryEstimate, engine: Engine, model: ModelProfile, total_bytes: int) -> MemoryEstimate:
+    """Return the memory of a training with its engine; the time of generation is not known, nor that of a step.
+
+    Args:
+        training: what was traced without an engine.
+        total_bytes: memory of the GPU.
+    """
+    training = replace(training, step_seconds=None)
+    awake = _sync_bytes(model) if engine.on_server else reservation(engine, model, total_bytes).requested_bytes
+    asleep = 0 if engine.on_server else ASLEEP_BYTES if engine.sleeps else awake
+    resting, generating = training.device_bytes + asleep, (training.generation_bytes or 0) + awake
+    if resting >= generating:
+        return replace(
+            training,
+            beside_bytes=asleep,
+            breakdown={**training.breakdown, **({"vLLM": asleep} if asleep else {})},
+        )
+    held = (training.generation_bytes or 0) - training.context_bytes
+    parts = {"training at rest": held, "vLLM": awake, "context": training.context_bytes}
+    return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
+
+
+def why_not(engine: Engine, model: ModelProfile, total_bytes: int) -> str:
+    """Return why vLLM does not start, whatever training needs; an empty text if it does."""
+    found = reservation(engine, model, total_bytes)
+    if engine.on_server or found.starts:
+        return ""
+    share = f"vLLM does not start with {engine.utilization:g} of the GPU, {format_bytes(found.requested_bytes)}"
+    if found.cache_bytes <= 0:
+        return f"{share}: that is less than its weights and what it holds beside them"
+    return (
+        f"{share}: a key-value cache of {format_bytes(found.cache_bytes)} does not hold one sequence of "
+        f"{engine.tokens:,} tokens"
+    )
+
+
+def assumed(engine: Engine, model: ModelProfile) -> Iterator[str]:
+    """Yield what is assumed of an engine, in sentences."""
+    if engine.on_server:
+        buffers = format_bytes(_sync_bytes(model))
+        yield f"the server holds nothing on this GPU, which sends it the weights from buffers of {buffers}"
+        return
+    yield from ASSUMPTIONS
+    if model.cache is None:
+        yield "the cache of a token is not known for this model, so whether it holds a sequence is not either"
+
+
+def _sync_bytes(model: ModelProfile) -> int:
+    return min(WEIGHT_SYNC_BYTES, model.parameters * TYPE_BYTES)

@@ -1,0 +1,129 @@
+"""``OnlineDPOTrainer``: prompts of which each is completed twice in its micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from trl.data_utils import maybe_apply_chat_template
+from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer, online_dpo_trainer
+from trl.experimental.utils import truncate_right
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.trainers.base import Collation, MakeModel
+from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.trainers.online_dpo import COMPLETIONS
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
+from autotune.virtual import adopt
+from autotune.virtual.generation import short_generation
+
+
+class _OnTokenizedPrompts(OnlineDPOTrainer):
+    """TRL's trainer on tokenised prompts with the lengths of their completions.
+
+    Attributes:
+        plan: what is trained.
+    """
+
+    plan: TrainingPlan
+    processing_class: Any
+
+    def training_step(self, model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        rows = dict(inputs)
+        self._prompt_ids: Sequence[Sequence[int]] = rows.pop(PROMPT)
+        # TRL puts the first completions of all prompts before the second ones.
+        self._wanted = np.array(rows.pop(WANTED)).T.ravel()
+        return super().training_step(model, rows, *args, **kwargs)
+
+    def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
+        longest = int(self._wanted.max())
+        self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+        tokenizer, self.processing_class = self.processing_class, self._padded_prompts
+        try:
+            with short_generation(), instead(online_dpo_trainer, "truncate_right", self._ended):
+                return super()._generate(model, [""] * len(prompts), images)
+        finally:
+            self.processing_class = tokenizer
+
+    def _padded_prompts(self, **_: Any) -> dict[str, Any]:
+        """Return what the tokenizer makes of the micro-batch's prompts."""
+        width = max(map(len, self._prompt_ids))
+        padding = self._tokenizer.pad_token_id
+        padded = [[padding] * (width - len(ids)) + list(ids) for ids in self._prompt_ids]
+        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in self._prompt_ids]
+        arrays = {"input_ids": np.array(padded, dtype=np.int64), "attention_mask": np.array(mask, dtype=np.int64)}
+        tensors: dict[str, Any] = adopt(arrays)
+        return tensors
+
+    def _ended(self, ids: Any, ends: Sequence[int], padding: int) -> Any:
+        """End each completion at its length, and return what TRL makes of it."""
+        require_generated(ids.shape[1], int(self._wanted.max()))
+        last = np.arange(ids.shape[1]) == self._wanted[:, None] - 1
+        last[self._wanted == ids.shape[1]] = False
+        return truncate_right(torch.where(adopt({"last": last})["last"].to(ids.device), ends[0], ids), ends, padding)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._forward(*args, **kwargs) if torch.is_grad_enabled() else self.reference_pass(*args, **kwargs)
+
+    def reference_pass(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the log-probabilities of the reference."""
+        return super()._forward(*args, **kwargs)
+
+
+class OnlineDirectPreferenceOptimization(Prompted):
+    """The child's side of ``autotune.trainers.online_dpo``."""
+
+    name = "online_dpo"
+    config = OnlineDPOConfig
+    trainer = OnlineDPOTrainer
+    completions_per_row = COMPLETIONS
+    methods: ClassVar[Mapping[str, str]] = {
+        GENERATION: "_generate",
+        REFERENCE_PASS: "reference_pass",
+        SCORING: "_calculate_rewards_from_functions",
+    }
+
+    @property
+    def tokenizing(self) -> Mapping[str, object]:
+        """Return arguments for a trainer that only tokenises."""
+        return {"gradient_checkpointing": False, "bf16": False, "use_cpu": True}
+
+    def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
+        """Return the tokens of prompts, as ``OnlineDPOTrainer._generate`` makes them in every micro-batch."""
+        tokenizer = trainer.processing_class
+        texts = [maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"] for prompt in prompts]
+        ids: Sequence[Sequence[int]] = tokenizer(text=texts, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def most_tokens(self, trainer: Any) -> int:
+        """Return the most tokens of a completion."""
+        return int(trainer.args.max_new_tokens)
+
+    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+        """Return the reward functions, and a reference unless that is the model without its adapters.
+
+        TRL would copy the trained model, which fails for architectures that deepcopy does not rebuild (Gemma 3).
+        """
+        rewards = super().beside_model(plan, make_model)
+        return rewards if plan is not None and plan.model.get("use_peft") else {**rewards, "ref_model": make_model()}
+
+    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
+        """Return a subclass that takes tokenised prompts."""
+        return type(self.trainer.__name__, (_OnTokenizedPrompts,), {"plan": plan})
+
+    def collation(self, trainer: Any) -> Collation:
+        """Return that prompts are cut from the left, to what completions leave of the maximum length."""
+        return Collation(cut=trainer.max_length)
+
+    def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
+        """Return rows and tokens of the prompts and completions that the loss is computed of."""
+        assumed = [min(assumed_tokens(trainer.plan), self.most_tokens(trainer))]
+        prompt = max(map(len, batch[PROMPT]))
+        completion = max(map(max, batch.get(WANTED, [assumed])))
+        rows = COMPLETIONS * len(batch[PROMPT])
+        return rows, rows * int(self.collation(trainer).joined(np.array(prompt), np.array(completion)))
+
+
+ADAPTER = OnlineDirectPreferenceOptimization()

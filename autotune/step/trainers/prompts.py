@@ -1,0 +1,163 @@
+"""What the adapters of trainers on prompts share: prompts as tokens, and the lengths of their completions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+from datasets import Dataset
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import Rollouts
+from autotune.errors import InputError
+from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
+from autotune.step.trainers.base import Adapter, MakeModel
+from autotune.step.trainers.rewards import reward_function
+from autotune.trainers.prompts import NO_REWARD
+
+PROMPT, COMPLETION = "prompt_ids", "completion_ids"
+WANTED = "autotune_completion_tokens"
+"""The column with the tokens that each completion of a row is to have."""
+_TOKEN = 5
+_SEED = 0
+
+
+class Prompted(Adapter):
+    """Rows of a prompt, with all columns that a reward function may read.
+
+    A probe and a trace train on rows that say how many tokens each of their completions is to have: the model generates
+    until the longest of them is done, and the others are cut.
+
+    Class attributes:
+        completions_per_row: completions that a row of a micro-batch has.
+    """
+
+    columns = (PROMPT, COMPLETION)
+    completions_per_row: ClassVar[int] = 1
+
+    @abstractmethod
+    def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
+        """Return the tokens of prompts, text or messages, as the trainer makes them."""
+
+    @abstractmethod
+    def most_tokens(self, trainer: Any) -> int:
+        """Return the most tokens of a completion."""
+
+    def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:
+        """Return all columns, with the tokens of prompts and of the completions that a column holds.
+
+        Raises:
+            InputError: the column or a reward function is missing.
+        """
+        tokenizer, known = trainer._tokenizer, trainer.train_dataset.column_names
+        for name in rollouts.rewards:
+            reward_function(name)
+        if rollouts.column is not None and rollouts.column not in known:
+            raise InputError(
+                f"The dataset has no column {rollouts.column!r}, which was named for the length of completions.",
+                hint=f"It has {', '.join(known)}; a number of tokens can be given instead.",
+            )
+
+        def tokens(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+            prompts = self.prompt_ids(trainer, batch["prompt"])
+            texts = batch[rollouts.column] if rollouts.column else None
+            completions = tokenizer(text=[str(text) for text in texts])["input_ids"] if texts else [[]] * len(prompts)
+            return {PROMPT: [list(ids) for ids in prompts], COMPLETION: completions}
+
+        return trainer.train_dataset.map(tokens, batched=True)
+
+    def lengths(self, rows: Dataset) -> Counts:
+        """Return the tokens of prompts and of known completions."""
+        return column_lengths(rows, self.columns)
+
+    def trainable(self, rows: Dataset) -> Counts:
+        """Return the tokens of prompts: those of completions depend on the plan."""
+        return np.asarray(self.lengths(rows)[:, 0])
+
+    def completions(self, rows: Dataset) -> Counts | None:
+        """Return the tokens of known completions."""
+        known = np.asarray(self.lengths(rows)[:, 1])
+        return known if known.any() else None
+
+    def beside_name(self, plan: TrainingPlan) -> Mapping[str, Any]:
+        """Return the reward functions."""
+        return {"reward_funcs": rewards_of(plan)}
+
+    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+        """Return the reward functions."""
+        return {"reward_funcs": rewards_of(plan)}
+
+    def sizes(self, trainer: Any) -> RowSizes:
+        """Return the sizes of prompts, and of the completions that are added."""
+        rows, most, count = trainer.train_dataset, self.most_tokens(trainer), self.completions_per_row
+        known, prompts = self.completions(rows), self.lengths(rows)[:, :1]
+        typical = np.full(len(rows), assumed_tokens(trainer.plan)) if known is None else known
+        # Completions of a row differ in length as those of any two rows do.
+        shuffle = np.random.default_rng(_SEED).permutation
+        drawn = np.stack([typical, *(shuffle(typical) for _ in range(count - 1))], axis=1)
+        generated = np.minimum(np.maximum(drawn, 1), most)
+        return RowSizes(np.repeat(prompts, count, axis=1), prompts[:, 0], generated=generated, most_generated=most)
+
+    def arranged(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
+        """Return prompts with the lengths of their completions: the largest in the worst micro-batches.
+
+        All but one of these completions are a token shorter, so that each micro-batch has a mask, whichever rows it
+        gets.
+        """
+        sizes = self.sizes(trainer)
+        assert sizes.generated is not None
+        wanted = sizes.generated[order]
+        largest = np.full(wanted.shape[1:], max(1, sizes.most_generated - 1))
+        largest[0, 0] = sizes.most_generated
+        wanted[worst] = largest
+        rows = trainer.train_dataset.select(order.ravel(), keep_in_memory=True).remove_columns([COMPLETION])
+        return rows.add_column(WANTED, wanted.reshape(-1, self.completions_per_row).tolist())
+
+    def synthetic(
+        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
+    ) -> Dataset:
+        """Return prompts of one repeated token, with completions of the given lengths."""
+        return Dataset.from_dict({
+            "prompt": ["a"] * len(rows),
+            PROMPT: [[_TOKEN] * prompt for prompt, _ in rows],
+            COMPLETION: [[_TOKEN] * completion for _, completion in rows],
+        })  # fmt: skip
+
+
+def rewards_of(plan: TrainingPlan | None) -> list[Callable[..., Any]]:
+    """Return the reward functions of a plan, or those that cost nothing where rows are only tokenised.
+
+    Raises:
+        InputError: there is none of a name.
+    """
+    return [reward_function(name) for name in (plan.rewards if plan is not None else (NO_REWARD,))]
+
+
+def assumed_tokens(plan: TrainingPlan) -> int:
+    """Return the tokens of a completion whose length is not known."""
+    return round(plan.completions.mean) if plan.completions else 1
+
+
+def require_generated(tokens: int, wanted: int) -> None:
+    """Check that completions are as long as they are to be, before they are cut.
+
+    Raises:
+        RuntimeError: they are shorter, so that what runs is not what is to be measured.
+    """
+    if tokens < wanted:
+        raise RuntimeError(f"the model generated {tokens} tokens, and {wanted} were asked for")
+
+
+@contextmanager
+def instead(module: ModuleType, name: str, value: Callable[..., Any] | None) -> Iterator[None]:
+    """Replace a function of a module for the duration of the context; None: leave it."""
+    kept = getattr(module, name)
+    setattr(module, name, value or kept)
+    try:
+        yield
+    finally:
+        setattr(module, name, kept)

@@ -1,0 +1,42 @@
+"""TRL's connection to vLLM: made to generate as many tokens as a probe wants, and replaced in a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_TOKEN = 5
+
+
+class GivenCompletions:
+    """Stands for ``trl.generation.vllm_generation.VLLMGeneration`` in a trace: completions of the wanted length.
+
+    It holds nothing: what vLLM itself holds follows from vLLM's own rule (``autotune/planning/vllm.py``).
+
+    Attributes:
+        tokens: of each completion.
+    """
+
+    def __init__(self, *_: Any, accelerator: Any, **__: Any) -> None:
+        self.tokens = 1
+        self._device = accelerator.device
+
+    def sync_weights(self) -> None:
+        """There is no other copy of the weights."""
+
+    def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, ...]:
+        """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
+        # An allocation and its end are a moment, at which the trace records what the training holds meanwhile.
+        torch.empty(1, device=self._device)
+        completions = [[_TOKEN] * self.tokens for _ in prompts]
+        return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
+
+
+def make_long(generation: Any, tokens: int) -> None:
+    """Make TRL's connection to vLLM generate completions of so many tokens, whatever the model would end them with."""
+    if isinstance(generation, GivenCompletions):
+        generation.tokens = tokens
+        return
+    generation.max_completion_length = tokens
+    generation.generation_kwargs = {**generation.generation_kwargs, "min_tokens": tokens, "ignore_eos": True}

@@ -1,0 +1,55 @@
+"""``vllm_gpu_memory_utilization``: the share of the GPU's memory that vLLM takes beside the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.techniques.base import Option, Technique
+from autotune.techniques.vllm import NAME, is_colocated
+
+
+class VllmGpuMemoryUtilization(Technique):
+    """Weights, activations, CUDA graphs and the key-value cache of vLLM are within it; the cache takes what is left."""
+
+    name = "vllm_gpu_memory_utilization"
+    summary = "Share of the GPU that vLLM reserves: what it does not need otherwise becomes its key-value cache."
+    options = (
+        Option("0.3", "TRL's default for GRPO and RLOO"),
+        Option("0.5", "any share between 0 and 1"),
+    )
+    trl_default = "0.3"
+    trl_defaults: ClassVar[Mapping[str, Choice]] = {"online_dpo": "0.55"}
+    needs = "vllm=colocate or colocate-sleep"
+    writes = frozenset({"args.vllm_gpu_memory_utilization"})
+    # It changes nothing of the traced training.
+    only_sizes = True
+    patches_libraries = False
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the share, spelled as Python does."""
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if not 0 < share < 1:
+            raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a share between 0 and 1.")
+        return str(share)
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used at all."""
+        return NAME in setting.allowed
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return the default where vLLM has no part of this GPU."""
+        return choice if is_colocated(candidate) else self.default(setting)
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return no entry where vLLM has no part of this GPU."""
+        return {"args.vllm_gpu_memory_utilization": float(choice)} if is_colocated(candidate) else {}
+
+
+TECHNIQUE = VllmGpuMemoryUtilization()

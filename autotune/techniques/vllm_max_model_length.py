@@ -1,0 +1,83 @@
+"""``vllm_max_model_length``: the longest sequence, prompt and completion, that vLLM's key-value cache has to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.techniques.base import Option, Technique
+from autotune.techniques.vllm import NAME, is_colocated
+
+DATA = "data"
+MODEL = "model"
+
+
+class VllmMaxModelLength(Technique):
+    """vLLM does not start unless its cache holds one such sequence, however short the dataset's are."""
+
+    name = "vllm_max_model_length"
+    summary = "Longest sequence of vLLM: its key-value cache has to hold at least one of this length."
+    options = (
+        Option(DATA, "the longest prompt and max_completion_length together"),
+        Option(MODEL, "what the model's configuration says: TRL's default"),
+        Option(4096, "any number of tokens"),
+    )
+    trl_default = MODEL
+    needs = "vllm=colocate or colocate-sleep"
+    writes = frozenset({"args.vllm_max_model_length"})
+    # It changes nothing of the traced training.
+    only_sizes = True
+    patches_libraries = False
+
+    def default(self, setting: Setting) -> Choice:
+        """Return the length of the data: with TRL's default, a model made for 131,072 tokens needs a cache for them."""
+        return DATA
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the word, or the number of tokens."""
+        if text in (DATA, MODEL):
+            return text
+        if str(text).isdigit() and int(text) > 0:
+            return int(text)
+        raise InputError(
+            f"{text!r} is no choice of {self.name}.", hint=f"It takes {DATA}, {MODEL}, or a number of tokens."
+        )
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where vLLM would refuse the longest prompt, or the length."""
+        if not is_colocated(candidate):
+            return None
+        known, wanted = setting.workload.model.max_positions, _of_data(candidate, setting)
+        length = {DATA: wanted, MODEL: known}.get(str(choice), choice)
+        if known is not None and length is not None and int(length) > known:
+            return f"vLLM refuses sequences of {int(length):,} tokens of a model that was made for {known:,}"
+        if length is not None and int(length) < wanted:
+            return (
+                f"the longest prompt and its completion have {wanted:,} tokens together, and vLLM takes only "
+                f"{int(length):,}"
+            )
+        return None
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used at all."""
+        return NAME in setting.allowed
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return the default where vLLM has no part of this GPU."""
+        return choice if is_colocated(candidate) else self.default(setting)
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""
+        if choice == MODEL or not is_colocated(candidate):
+            return {}
+        return {"args.vllm_max_model_length": _of_data(candidate, setting) if choice == DATA else int(choice)}
+
+
+def _of_data(candidate: Candidate, setting: Setting) -> int:
+    """Return the tokens of the longest prompt with the longest completion."""
+    return setting.workload.dataset.documents.longest + int(candidate["max_completion_length"])
+
+
+TECHNIQUE = VllmMaxModelLength()

@@ -1,0 +1,55 @@
+"""``vllm_tensor_parallel_size``: GPUs that share one vLLM engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.techniques.base import Effect, NumberTechnique, Option
+from autotune.techniques.vllm import NAME, is_colocated
+
+
+class VllmTensorParallelSize(NumberTechnique):
+    """Each GPU then holds a part of vLLM's weights and key-value cache, and the prompts of all of them are generated
+    for together.
+    """
+
+    name = "vllm_tensor_parallel_size"
+    summary = "Divides vLLM's weights and key-value cache among so many of the training's GPUs."
+    options = (Option(1, "each GPU has an engine of its own: TRL's default"), Option(2, "any divisor of the GPUs"))
+    trl_default = 1
+    needs = "vllm=colocate or colocate-sleep, and a number of GPUs that it divides"
+    writes = frozenset({"args.vllm_tensor_parallel_size"})
+    # It changes nothing of the traced training.
+    only_sizes = True
+    patches_libraries = False
+    unit = "GPUs"
+
+    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
+        """Where the weights of the sampler lie changes nothing but rounding."""
+        return Effect.EXACT
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason where it does not divide the GPUs of the training, as TRL demands."""
+        processes = setting.machine.hardware.processes
+        if processes % int(choice):
+            return f"TRL demands that it divides the {processes} {'process' if processes == 1 else 'processes'}"
+        return None
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used at all."""
+        return NAME in setting.allowed
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return the default where vLLM has no part of this GPU."""
+        return choice if is_colocated(candidate) else self.default(setting)
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return no entry for TRL's default, and where vLLM has no part of this GPU."""
+        if int(choice) == 1 or not is_colocated(candidate):
+            return {}
+        return {"args.vllm_tensor_parallel_size": int(choice)}
+
+
+TECHNIQUE = VllmTensorParallelSize()

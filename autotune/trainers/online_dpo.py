@@ -1,0 +1,111 @@
+"""``OnlineDPOTrainer``: two completions of each prompt are generated, scored, and compared as in DPO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape
+from autotune.core.candidate import Candidate
+from autotune.core.documents import Document, Documents
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import StepProgram, program
+from autotune.core.setting import Setting
+from autotune.trainers.base import ConfigFields
+from autotune.trainers.geometry import micro_batches_of, rows_of, widest_of
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted, prompt_counts, required
+
+COMPLETIONS = 2
+"""Completions of each prompt; TRL has no field for it."""
+
+
+class OnlineDirectPreferenceOptimization(Prompted):
+    """Each micro-batch generates its own completions, and a reference scores them beside the trained model.
+
+    Generation sees whole prompts. For the loss, prompt and completion together are cut to ``max_length`` by leaving out
+    the beginning of the prompt; no row is dropped. TRL has no command for this trainer, and its class is experimental.
+    """
+
+    name = "online_dpo"
+    label = "Online DPO"
+    title = "Online direct preference optimisation"
+    config_class = "OnlineDPOConfig"
+    trainer_class = "OnlineDPOTrainer"
+    has_command = False
+    module = "trl.experimental.online_dpo"
+    loads_by_name = False
+    most_field = "max_new_tokens"
+    fields = frozenset({
+        "beta", "cache_implementation", "disable_dropout", "ds3_gather_for_generation", "generation_kwargs",
+        "loss_type", "max_length", "max_new_tokens", "min_p", "missing_eos_penalty", "model_init_kwargs",
+        "repetition_penalty", "reward_model_path", "reward_weights", "temperature", "top_k", "top_p",
+        "trust_remote_code", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_group_port",
+        "vllm_mode", "vllm_model_impl", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
+        "vllm_server_timeout", "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
+    })  # fmt: skip
+    config_fields = ConfigFields(
+        traced=frozenset({
+            "beta", "cache_implementation", "disable_dropout", "loss_type", "min_p", "missing_eos_penalty",
+            "repetition_penalty", "reward_weights", "temperature", "top_k", "top_p",
+        }),
+        # The trainer never reads reward_model_path.
+        without_effect=frozenset({"model_init_kwargs", "reward_model_path", "trust_remote_code"}),
+        assumed={},
+    )  # fmt: skip
+
+    def padded_together(self, plan: TrainingPlan) -> int:
+        """Return the completions of a micro-batch."""
+        return COMPLETIONS * rows_of(plan)
+
+    def document(self, lengths: tuple[int, ...]) -> Document:
+        """Return the prompt as often as it is completed; it is kept at any length."""
+        return (1, *(lengths[0],) * COMPLETIONS)
+
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the geometry of prompts and completions, each padded to the longest of their micro-batch."""
+        rows, micro_batches = rows_of(plan), micro_batches_of(plan)
+        most, cut, assumed = required(plan, self.most_field), required(plan, "max_length"), plan.completions
+        assert assumed is not None
+
+        def scored(prompt: float, completion: float) -> float:
+            return max(completion, min(prompt + completion, cut))
+
+        widest = widest_of(prompt_counts(documents), rows)
+        typical = sum(share * scored(width, assumed.widest) for width, share in widest)
+        whole = sum(share * width for width, share in widest) + assumed.widest
+        return BatchGeometry(
+            layout=Layout.PADDED,
+            worst=Shape(rows, scored(documents.longest, most), most),
+            typical=Shape(rows, typical, assumed.widest),
+            tokens=rows * (documents.tokens / documents.rows + COMPLETIONS * assumed.mean),
+            micro_batches=micro_batches,
+            documents=float(rows * micro_batches * plan.launch.processes),
+            rows=documents.rows,
+            sequences=COMPLETIONS,
+            apart=(
+                PhaseGeometry(
+                    GENERATION,
+                    Shape(rows, documents.longest + most, most),
+                    Shape(rows, whole, assumed.widest),
+                    per_step=1.0,
+                ),
+            ),
+        )
+
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return arguments with which completions are as long as in the shape, and nothing is cut."""
+        return {"max_new_tokens": int(shape.generated), "max_length": int(shape.tokens)}
+
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return a program in which every micro-batch begins with a generation."""
+        return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
+
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why the loss would see completions without any of their prompts."""
+        plan = self.plan(candidate, setting)
+        most, cut = required(plan, self.most_field), required(plan, "max_length")
+        if most >= cut:
+            return f"completions of {most} tokens (max_new_tokens) leave no room for prompts in max_length={cut}"
+        return None
+
+
+TRAINER = OnlineDirectPreferenceOptimization()

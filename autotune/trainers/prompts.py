@@ -1,0 +1,99 @@
+"""The base of trainers whose documents are prompts, to which the trained model adds completions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.candidate import Candidate
+from autotune.core.documents import Documents
+from autotune.core.lengths import LengthDistribution
+from autotune.core.plan import Completions, TrainingPlan
+from autotune.core.setting import Setting
+from autotune.trainers.base import DatasetFormat, Trainer
+from autotune.trainers.geometry import widest_of
+
+GENERATION = "generation"
+"""The model generates completions."""
+REFERENCE_PASS = "reference log-probabilities"
+"""The forward pass, without gradients, of the reference: a copy of the model, or the model without its adapters."""
+SCORING = "scoring"
+"""The reward functions."""
+
+NO_REWARD = "get_soft_overlong_punishment"
+"""The reward function that is used if none is named: TRL's own, which only looks at a completion's length."""
+
+
+class Prompted(Trainer):
+    """Prompts, with completions that are generated while training.
+
+    Class attributes:
+        most_field: the argument that holds the most tokens of a completion.
+    """
+
+    formats = (DatasetFormat("prompt", ("prompt",)),)
+    parts = ("prompt", "completion")
+    generates = True
+    stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b"}
+    most_field: ClassVar[str]
+
+    @abstractmethod
+    def padded_together(self, plan: TrainingPlan) -> int:
+        """Return how many completions are padded to the longest of them."""
+
+    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return a prompt of so many tokens."""
+        return (tokens, 0), tokens
+
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Completions differ in length."""
+        return Layout.PADDED
+
+    def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
+        """Return a plan for a trace, with the reward functions."""
+        return replace(super().traced_plan(plan, layout, shape), rewards=plan.rewards)
+
+    def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
+        """Return prompts with the tokens of their completions; the adapter makes one of these shorter."""
+        generated = int(shape.generated)
+        return ((int(shape.tokens) - generated, generated),) * shape.rows
+
+    def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
+        """Return the plan, with the reward functions and what is assumed of completions."""
+        plan, workload = super().plan(candidate, setting), setting.workload
+        most, drawn = required(plan, self.most_field), self.padded_together(plan)
+        assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
+        return replace(plan, rewards=workload.rollouts.rewards or (NO_REWARD,), completions=assumed)
+
+
+def required(plan: TrainingPlan, field: str) -> int:
+    """Return an argument that every plan of these trainers sets to a number."""
+    return int(str(plan.args[field]))
+
+
+def prompt_counts(documents: Documents) -> dict[int, int]:
+    """Return how many prompts there are of each length in tokens."""
+    counts: dict[int, int] = {}
+    for count, (tokens, *_) in documents.kept(None):
+        counts[tokens] = counts.get(tokens, 0) + count
+    return counts
+
+
+def _completions(asked: int | None, known: LengthDistribution | None, most: int, drawn: int) -> Completions:
+    """Return the lengths of typical completions: as the dataset says, as asked for, or half of the maximum.
+
+    Args:
+        most: the maximum, to which all are cut.
+        drawn: completions that are padded together.
+    """
+    if known is None:
+        mean = float(min(most, max(1, most // 2 if asked is None else asked)))
+        return Completions(mean, mean)
+    counts: dict[int, int] = {}
+    for tokens, count in known.counts.items():
+        counts[min(tokens, most)] = counts.get(min(tokens, most), 0) + count
+    cut = LengthDistribution(counts)
+    return Completions(cut.tokens / cut.rows, sum(share * tokens for tokens, share in widest_of(counts, drawn)))
