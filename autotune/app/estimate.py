@@ -25,6 +25,7 @@ from autotune.planning.planner import depths_of
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.varied import varied_bytes
+from autotune.planning.vllm import assumed, engine_of, with_vllm
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.trainers import find_trainer
 
@@ -80,9 +81,16 @@ def estimate(
             worst = forecast.taking(EVALUATE, beside, per_step=0.0)
         added_bytes = varied_bytes(traces, plan, layout, traced, layers, setting, planned.gpu)
     memory = memory_estimate(worst, forecast, micro_batches, planned.gpu, TRACED_ERROR)
+    shared = with_vllm(memory, plan, setting)
+    if isinstance(shared, str):
+        raise AutotuneError(
+            f"{model} cannot be trained like that: {shared}.", hint="Raise vllm_gpu_memory_utilization."
+        )
+    engine = engine_of(plan, workload.model)
+    of_vllm = assumed(engine, workload.model) if engine is not None else ()
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
-    assumptions = (*user.assumptions, *about_sizes, *sorted(fit.assumptions))
-    return replace(memory, varied_bytes=added_bytes, assumptions=assumptions)
+    assumptions = (*user.assumptions, *about_sizes, *sorted(fit.assumptions), *of_vllm)
+    return replace(shared, varied_bytes=added_bytes, assumptions=assumptions)
 
 
 def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:

@@ -29,6 +29,7 @@ from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.base import OFF
 from autotune.techniques.vllm import NAME as VLLM
+from autotune.techniques.vllm import SERVER
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -188,6 +189,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         )
     if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
         yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
+    if SERVER in problem.choices.get(VLLM, ()):
+        yield "vllm=server: the server has GPUs of its own, and nothing is said of what it needs there."
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."

@@ -6,6 +6,7 @@ from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.rows import TrainingRows
+from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_rate
 
 _SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
@@ -28,6 +29,9 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             f"The rows in {rows.place} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
             "because padding_free takes no max_length; they belong to this model's tokenizer."
         )
+    trainer = find_trainer(result.trainer)
+    if not trainer.has_command:
+        sentences.append(f"TRL has no command for {trainer.trainer_class}, so there is no config.yaml beside train.py.")
     if chosen.plan.completions is not None:
         sentences += _of_completions(result, chosen)
     if chosen.plan.peft:

@@ -53,6 +53,25 @@ def reward_function(name):
 
 
 '''
+_TRL = "trl"
+# What a trainer is given that loads all that belongs to a model by its name, and what one is given that does not.
+_BY_NAME = {
+    "quantized": "",
+    "loading": "",
+    "loaded": "        quantization_config=get_quantization_config(model_args),\n",
+}
+_LOADED = {
+    "quantized": '        "quantization_config": get_quantization_config(model_args),\n',
+    "loading": """\
+    name, kwargs = model_args.model_name_or_path, training_args.model_init_kwargs
+    # With adapters, the model without them is the reference.
+    reference = None if model_args.use_peft else AutoModelForCausalLM.from_pretrained(name, **kwargs)
+""",
+    "loaded": """\
+        ref_model=reference,
+        processing_class=AutoProcessor.from_pretrained(name, revision=model_args.model_revision),
+""",
+}
 _SCRIPT = Template('''\
 """$title with TRL, as recommended by autotune; stands on its own.
 
@@ -82,15 +101,14 @@ def main() -> None:
         "dtype": model_args.dtype,
         "attn_implementation": model_args.attn_implementation,
         "trust_remote_code": training_args.trust_remote_code,
-        **(training_args.model_init_kwargs or {}),
+$quantized        **(training_args.model_init_kwargs or {}),
     }
     dataset = $dataset
-    trainer = $trainer_class(
+$loading    trainer = $trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
 $reward_funcs        train_dataset=dataset[$train_split],
-$evaluated        quantization_config=get_quantization_config(model_args),
-        peft_config=$peft_config,
+$evaluated$loaded        peft_config=$peft_config,
     )
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
@@ -115,6 +133,7 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     trainer = find_trainer(result.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
+        **(_BY_NAME if trainer.loads_by_name else _LOADED),
         **_rewards(scores=bool(chosen.plan.rewards)),
         standard=_standard(chosen.plan),
         title=trainer.title,
@@ -150,13 +169,17 @@ def _rewards(*, scores: bool) -> dict[str, str]:
 
 def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
     rows_class, functions = ("ScriptArguments", ()) if evaluates else ("DatasetMixtureConfig", ("get_dataset",))
-    classes = sorted([*_CLASSES, rows_class, trainer.config_class, trainer.trainer_class])
+    own = [trainer.config_class, trainer.trainer_class]
+    classes = sorted([*_CLASSES, rows_class, *(own if trainer.module == _TRL else [])])
     first = ["from datasets import load_dataset"] if evaluates else []
-    peft = ["from peft import PeftConfig"] if plan.peft else []
+    first += ["from peft import PeftConfig"] if plan.peft else []
+    if not trainer.loads_by_name:
+        first.append("from transformers import AutoModelForCausalLM, AutoProcessor")
+    apart = [f"from {trainer.module} import {', '.join(own)}"] if trainer.module != _TRL else []
     names = (*classes, *functions, *(name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")))
     rewards = (*(f"    {name}," for name in _REWARD_FUNCTIONS), ")") if plan.rewards else ()
     last = ["from trl.rewards import (", *rewards] if rewards else []
-    return "\n".join([*first, *peft, "from trl import (", *(f"    {name}," for name in names), ")", *last])
+    return "\n".join([*first, "from trl import (", *(f"    {name}," for name in names), ")", *apart, *last])
 
 
 def _docstring_lines(sentence: str) -> str:

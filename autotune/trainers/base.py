@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
@@ -152,6 +152,14 @@ class Trainer(ABC):
     @abstractmethod
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the micro-batches and steps that a plan makes of a dataset."""
+
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the micro-batches of ``rows`` rows that an evaluation of a plan makes of a dataset.
+
+        TRL truncates, packs and pads these rows as it does those to train on; no gradients accumulate.
+        """
+        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
+        return self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
 
     @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:

@@ -17,8 +17,5 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
     if workload.evaluation is None or not plan.evaluates:
         return geometry
     documents = workload.evaluation.documents
-    # TRL truncates, packs and pads the rows to evaluate on as it does those to train on; no gradients accumulate.
     rows = min(evaluated_rows_of(plan), documents.rows)
-    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
-    evaluation = trainer.geometry(replace(plan, args={**plan.args, **sizes}), documents)
-    return replace(geometry, evaluation=evaluation)
+    return replace(geometry, evaluation=trainer.evaluated(plan, documents, rows))

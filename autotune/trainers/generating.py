@@ -19,8 +19,6 @@ OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
 TRACED_GENERATION = 2
 """Micro-batches of the generation batch in a trace: completions of two prompts divide into micro-batches of one row."""
-STAND_IN = "stand-in"
-"""The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
 
 
 class Generating(Prompted):
@@ -39,6 +37,10 @@ class Generating(Prompted):
         Args:
             aligned: whether every optimizer step begins with completions of the present model.
         """
+
+    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
+        """Return what the plan says, and the completions of a generation batch (``max_num_seqs``)."""
+        return number(plan, "vllm_max_model_length"), rows_of(plan) * steps_per_generation(plan)
 
     def document(self, lengths: tuple[int, ...]) -> Document:
         """Return the prompt, which is kept at any length."""
@@ -88,17 +90,11 @@ class Generating(Prompted):
         }
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan.
-
-        vLLM does not run on a virtual device, and is replaced by completions that are there.
-        """
+        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan."""
         traced = super().traced_plan(plan, layout, shape)
         # A step of three micro-batches does not end with a generation batch of two.
         accumulated = TRACED_GENERATION if _aligned(plan) else TRACED_GENERATION + 1
         args = {**traced.args, "gradient_accumulation_steps": accumulated, "num_iterations": 1}
-        if args.get("use_vllm"):
-            args = {name: value for name, value in args.items() if name != "vllm_enable_sleep_mode"}
-            args["vllm_mode"] = STAND_IN
         return replace(traced, args=args)
 
     def phases(self, plan: TrainingPlan) -> StepProgram:

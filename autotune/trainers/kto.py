@@ -97,14 +97,20 @@ class UnpairedPreference(Trainer):
         A last block with fewer rows counts as if its rows were repeated, but only if no other block makes it
         superfluous. Blocks with and without padding are treated as padded if one of the worst has padding.
         """
-        rows, length, multiple = rows_of(plan), number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
-        kl = estimates_kl(plan.args.get("loss_type"))
-        found, tokens = _blocks(documents, rows, length, multiple, kl)
+        return self._geometry(plan, documents, rows_of(plan), micro_batches_of(plan))
+
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the geometry of evaluation; TRL exchanges answers within blocks of as many rows as in training."""
+        return self._geometry(plan, documents, rows, 1)
+
+    def _geometry(self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int) -> BatchGeometry:
+        exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
+        length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
+        found, tokens = _blocks(documents, rows, length, multiple, exchanged)
         whole = [block for block in found if block.rows == rows] or found
         worst = [found[place] for place in worst_blocks(found)]
         shapes = [Shape(rows, block.tokens, beside=block.beside) for block in worst]
         kept = sum(block.rows for block in found)
-        micro_batches = micro_batches_of(plan)
         return BatchGeometry(
             layout=Layout.PADDED if any(block.padded or block.beside_padded for block in worst) else Layout.EQUAL,
             worst=shapes[0],
@@ -175,16 +181,20 @@ TRAINER = UnpairedPreference()
 
 @lru_cache(_REMEMBERED)
 def _blocks(
-    documents: Documents, rows: int, length: int | None, multiple: int, kl: bool
+    documents: Documents, rows: int, length: int | None, multiple: int, exchanged: int | None
 ) -> tuple[Sequence[Block], int]:
     """Return the blocks of an epoch, and the tokens of all rows without padding.
 
     If a length leaves no row, the blocks are those that cutting all rows would leave.
+
+    Args:
+        exchanged: rows among which answers are exchanged; None without a KL divergence.
     """
     kept = list(documents.in_order(length)) or list(documents.in_order(length, dropping=False))
     limit = length if length is not None else max(sum(document) for document in kept)
     own = [min(tokens, limit) for _, tokens in kept]
-    return blocks_of(own, _mismatched(kept, rows, limit) if kl else None, rows, multiple), sum(own)
+    beside = _mismatched(kept, exchanged, limit) if exchanged is not None else None
+    return blocks_of(own, beside, rows, multiple), sum(own)
 
 
 def _mismatched(kept: Sequence[Document], rows: int, limit: int) -> list[int]:

@@ -27,6 +27,10 @@ NO_REWARD = "get_soft_overlong_punishment"
 """The reward function that is used if none is named: TRL's own, which only looks at a completion's length."""
 
 
+STAND_IN = "stand-in"
+"""The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
+
+
 class Prompted(Trainer):
     """Prompts, with completions that are generated while training.
 
@@ -41,6 +45,13 @@ class Prompted(Trainer):
     most_field: ClassVar[str]
 
     @abstractmethod
+    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
+        """Return the longest sequence that TRL tells vLLM of, or None if it tells nothing, and how many at once.
+
+        The second is for each of the GPUs that share an engine.
+        """
+
+    @abstractmethod
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return how many completions are padded to the longest of them."""
 
@@ -53,8 +64,16 @@ class Prompted(Trainer):
         return Layout.PADDED
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, with the reward functions."""
-        return replace(super().traced_plan(plan, layout, shape), rewards=plan.rewards)
+        """Return a plan for a trace, with the reward functions.
+
+        vLLM does not run on a virtual device, and is replaced by completions that are there.
+        """
+        traced = super().traced_plan(plan, layout, shape)
+        args = dict(traced.args)
+        if args.get("use_vllm"):
+            args.pop("vllm_enable_sleep_mode", None)
+            args["vllm_mode"] = STAND_IN
+        return replace(traced, args=args, rewards=plan.rewards)
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return prompts with the tokens of their completions; the adapter makes one of these shorter."""

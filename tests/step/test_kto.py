@@ -53,19 +53,19 @@ def request_of(found: Prepared, **args: object) -> ProbeRequest:
     return ProbeRequest(plan, ModelSource(str(found.model)), "cpu", rows, SCHEDULE)
 
 
-def of_trl(found: Prepared, folder: Path, **args: Any) -> list[Mapping[str, torch.Tensor]]:
-    """Return the micro-batches of an epoch of TRL's own trainer on the rows as the user wrote them."""
+def of_trl(found: Prepared, folder: Path, eval_dataset: Dataset | None = None, **args: Any) -> KTOTrainer:
+    """Return TRL's own trainer on the rows as the user wrote them."""
     config = KTOConfig(
         str(folder), use_cpu=True, bf16=False, report_to="none", **{"per_device_train_batch_size": 5, **args}
     )
-    trainer = KTOTrainer(
+    return KTOTrainer(
         model=AutoModelForCausalLM.from_config(small_config()),
         ref_model=AutoModelForCausalLM.from_config(small_config()),
         args=config,
         train_dataset=load_dataset("json", data_files=found.source.data_files, split="train"),
+        eval_dataset=eval_dataset,
         processing_class=small_tokenizer(),
     )
-    return list(trainer.get_train_dataloader())
 
 
 def widths(batches: Sequence[Mapping[str, torch.Tensor]]) -> list[tuple[int, int, int]]:
@@ -76,7 +76,7 @@ def widths(batches: Sequence[Mapping[str, torch.Tensor]]) -> list[tuple[int, int
 def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     found: Prepared, length: int, tmp_path: Path
 ) -> None:
-    seen = widths(of_trl(found, tmp_path / "trl", max_length=length))
+    seen = widths(list(of_trl(found, tmp_path / "trl", max_length=length).get_train_dataloader()))
     request = request_of(found, max_length=length)
     built = build_trainer(request, found.rows, tmp_path, Progress(SCHEDULE, CpuMeter()))
     sizes = ADAPTER.sizes(built)
@@ -90,6 +90,19 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     assert {(shape.tokens, shape.beside) for shape in geometry.shapes} == {(own, kl) for _, own, kl in chosen}
     for rows, own, kl in seen:
         assert any(5 * shape.tokens >= rows * own and 5 * shape.beside >= rows * kl for shape in geometry.shapes)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 7])
+def test_answers_are_exchanged_in_evaluation_among_as_many_rows_as_in_training(
+    found: Prepared, rows: int, tmp_path: Path
+) -> None:
+    data = load_dataset("json", data_files=found.source.data_files, split="train")
+    built = of_trl(found, tmp_path, eval_dataset=data, max_length=64, per_device_eval_batch_size=rows)
+    seen = widths(list(built.get_eval_dataloader()))
+    said = KTO.evaluated(request_of(found).plan, found.reply.dataset.documents, rows)
+    assert {(shape.tokens, shape.beside) for shape in said.shapes} <= {(own, kl) for _, own, kl in seen}
+    for count, own, kl in seen:
+        assert any(rows * shape.tokens >= count * own and rows * shape.beside >= count * kl for shape in said.shapes)
 
 
 def test_a_probe_s_micro_batches_are_whole_blocks(found: Prepared, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from autotune.core.documents import Documents
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, SAVE, Repeat
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments
+from autotune.emit.bundle import write_bundle
 from autotune.emit.config import config_text
 from autotune.emit.rows import training_rows
 from autotune.emit.script import script_text
@@ -228,6 +229,10 @@ def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
 ) -> None:
     trl = importlib.import_module("trl")
     result, chosen = handed_over(prepared(trainer, trainer.formats[-1].name), tmp_path)
+    if not trainer.runs_by_command(chosen.plan):
+        write_bundle(result, tmp_path / "bundle")
+        assert sorted(file.name for file in (tmp_path / "bundle").iterdir()) == ["result.json", "train.py"]
+        return
     text = config_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path))
     launched = launch_arguments(result.hardware)
     document = {name: value for name, value in yaml.safe_load(text).items() if name not in launched}
