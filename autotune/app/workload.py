@@ -62,6 +62,7 @@ class WorkloadReader:
             evaluation_source=evaluation,
             evaluation=reply.evaluation,
             rollouts=rollouts,
+            absent=reply.absent,
         )
 
     def read_checked(

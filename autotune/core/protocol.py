@@ -59,11 +59,16 @@ class PrepareRequest:
 
 @dataclass(frozen=True)
 class PrepareReply:
-    """Profiles of the model, of the dataset, and of the rows that training is evaluated on."""
+    """Profiles of the model, of the dataset, and of the rows that training is evaluated on.
+
+    Attributes:
+        absent: plan entries of the trainer's techniques for which the installed TRL has no field.
+    """
 
     model: ModelProfile
     dataset: DatasetProfile
     evaluation: DatasetProfile | None = None
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

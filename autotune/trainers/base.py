@@ -231,7 +231,7 @@ class Trainer(ABC):
             impossible = technique.impossible(choice, setting)
             if impossible:
                 return f"{technique.name}={choice}: {impossible}"
-            conflict = technique.conflict(choice, candidate, setting)
+            conflict = technique.conflict(choice, candidate, setting) or self._absent(technique, candidate, setting)
             if conflict:
                 return conflict
             changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
@@ -242,6 +242,14 @@ class Trainer(ABC):
                 )
         return self.rule(candidate, setting)
 
+    def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
+        absent, choice = setting.workload.absent, candidate[technique.name]
+        if not absent or choice == technique.default(setting):
+            return None
+        missing = technique.plan(choice, candidate, setting).keys() & absent
+        return f"{technique.name}={choice}: the installed TRL has no field for {min(missing)}" if missing else None
+
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the training plan of a candidate."""
         hardware = setting.machine.hardware
@@ -251,6 +259,8 @@ class Trainer(ABC):
             _put(tree, f"args.{path}", value)
         for technique in self.techniques:
             for path, value in technique.plan(candidate[technique.name], candidate, setting).items():
+                if path in setting.workload.absent:
+                    continue
                 _put(tree, path, value)
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
                     _put(tree, further, needed)

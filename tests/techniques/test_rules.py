@@ -309,3 +309,15 @@ def test_an_adapter_of_a_reward_model_trains_its_head() -> None:
     start = Candidate({item.name: item.default(here) for item in reward.techniques})
     assert reward.plan(start.but(peft_config='{"peft_type":"IA3"}'), here).peft["task_type"] == "SEQ_CLS"
     assert not reward.plan(start, here).peft
+
+
+def test_a_field_that_the_installed_trl_lacks_is_a_reason_and_is_left_out_of_plans() -> None:
+    here = setting(machine=GPU, of=replace(workload(), absent=("args.use_liger_kernel", "model.use_dora")))
+    assert "use_liger_kernel" in SFT.plan(candidate(setting(machine=GPU)), setting(machine=GPU)).args
+    assert "use_liger_kernel" not in SFT.plan(candidate(here), here).args
+    assert SFT.illegal(candidate(here), here) is None
+    reason = "liger=on: the installed TRL has no field for args.use_liger_kernel"
+    assert SFT.illegal(candidate(here, liger="on"), here) == reason
+    allowed = replace(here, allowed=frozenset({"lora"}))
+    assert SFT.illegal(candidate(allowed, lora="r16"), allowed) is None
+    assert "model.use_dora" in str(SFT.illegal(candidate(allowed, lora="r16-dora"), allowed))
