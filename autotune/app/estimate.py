@@ -75,10 +75,11 @@ def estimate(
             return Fit(anchors, dict(zip(wanted, found, strict=True)))
 
         fit = fitted(layout, traced)
-        forecast = worst = fit.forecast(layers, traced, micro_batches)
+        forecast = worst = fit.forecast(layers, traced, micro_batches, plan.allocator)
         if eval_shape is not None:
             evaluated = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
-            worst = forecast.taking(EVALUATE, fitted(*evaluated).forecast(layers, evaluated[1], 1), per_step=0.0)
+            beside = fitted(*evaluated).forecast(layers, evaluated[1], 1, plan.allocator)
+            worst = forecast.taking(EVALUATE, beside, per_step=0.0)
         added_bytes = varied_bytes(traces, plan, layout, traced, layers, setting, planned.gpu)
     memory = memory_estimate(worst, forecast, micro_batches, planned.gpu, TRACED_ERROR)
     shared = with_vllm(memory, plan, setting)

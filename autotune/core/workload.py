@@ -199,6 +199,7 @@ class Workload:
         packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
         rollouts: what is known of the completions, for trainers that generate them.
         evaluation_source, evaluation: the rows that training is evaluated on; None without evaluation.
+        absent: plan entries of techniques, such as ``args.FIELD``, for which the installed TRL has no field.
     """
 
     trainer: str
@@ -210,6 +211,7 @@ class Workload:
     evaluation_source: DatasetSource | None = None
     evaluation: DatasetProfile | None = None
     rollouts: Rollouts = field(default_factory=Rollouts)
+    absent: tuple[str, ...] = ()
 
     @property
     def profiles(self) -> tuple[DatasetProfile, ...]:
