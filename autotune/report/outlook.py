@@ -92,6 +92,9 @@ def said_nothing_fits(result: Result) -> str:
 def said_ways_out(result: Result) -> tuple[str, ...]:
     """Return changes that might make a candidate fit; none of them was measured."""
     documents = result.workload.dataset.documents
+    if find_trainer(result.workload.trainer).generates:
+        # Prompts are never cut.
+        return (*said_unlockable(result.unlockable), "a larger --memory-budget")
     tried = [int(trial.candidate["max_length"]) for trial in result.trials if "max_length" in trial.candidate]
     shortest = min([*tried, documents.longest])
     shorter = [length for length in (shortest // 2, shortest // 4) if documents.row_coverage(length) > 0]

@@ -157,3 +157,31 @@ def test_trl_warns_of_padding_free_where_there_is_no_padding(build: Build, monke
     build(padding_free=True, packing=True, packing_strategy="wrapped", max_length=512)
     assert any("batch size of 1" in text for text in warned)
     assert any("'wrapped' packing strategy" in text for text in warned)
+
+
+@pytest.mark.parametrize(("steps", "emptied_in"), [(1, (0, 1)), (2, (0,))])
+def test_the_cache_is_emptied_between_the_passes_of_every_micro_batch(
+    build: Build, monkeypatch: pytest.MonkeyPatch, steps: int, emptied_in: tuple[int, ...]
+) -> None:
+    import transformers.trainer
+
+    done: list[tuple[str, int]] = []
+    trainer = build(torch_empty_cache_steps=steps, gradient_accumulation_steps=2, max_steps=2)
+    forward, backward = trainer.compute_loss, trainer.accelerator.backward
+
+    def noting(what: str, inner: Callable[..., Any] = lambda: None) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            done.append((what, trainer.state.global_step))
+            return inner(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(transformers.trainer, "clear_device_cache", noting("empty"))
+    monkeypatch.setattr(trainer, "compute_loss", noting("forward", forward))
+    monkeypatch.setattr(trainer.accelerator, "backward", noting("backward", backward))
+    trainer.train()
+
+    order = ["forward", "empty", "backward"]
+    assert done == [
+        (what, step) for step in (0, 1) for _ in range(2) for what in order if what != "empty" or step in emptied_in
+    ]
