@@ -227,7 +227,6 @@ def test_its_script_compiles_and_names_its_classes(trainer: Trainer, prepared: P
 def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
     trainer: Trainer, prepared: Prepare, tmp_path: Path
 ) -> None:
-    trl = importlib.import_module("trl")
     result, chosen = handed_over(prepared(trainer, trainer.formats[-1].name), tmp_path)
     if not trainer.runs_by_command(chosen.plan):
         write_bundle(result, tmp_path / "bundle")
@@ -239,8 +238,9 @@ def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({**document, "output_dir": str(tmp_path)}), encoding="utf-8")
     config = of_trl(trainer.config_class, trainer.name)
-    parser = trl.TrlParser((config, trl.ModelConfig, trl.DatasetMixtureConfig))
-    arguments, model, dataset = parser.parse_args_and_config(["--config", str(file)])
+    script = importlib.import_module(f"trl.scripts.{trainer.name}").make_parser()
+    _, arguments, model, dataset = script.parse_args_and_config(["--config", str(file)], fail_with_unknown_args=True)
+    assert isinstance(arguments, config)
     assert model.model_name_or_path == result.workload.model_source.name
     assert [item.path for item in dataset.datasets] == ["json"]
     plain = {name: value for name, value in chosen.plan.args.items() if not isinstance(value, dict)}
