@@ -52,7 +52,8 @@ class GradientCheckpointing(Technique):
         },
     }
     ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        ("online_dpo", choice): "OnlineDPOTrainer turns checkpointing on again without its keys, once it has generated"
+        # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
+        ("online_dpo", choice): "after it has generated, OnlineDPOTrainer switches checkpointing on again without keys"
         for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
     }
     restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {
@@ -60,10 +61,6 @@ class GradientCheckpointing(Technique):
         "the reference, which refuses it"
         for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer"}.items()
         for choice in (_EVERY_2, OFFLOAD)
-    }
-    # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
-    without_keys: ClassVar[Mapping[str, str]] = {
-        "online_dpo": "after the first generation, OnlineDPOTrainer switches checkpointing on again without keys",
     }
     patches_libraries = False
 
@@ -88,9 +85,7 @@ class GradientCheckpointing(Technique):
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where a trainer loses the choice's key, or for ``every_N`` on a model with fewer layers."""
-        if choice not in (OFF, ON) and setting.workload.trainer in self.without_keys:
-            return self.without_keys[setting.workload.trainer]
+        """Return a reason for ``every_N`` on a model with fewer layers."""
         every = _EVERY.fullmatch(str(choice))
         layers = setting.workload.model.layers
         if every and int(every.group(1)) > layers:
