@@ -52,7 +52,8 @@ class GradientCheckpointing(Technique):
         },
     }
     ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        ("online_dpo", choice): "OnlineDPOTrainer turns checkpointing on again without its keys, once it has generated"
+        # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
+        ("online_dpo", choice): "after it has generated, OnlineDPOTrainer switches checkpointing on again without keys"
         for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
     }
     restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {

@@ -38,7 +38,7 @@ GUIDES: Mapping[tuple[str, str], tuple[str, ...]] = {
 """By guide and section, the techniques."""
 
 ELSEWHERE: Mapping[str, str] = {
-    "prompt_coverage": "TRL has no field that cuts prompts since 0.29; rows are filtered before training",
+    "prompt_coverage": "TRL cuts no prompts since 0.29; `--prompt-coverage` leaves out the longest ones",
     "context_parallelism": "a sequence is shared out over several devices, and this release plans and probes one",
 }
 """What the guides name and no technique here is, with the reason."""
