@@ -61,10 +61,6 @@ class GradientCheckpointing(Technique):
         for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer"}.items()
         for choice in (_EVERY_2, OFFLOAD)
     }
-    # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
-    without_keys: ClassVar[Mapping[str, str]] = {
-        "online_dpo": "after the first generation, OnlineDPOTrainer switches checkpointing on again without keys",
-    }
     patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
@@ -88,9 +84,7 @@ class GradientCheckpointing(Technique):
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where a trainer loses the choice's key, or for ``every_N`` on a model with fewer layers."""
-        if choice not in (OFF, ON) and setting.workload.trainer in self.without_keys:
-            return self.without_keys[setting.workload.trainer]
+        """Return a reason for ``every_N`` on a model with fewer than N layers."""
         every = _EVERY.fullmatch(str(choice))
         layers = setting.workload.model.layers
         if every and int(every.group(1)) > layers:

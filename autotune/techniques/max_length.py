@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
@@ -24,6 +25,8 @@ _BATCH = re.compile(r"batch/([1-9]\d*)")
 # Number of corrections of a length by the documents that rows of it hold; it converges after one or two.
 _CORRECTIONS = 4
 _SETTLED = 0.01
+# Lengths whose shares are remembered; a search space has a few.
+_REMEMBERED = 256
 
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
@@ -35,7 +38,7 @@ def _coverage(documents: Documents, candidate: Candidate) -> float:
     if "max_length" not in candidate or candidate.get("packing") in _KEEP_OVERFLOW:
         return 1.0
     packed = candidate.get("packing", NONE) != NONE
-    return documents.coverage(int(candidate["max_length"]), dropping=not packed)
+    return _shares(documents, int(candidate["max_length"]), dropping=not packed)[0]
 
 
 def row_coverage(candidate: Candidate, setting: Setting) -> float:
@@ -47,7 +50,14 @@ def _row_coverage(documents: Documents, candidate: Candidate) -> float:
     if "max_length" not in candidate:
         return 1.0
     packed = candidate.get("packing", NONE) != NONE
-    return documents.row_coverage(int(candidate["max_length"]), dropping=not packed)
+    return _shares(documents, int(candidate["max_length"]), dropping=not packed)[1]
+
+
+@lru_cache(_REMEMBERED)
+def _shares(documents: Documents, max_length: int, *, dropping: bool) -> tuple[float, float]:
+    """Return the shares of tokens and of rows that a length keeps; candidates have few lengths among them."""
+    kept = documents.coverage(max_length, dropping=dropping)
+    return kept, documents.row_coverage(max_length, dropping=dropping)
 
 
 def _only_scores(setting: Setting) -> bool:

@@ -76,22 +76,26 @@ class VirtualMode(TorchDispatchMode):
         inputs = tensors_of((args, tuple(kwargs.values())))
         if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
             values = self.knowledge.compute(func, args, kwargs, inputs, None)
-            result = self._shaped(func, args, values)
+            result, notes = self._shaped(func, args, values), None
         else:
-            func, result = self._plain(func, args, kwargs)
+            func, result, notes = self._plain(func, args, kwargs)
             values = self.knowledge.compute(func, args, kwargs, inputs, result)
         self._keep(func, args, result, values)
-        self._record(func, args, kwargs, inputs, result)
+        self._record(func, args, kwargs, inputs, result, notes)
         return result
 
-    def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Run an operator whose result shape follows from input shapes; return the operator that ran and its result."""
+    def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, memo.Notes | None]:
+        """Run an operator whose result shape follows from input shapes.
+
+        Returns:
+            The operator that ran, its result, and the notes on arguments of their metadata.
+        """
         if self._accumulation.is_in_place(func, args, kwargs):
-            return _aten.add_.Tensor, _aten.add_.Tensor(*args)
+            return _aten.add_.Tensor, _aten.add_.Tensor(*args), None
         if (stand_in := STAND_INS.get(operator_name(func))) is not None:
             with self._fake:
-                return func, stand_in(*args, **kwargs)
-        return func, memo.run(func, args, kwargs, self._fake)
+                return func, stand_in(*args, **kwargs), None
+        return func, *memo.run(func, args, kwargs, self._fake)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a fake copy, on the host, of a real tensor, with the real values as its known values."""
@@ -144,7 +148,9 @@ class VirtualMode(TorchDispatchMode):
         elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
             self.knowledge.no_overflow(args[1])
 
-    def _record(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> None:
+    def _record(
+        self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any, notes: memo.Notes | None
+    ) -> None:
         inputs = [tensor for tensor in given if isinstance(tensor, FakeTensor)]
         outputs = [tensor for tensor in tensors_of(result) if isinstance(tensor, FakeTensor)]
         ledger = self._ledger
@@ -155,17 +161,23 @@ class VirtualMode(TorchDispatchMode):
         for tensor in outputs:
             ledger.note(tensor)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
-        every = inputs + outputs
-        ledger.operators.append(
-            OperatorRecord(
+        # The work of an operator depends on whether it gets a tensor twice, which metadata do not say.
+        if notes is None or len(set(map(id, inputs))) < len(inputs):
+            notes = {}
+        key = ledger.device_type, ledger.times, self._in_backward
+        record = notes.get(key)
+        if record is None:
+            every = inputs + outputs
+            work = operator_work(func, args, kwargs, result, device_type=ledger.device_type)
+            record = notes[key] = OperatorRecord(
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=_times(operator_work(func, args, kwargs, result, device_type=ledger.device_type), ledger.times),
+                work=_times(work, ledger.times),
                 place=place,
                 in_backward=self._in_backward,
             )
-        )
+        ledger.operators.append(record)
 
     def _follow_autograd(self) -> None:
         """Tag the storages that the forward pass, or its recomputation, saved for the backward pass."""

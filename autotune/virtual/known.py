@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from autotune.virtual.tensors import tensors_of
 
@@ -54,6 +54,15 @@ def forget_known(tensor: torch.Tensor) -> None:
     tensor.__dict__.pop(_KNOWN, None)
 
 
+def _known_values(tree: Any) -> Any:
+    """Return an argument of an operator, or several, with the values of the tensors in it."""
+    if isinstance(tree, torch.Tensor):
+        return known(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)([_known_values(item) for item in tree])
+    return tree
+
+
 def _is_kept(value: torch.Tensor) -> bool:
     count = int(value.numel())
     return count == 1 or (count <= _LARGEST and not value.is_floating_point() and not value.is_complex())
@@ -80,7 +89,7 @@ class Knowledge:
             if func._schema.is_mutable:
                 self._forget(func, args, kwargs)
             return None
-        values, words = tree_map(lambda leaf: known(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+        values, words = _known_values(args), {name: _known_values(value) for name, value in kwargs.items()}
         words.pop("pin_memory", None)
         if "device" in words:
             words["device"] = torch.device("cpu")

@@ -1,17 +1,17 @@
 """Caches the metadata of operators' results by the metadata of their arguments, so that fake kernels run once for each.
 
 The fake tensor mode has a cache too, but building its keys takes most of its time. This cache covers only the simple
-cases: operators that change their first argument, and operators that return new tensors or views of an argument.
+cases: operators that return nothing or an argument that they changed, new tensors, or views of an argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autotune.virtual.tensors import tensors_of
 
@@ -19,6 +19,8 @@ _aten = torch.ops.aten
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Operators that give their first argument another size or storage, or that wrap an existing tensor.
 _SPECIAL = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_, _aten.lift, _aten.lift_fresh, _aten.lift_fresh_copy})
+# Operators whose result shares the storage of an argument, which their schema does not say.
+_UNDECLARED_VIEWS = frozenset({_aten._unsafe_view})
 
 
 @dataclass(frozen=True)
@@ -37,40 +39,102 @@ class _Made:
     view_of: int | None
 
     def make(self, args: Any, fake: FakeTensorMode) -> FakeTensor:
-        with in_kernel_invocation_manager(fake):
+        with torch._C._DisableTorchDispatch():
             if self.view_of is None:
                 made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             else:
                 made = torch.empty(0, dtype=self.dtype, device="meta")
                 made.set_(args[self.view_of].untyped_storage(), self.offset, self.shape, self.stride)
-        return FakeTensor(fake, made, self.device)
+            return _faked(made, self.device, fake)
 
 
-_FIRST = object()
-"""The first argument itself."""
-_kept: dict[Any, Any] = {}
+def _faked(meta: torch.Tensor, device: torch.device, fake: FakeTensorMode) -> FakeTensor:
+    """Return ``FakeTensor(fake, meta, device)``, whose constructor spends its time on attributes that are all alike."""
+    kept = _attributes.get(device)
+    if kept is None:
+        first = FakeTensor(fake, meta, device)
+        _attributes[device] = {name: value for name, value in first.__dict__.items() if value is not fake}
+        return first
+    made = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    made.__dict__.update(kept)
+    made.fake_mode = fake
+    return made
+
+
+_attributes: dict[torch.device, dict[str, Any]] = {}
+"""The attributes of a new fake tensor, except for its mode, by its device."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A result that is an argument itself, at a position or under a name."""
+
+    place: int | str
+
+    def make(self, args: Any, kwargs: Any) -> Any:
+        return args[self.place] if isinstance(self.place, int) else kwargs[self.place]
+
+
+_NOTHING = object()
+"""No result: the operator changes its arguments only."""
+Notes = dict[Any, Any]
+"""What follows from the metadata of an operator's arguments, such as its work; whoever computes it may keep it here."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is known of an operator on arguments of some metadata.
+
+    Attributes:
+        rule: how to recreate its result.
+    """
+
+    rule: Any
+    notes: Notes = field(default_factory=dict)
+
+
+_kept: dict[Any, _Kept] = {}
 
 
 class _NotPlainError(Exception):
     pass
 
 
-def run(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
-    """Run an operator on fake tensors, under the fake tensor mode that is on the stack."""
+def run(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> tuple[Any, Notes | None]:
+    """Run an operator on fake tensors, under the fake tensor mode that is on the stack.
+
+    Returns:
+        Its result, and the notes on arguments of this metadata; None where its result is not one of the simple cases.
+    """
     try:
-        key = (func, torch.get_default_dtype(), _described(args), tuple((n, _described(v)) for n, v in kwargs.items()))
+        key = (func, torch.get_default_dtype(), *_metadata(args, kwargs))
     except _NotPlainError:
-        return func(*args, **kwargs)
+        return func(*args, **kwargs), None
     kept = _kept.get(key)
-    if kept is _FIRST:
-        return args[0]
     if kept is not None:
-        return kept.make(args, fake) if isinstance(kept, _Made) else type(kept)(one.make(args, fake) for one in kept)
+        return _recreated(kept.rule, args, kwargs, fake), kept.notes
     result = func(*args, **kwargs)
     rule = _rule(func, args, kwargs, result)
-    if rule is not None:
-        _kept[key] = rule
-    return result
+    # An operator may give a tensor that it writes to another size.
+    if rule is None or _metadata(args, kwargs) != key[2:]:
+        return result, None
+    kept = _kept[key] = _Kept(rule)
+    return result, kept.notes
+
+
+def _recreated(rule: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
+    if isinstance(rule, _Made):
+        return rule.make(args, fake)
+    if rule is _NOTHING:
+        return None
+    if isinstance(rule, _Given):
+        return rule.make(args, kwargs)
+    return type(rule)(one.make(args, fake) for one in rule)
+
+
+def _metadata(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return _described(args), tuple([(name, _described(value)) for name, value in kwargs.items()])
 
 
 def _described(value: Any) -> Any:
@@ -90,17 +154,26 @@ def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Return how to recreate a result, or None where it is not one of the simple cases."""
     if torch.Tag.inplace_view in func.tags or func.overloadpacket in _SPECIAL:
         return None
-    if args and result is args[0]:
-        return _FIRST
+    if result is None:
+        return _NOTHING
+    given = _given(args, kwargs, result)
+    if given is not None:
+        return given
     if func._schema.is_mutable:
         return None
     results = [result] if isinstance(result, torch.Tensor) else result
     if type(results) not in (tuple, list) or not all(isinstance(one, FakeTensor) for one in results):
         return None
-    rules = [_viewed(one, args) for one in results] if func.is_view else _fresh(results, (args, kwargs))
+    views = func.is_view or func.overloadpacket in _UNDECLARED_VIEWS
+    rules = [_viewed(one, args) for one in results] if views else _fresh(results, (args, kwargs))
     if not rules or None in rules:
         return None
     return rules[0] if isinstance(result, torch.Tensor) else type(result)(rules)
+
+
+def _given(args: Any, kwargs: Any, result: Any) -> _Given | None:
+    places = (*enumerate(args), *kwargs.items())
+    return next((_Given(place) for place, value in places if value is result and isinstance(value, FakeTensor)), None)
 
 
 def _viewed(tensor: FakeTensor, args: Any) -> _Made | None:

@@ -16,7 +16,7 @@ from tests.virtual.test_against_cpu import ATTENTION_LORA, LORA, small_vocabular
 
 __all__ = ["small_vocabulary_tiles"]
 
-PROMPT, COMPLETION = 36, 20
+PROMPT, COMPLETION = 48, 8
 ERROR = 0.01
 
 

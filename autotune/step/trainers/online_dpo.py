@@ -134,7 +134,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the reward functions, and a reference unless that is the model without its adapters.
 
-        TRL would copy the trained model, which fails for architectures that deepcopy does not rebuild (Gemma 3).
+        TRL would copy the trained model, which needs as much; a trace cannot copy every architecture (Gemma 3).
         """
         rewards = super().beside_model(plan, make_model)
         return rewards if plan is not None and plan.model.get("use_peft") else {**rewards, "ref_model": make_model()}
