@@ -37,6 +37,16 @@ def test_results_are_like_one_another_and_each_has_its_own_storage(fake: FakeTen
     assert first.untyped_storage().nbytes() == second.untyped_storage().nbytes() == 3 * 7 * 2
 
 
+def test_a_result_has_all_that_pytorch_gives_a_fake_tensor(fake: FakeTensorMode) -> None:
+    first, *others = (ran(aten.neg.default, (torch.empty(3, 5),), {}, fake) for _ in range(3))
+
+    for result in others:
+        assert result.__dict__ == first.__dict__
+        assert (result.device, result.requires_grad) == (first.device, first.requires_grad)
+        # Activation offloading asks for the address of a storage, which no fake tensor has.
+        assert result.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() == 0
+
+
 def test_several_results_come_in_their_order(fake: FakeTensorMode) -> None:
     for _ in range(2):
         values, places = ran(aten.topk.default, (torch.empty(4, 9), 2), {}, fake)
