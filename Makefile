@@ -12,6 +12,10 @@ BIN := .venv/bin
 READY := .venv/ready
 LOWEST_BIN := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/ready
+# `make test-trl TRL=1.16.0` names a release of TRL; without one, the newest is tested.
+TRL ?=
+TRL_BIN := .venv-trl/bin
+TRL_READY := .venv-trl/ready
 
 # The run that the README shows.
 SMALL := examples/build/small
@@ -23,7 +27,7 @@ PROBE_OUTPUT := autotune-small
 # use too make steps many times slower.
 PROBE_THREADS := 1
 
-.PHONY: probe test test-wheel test-lowest lint gpu clean
+.PHONY: probe test test-wheel test-lowest test-trl lint docs gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -39,6 +43,11 @@ test-wheel:
 test-lowest: $(LOWEST_READY)
 	$(LOWEST_BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist loadfile
 
+# What autotune says of TRL, held to another release: pip replaces the pinned TRL, and what it needs along with it.
+test-trl: $(TRL_READY)
+	$(TRL_BIN)/python -m pip install --quiet --upgrade 'trl$(addprefix ==,$(TRL))'
+	$(TRL_BIN)/python -m pytest tests/contract tests/techniques --numprocesses 2 --dist loadfile
+
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -46,11 +55,14 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --config importlinter-fences.toml
 
+docs: $(READY)
+	$(BIN)/python -W ignore -m tests.docs.write
+
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu.suite
 
 clean:
-	rm -rf .venv .venv-lowest examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-trl examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
@@ -66,6 +78,10 @@ endef
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(call install,$(PYTHON),.venv,constraints.txt)
+
+$(TRL_READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
+	$(call install,$(PYTHON),.venv-trl,constraints.txt)
 
 $(LOWEST_READY): pyproject.toml constraints-lowest.txt
 	@test -n "$(LOWEST_PYTHON)" || { echo 'Python 3.11 is needed: make LOWEST_PYTHON=/path/to/python3.11' >&2; exit 1; }

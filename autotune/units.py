@@ -85,6 +85,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def format_seconds(seconds: float) -> str:
+    """Return a time of a step in three digits, such as ``1.25 s`` or ``84.3 ms``."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
 def format_rate(tokens_per_second: float) -> str:
     """Return a token rate with thousands separated, such as ``12,345 tok/s``."""
     return f"{tokens_per_second:,.0f} tok/s"

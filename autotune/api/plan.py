@@ -23,6 +23,7 @@ def plan(
     eval_split: str | None = None,
     reward_funcs: Iterable[str] = (),
     completion_length: int | str | None = None,
+    prompt_coverage: float | None = None,
     gpu: str | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
@@ -50,6 +51,8 @@ def plan(
             ``my_rewards.length`` or in TRL's own names; none: one of TRL's that costs nothing.
         completion_length: mean tokens of their completions, or the column of ``dataset`` that holds typical ones; None:
             half of ``max_completion_length``.
+        prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
+            evaluation each: the longest are dropped, since these trainers cut none. None: 1.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
@@ -72,12 +75,13 @@ def plan(
         AutotuneError: processes cannot be started.
     """
     asked = Asked(model, dataset, gpu, seq_len, memory_budget, top, explain, eval_dataset, eval_split)
-    check_rows(asked, token_coverage)
+    check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
     fixed, excluded = dict(fix or {}), tuple(exclude)
     options = checked_options(
         trainer=trainer,
         reward_funcs=reward_funcs,
         completion_length=completion_length,
+        prompt_coverage=prompt_coverage,
         global_batch_size=global_batch_size,
         max_length=whole_rows(trainer, seq_len, fixed, excluded) if max_length is None else max_length,
         token_coverage=token_coverage,

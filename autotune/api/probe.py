@@ -25,6 +25,7 @@ def probe(
     eval_split: str | None = None,
     reward_funcs: Iterable[str] = (),
     completion_length: int | str | None = None,
+    prompt_coverage: float | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     memory_budget: str | int | None = None,
     margin: float = 0.05,
@@ -60,6 +61,8 @@ def probe(
             ``my_rewards.length`` or in TRL's own names; none: one of TRL's that costs nothing.
         completion_length: mean tokens of their completions, or the column of ``dataset`` that holds typical ones; None:
             half of ``max_completion_length``.
+        prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
+            evaluation each: the longest are dropped, since these trainers cut none. None: 1.
         device: ``auto`` takes a GPU where there is one.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
@@ -93,6 +96,7 @@ def probe(
         trainer=trainer,
         reward_funcs=reward_funcs,
         completion_length=completion_length,
+        prompt_coverage=prompt_coverage,
         device=device,
         margin=margin,
         global_batch_size=global_batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from autotune.emit.document import json_text
 from autotune.emit.files import write_text
 from autotune.emit.rows import TrainingRows, training_rows
 from autotune.errors import AutotuneError
+from autotune.trainers import find_trainer
 
 if TYPE_CHECKING:
     import datasets
@@ -93,8 +95,17 @@ class ProbeResult:
         return kwargs
 
     @property
+    def env(self) -> Mapping[str, str]:
+        """Environment variables that the winner was measured with, to be set before a GPU is first used.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        return self._plan().env
+
+    @property
     def train_dataset(self) -> datasets.Dataset:
-        """The rows to train on: the dataset, or its cut rows where padding-free training needs them cut beforehand.
+        """The rows to train on: the dataset, or its copy in the bundle, where rows had to be cut or were dropped.
 
         Raises:
             AutotuneError: nothing was found.
@@ -120,8 +131,10 @@ class ProbeResult:
         """Write the file that the trainer's ``trl`` command takes with ``--config``.
 
         Raises:
-            AutotuneError: nothing was found, or the file cannot be written.
+            AutotuneError: nothing was found, TRL's command line cannot train by it, or the file cannot be written.
         """
+        if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
+            raise AutotuneError("TRL has no command for this recommendation.", hint="Run the bundle's train.py.")
         write_text(Path(path), config_text(self.document, self._found(), self._rows()))
 
     def to_json(self) -> str:

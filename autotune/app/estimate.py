@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from autotune.app.options import checked_options
+from autotune.app.options import check_evaluation, checked_options
 from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.app.user_plan import user_plan
@@ -25,6 +25,7 @@ from autotune.planning.planner import depths_of
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.varied import varied_bytes
+from autotune.planning.vllm import assumed, engine_of, with_vllm
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.trainers import find_trainer
 
@@ -47,6 +48,7 @@ def estimate(
             )
     user = user_plan(config, peft_config, evaluates=eval_shape is not None)
     plan = user.plan
+    check_evaluation(find_trainer(plan.trainer), evaluates=eval_shape is not None)
     source, planned = model_source(model, "random"), planned_machine(gpu)
     options = checked_options(trainer=plan.trainer, exclude=("attention",))
     cache = user_cache()
@@ -73,15 +75,23 @@ def estimate(
             return Fit(anchors, dict(zip(wanted, found, strict=True)))
 
         fit = fitted(layout, traced)
-        forecast = worst = fit.forecast(layers, traced, micro_batches)
+        forecast = worst = fit.forecast(layers, traced, micro_batches, plan.allocator)
         if eval_shape is not None:
             evaluated = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
-            worst = forecast.taking(EVALUATE, fitted(*evaluated).forecast(layers, evaluated[1], 1), per_step=0.0)
+            beside = fitted(*evaluated).forecast(layers, evaluated[1], 1, plan.allocator)
+            worst = forecast.taking(EVALUATE, beside, per_step=0.0)
         added_bytes = varied_bytes(traces, plan, layout, traced, layers, setting, planned.gpu)
     memory = memory_estimate(worst, forecast, micro_batches, planned.gpu, TRACED_ERROR)
+    shared = with_vllm(memory, plan, setting)
+    if isinstance(shared, str):
+        raise AutotuneError(
+            f"{model} cannot be trained like that: {shared}.", hint="Raise vllm_gpu_memory_utilization."
+        )
+    engine = engine_of(plan, workload.model)
+    of_vllm = assumed(engine, workload.model) if engine is not None else ()
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
-    assumptions = (*user.assumptions, *about_sizes, *sorted(fit.assumptions))
-    return replace(memory, varied_bytes=added_bytes, assumptions=assumptions)
+    assumptions = (*user.assumptions, *about_sizes, *sorted(fit.assumptions), *of_vllm)
+    return replace(shared, varied_bytes=added_bytes, assumptions=assumptions)
 
 
 def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:

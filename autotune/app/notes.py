@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from autotune.app.options import Options
+from autotune.core.workload import Workload
 from autotune.techniques.packing import never_separated
 from autotune.trainers.problem import TrainerProblem
+
+_NAMED = 5
+"""Most rows that are named in a note."""
 
 
 def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
     """Return the notes on a run, the most important first."""
     setting = problem.setting
     model, documents = setting.workload.model, setting.workload.dataset.documents
-    notes = []
+    notes = list(notes_on_prompts(setting.workload))
     not_separated = never_separated(setting)
     if not_separated and "packing" in problem.choices:
         notes.append(f"Packing and padding-free were not tried: {not_separated}.")
@@ -33,3 +39,22 @@ def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
     if options.device == "auto" and setting.machine.device_reason:
         notes.append(f"Measured on the CPU: {setting.machine.device_reason}.")
     return tuple(notes)
+
+
+def notes_on_prompts(workload: Workload) -> Iterator[str]:
+    """Yield which rows are dropped since their prompts are the longest, or that none is, where that was asked for."""
+    share = workload.rollouts.prompt_coverage
+    for profile in workload.profiles if share < 1 else ():
+        kept, dropped = profile.lengths, profile.dropped
+        if dropped is None:
+            yield (
+                f"--prompt-coverage {share:g} drops none of the {kept.rows:,} prompts of {profile.name}: too many of "
+                f"them have {kept.longest:,} tokens, and none has more."
+            )
+            continue
+        named = [f"row {number:,} ({tokens:,} tokens)" for number, tokens in dropped.longest[:_NAMED]]
+        others = [f"{dropped.rows - len(named):,} more"] if dropped.rows > len(named) else []
+        yield (
+            f"--prompt-coverage {share:g} drops {dropped.rows:,} of the {dropped.rows + kept.rows:,} prompts of "
+            f"{profile.name}, over {dropped.longest_kept:,} tokens: {', '.join([*named, *others])}."
+        )

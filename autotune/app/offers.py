@@ -1,4 +1,4 @@
-"""Suggests to the user, in a sentence, packing at another global batch if that is predicted to be faster."""
+"""Suggests to the user, in a sentence, what would be faster or need less memory, if it is predicted to be worth it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from dataclasses import replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.setting import GLOBAL_BATCH
+from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_bytes
 
 _WORTH_SAYING = 1.1
 """Smallest predicted speed-up that is offered: predictions of time are off by as much."""
+_KEPT = 0.99
+"""Share of the prompts that an offer to drop some keeps."""
+_SAVED = 0.05
+"""Smallest share of the memory that has to be saved by that: predictions of memory are off by 3 % at most."""
 
 
 def packing_offer(
@@ -49,3 +54,39 @@ def packing_offer(
     asked = held * setting.machine.hardware.processes
     what = f"Packed rows of {length:,} tokens hold {held:,} documents"
     return (f"{what}: from --global-batch-size {asked:,} on they are predicted to be {speedup:.1f} times as fast.",)
+
+
+def dropping_offer(
+    problem: TrainerProblem, estimate: Callable[[Candidate, Setting], Estimate], best: Candidate
+) -> tuple[str, ...]:
+    """Return what dropping the few longest prompts would save, for a trainer that cuts none.
+
+    Example: "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) saves about 9.00 GiB."
+
+    Args:
+        estimate: of any candidate with the rows of a setting.
+        best: the candidate that is recommended.
+    """
+    setting = problem.setting
+    workload, dataset = setting.workload, setting.workload.dataset
+    cut = dataset.lengths.quantile(_KEPT)
+    dropped = dataset.lengths.rows - dataset.lengths.up_to(cut).rows
+    if not problem.trainer.generates or workload.rollouts.prompt_coverage < 1 or not dropped:
+        return ()
+    evaluation = workload.evaluation
+    fewer = replace(
+        workload,
+        dataset=dataset.up_to(cut),
+        evaluation=evaluation and evaluation.up_to(evaluation.lengths.quantile(_KEPT)),
+    )
+    without = replace(setting, workload=fewer)
+    memory = estimate(best, setting).memory
+    less = estimate(best, without).memory if problem.trainer.illegal(best, without) is None else None
+    if memory is None or less is None:
+        return ()
+    saved_bytes = memory.device_bytes - less.device_bytes
+    if saved_bytes < _SAVED * memory.device_bytes:
+        return ()
+    prompts = "1 prompt" if dropped == 1 else f"{dropped:,} prompts"
+    option = f"--prompt-coverage {_KEPT:g}"
+    return (f"Dropping {prompts} over {cut:,} tokens ({option}) saves about {format_bytes(saved_bytes)}.",)

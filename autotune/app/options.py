@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +31,7 @@ class Options:
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
         trials: most probes, or None for the effort's number.
         timeout_seconds: time limit of the whole search, or None.
-        rollouts: what is known of generated completions and their rewards.
+        rollouts: what is known of prompts, generated completions and their rewards.
     """
 
     trainer: Trainer
@@ -67,6 +67,7 @@ def checked_options(
     seed: int = 0,
     reward_funcs: Iterable[str] = (),
     completion_length: int | str | None = None,
+    prompt_coverage: float | None = None,
 ) -> Options:
     """Return the options of a run; see :func:`autotune.probe` for what they mean, and for a user's defaults.
 
@@ -109,23 +110,31 @@ def checked_options(
         trials=trials,
         timeout_seconds=parse_duration(timeout) if isinstance(timeout, str) else timeout,
         seed=seed,
-        rollouts=_rollouts(known, tuple(reward_funcs), completion_length),
+        rollouts=_rollouts(known, tuple(reward_funcs), completion_length, prompt_coverage),
     )
 
 
-def _rollouts(trainer: Trainer, rewards: tuple[str, ...], length: int | str | None) -> Rollouts:
-    if (rewards or length is not None) and not trainer.generates:
+def _rollouts(trainer: Trainer, rewards: tuple[str, ...], length: int | str | None, coverage: float | None) -> Rollouts:
+    asked = {
+        "--reward-funcs": bool(rewards),
+        "--completion-length": length is not None,
+        "--prompt-coverage": coverage is not None,
+    }
+    given = [option for option, is_given in asked.items() if is_given]
+    if given and not trainer.generates:
         takers = ", ".join(item.name for item in trainers().values() if item.generates)
-        given = "--reward-funcs" if rewards else "--completion-length"
         raise InputError(
-            f"{trainer.label} generates no completions, so {given} means nothing.", hint=f"It is for {takers}."
+            f"{trainer.label} generates no completions, so {given[0]} means nothing.", hint=f"It is for {takers}."
         )
+    if coverage is not None and not 0 < coverage <= 1:
+        raise InputError(f"A prompt coverage of {coverage} is not possible.", hint="It lies above 0, and is at most 1.")
+    found = Rollouts(rewards, prompt_coverage=1.0 if coverage is None else coverage)
     if isinstance(length, str) and not length.lstrip("-").isdigit():
-        return Rollouts(rewards, column=length)
+        return replace(found, column=length)
     tokens = None if length is None else int(length)
     if tokens is not None and tokens < 1:
         raise InputError(f"A completion length of {tokens} is not possible.", hint="It is at least 1 token.")
-    return Rollouts(rewards, mean_tokens=tokens)
+    return replace(found, mean_tokens=tokens)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -135,3 +144,16 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 def _allowed(name: str, trainer: Trainer) -> str:
     return name if name == GLOBAL_BATCH else find(name, trainer.techniques).name
+
+
+def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:
+    """Check that a trainer can be evaluated, if it is asked to.
+
+    Raises:
+        InputError: TRL's trainer fails to.
+    """
+    if evaluates and not trainer.evaluates:
+        raise InputError(
+            f"TRL's {trainer.trainer_class} cannot be evaluated while training: its evaluation fails.",
+            hint="Leave out --eval-dataset and --eval-split, and evaluate checkpoints by other means.",
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autotune.app.repeated import all_runs, notes_on_runs, rates_of, speed_up
 from autotune.core.measurement import Measurement
+from autotune.core.program import AROUND_GENERATION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, Choosable, Result, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
 from autotune.core.status import ProbeStatus, RunStatus
@@ -160,8 +161,23 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         runs=len(rates),
         tokens_per_step=shown.tokens_per_step,
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
+        seconds=_seconds(shown, micro_batches_of(plan)),
         evaluation_seconds=shown.evaluation_seconds,
     )
+
+
+def _seconds(shown: Measurement, micro_batches: int) -> dict[str, float]:
+    """Return the parts of the time of an optimizer step, by phase."""
+    if shown.micro_batch_seconds is None or shown.update_seconds is None:
+        return {}
+    known = dict(shown.generation_phases)
+    rest = {AROUND_GENERATION: shown.generation_seconds - sum(known.values())} if shown.generation_seconds else {}
+    return {
+        **known,
+        **rest,
+        MICRO_BATCH: shown.micro_batch_seconds * micro_batches,
+        OPTIMIZER_STEP: shown.update_seconds,
+    }
 
 
 def _max_length(in_args: object, truncate_to: int | None) -> int | None:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autotune.app.offers import packing_offer
-from autotune.app.options import Options
+from autotune.app.notes import notes_on_prompts
+from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.options import Options, check_evaluation
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
@@ -29,6 +30,7 @@ from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.base import OFF
 from autotune.techniques.vllm import NAME as VLLM
+from autotune.techniques.vllm import SERVER
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -59,6 +61,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         fixed: choices as the user wrote them.
     """
     started = time.monotonic()
+    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     seq_len = asked.seq_len
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
@@ -90,6 +93,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
         )
         offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
+        offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, estimates, baseline)
     shown = (baseline, *distinct(estimates, asked.top))
     return Plan(
@@ -120,7 +124,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
     )
 
 
-def check_rows(asked: Asked, token_coverage: float | None) -> None:
+def check_rows(asked: Asked, *, token_coverage: float | None, prompt_coverage: float | None) -> None:
     """Check that the rows are given in exactly one way, and that at least one candidate is to be shown.
 
     Raises:
@@ -144,6 +148,10 @@ def check_rows(asked: Asked, token_coverage: float | None) -> None:
         raise InputError(
             "--token-coverage says nothing of rows that are all --seq-len long.", hint="Give --max-length to cut them."
         )
+    if prompt_coverage is not None:
+        raise InputError(
+            "--prompt-coverage says nothing of prompts that are all --seq-len long.", hint="Give a DATASET."
+        )
 
 
 def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
@@ -161,6 +169,7 @@ def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], e
 def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
+    yield from notes_on_prompts(problem.setting.workload)
     if gpu is None:
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:
@@ -188,6 +197,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         )
     if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
         yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
+    if SERVER in problem.choices.get(VLLM, ()):
+        yield "vllm=server: the server has GPUs of its own, and nothing is said of what it needs there."
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
-from autotune.app.workload import WorkloadReader
+from autotune.app.workload import WorkloadReader, fixed_peft
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
@@ -107,7 +107,7 @@ def planned_workload(
     asked = name, model, dataset, evaluation, options.rollouts
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
-    key = fingerprint("workload", *asked, states, wanted, here.packages, source_digest())
+    key = fingerprint("workload", *asked, fixed_peft(options), states, wanted, here.packages, source_digest())
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known

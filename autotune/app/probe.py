@@ -9,8 +9,8 @@ from pathlib import Path
 
 from autotune.app.ahead import Ahead, predicting
 from autotune.app.notes import notes_on
-from autotune.app.offers import packing_offer
-from autotune.app.options import Options
+from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output
 from autotune.app.problem import global_batch_of, problem_of
@@ -50,6 +50,7 @@ class Asked:
 def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
     started = time.monotonic()
+    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     source, rows = model_source(asked.model, asked.init), dataset_source(asked.dataset)
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     if evaluation is not None:
@@ -110,4 +111,5 @@ def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: b
 def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:
     if ahead.planner is None or outcome.winner is None:
         return ()
-    return packing_offer(problem, ahead.planner.estimate, outcome.winner.candidate)
+    asked = problem, ahead.planner.estimate, outcome.winner.candidate
+    return (*packing_offer(*asked), *dropping_offer(*asked))

@@ -22,7 +22,7 @@ from autotune.trainers.base import EVALUATED
 # Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
     "label_smoothing_factor", "max_grad_norm", "neftune_noise_alpha", "optim_args",
-    "optim_target_modules", "tf32", "torch_empty_cache_steps", "use_cache",
+    "optim_target_modules", "tf32", "use_cache",
 })  # fmt: skip
 # Optimizers' numbers, the source of rows, logging, saving, evaluation, the hub, and communication between processes.
 # activation_checkpointing is gradient_checkpointing's new name, which mirrors it; fields about compilation do not

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
+from autotune.core.candidate import Choice
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.probing import JobServer, check_packing, prepare
+from autotune.techniques import peft_config
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,22 @@ class WorkloadReader:
         dataset: DatasetSource,
         evaluation: DatasetSource | None = None,
         rollouts: Rollouts | None = None,
+        peft: Choice = peft_config.NONE,
     ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
 
         Args:
             evaluation: the rows that training is evaluated on, or None.
             rollouts: what is known of generated completions, or None.
+            peft: the choice of ``peft_config``, which is checked against the model.
 
         Raises:
-            InputError: the model or the dataset cannot be used.
+            InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
         tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
-        rollouts = rollouts or Rollouts()
-        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, rollouts)
+        rollouts, adapter = rollouts or Rollouts(), peft_config.configuration(peft)
+        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, rollouts, adapter)
         reply = prepare(self.server, request, self.directory / "prepare")
         return Workload(
             trainer,
@@ -58,6 +62,7 @@ class WorkloadReader:
             evaluation_source=evaluation,
             evaluation=reply.evaluation,
             rollouts=rollouts,
+            absent=reply.absent,
         )
 
     def read_checked(
@@ -71,9 +76,10 @@ class WorkloadReader:
         """Return the workload with the self-test of the attention implementations that the options leave.
 
         Raises:
-            InputError: the model or the dataset cannot be used.
+            InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
-        workload = self.read(options.trainer.name, model, dataset, evaluation, options.rollouts)
+        known = (options.rollouts, fixed_peft(options))
+        workload = self.read(options.trainer.name, model, dataset, evaluation, *known)
         return self.check_attention(workload, machine, attentions(options, machine))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
@@ -83,3 +89,8 @@ class WorkloadReader:
         request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, wanted)
         reply = check_packing(self.server, request, self.directory / "check_packing")
         return replace(workload, packing_checks={check.attention: check for check in reply.checks})
+
+
+def fixed_peft(options: Options) -> Choice:
+    """Return the PEFT configuration that the user fixed, or ``none``."""
+    return options.wishes.fixed.get(peft_config.TECHNIQUE.name, peft_config.NONE)

@@ -48,6 +48,12 @@ def add_rollouts(parser: argparse._ActionsContainer) -> None:
         metavar="TOKENS|COLUMN",
         help="mean length of completions, or the column that holds some (default: half of max_completion_length)",
     )
+    parser.add_argument(
+        "--prompt-coverage",
+        type=float,
+        metavar="SHARE",
+        help="share of prompts to keep, as 0.99: the longest are dropped (default: 1, all)",
+    )
 
 
 def add_device(parser: argparse._ActionsContainer, what: str) -> None:

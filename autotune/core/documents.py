@@ -91,6 +91,16 @@ class Documents:
             elif needs <= max_length or not dropping:
                 yield count, tuple(min(tokens, max_length) for tokens in sequences)
 
+    def up_to(self, tokens: int) -> Documents:
+        """Return the documents of which no sequence has more tokens before any cutting.
+
+        Raises:
+            ValueError: their order is kept.
+        """
+        if self.order is not None:
+            raise ValueError("documents in the order of the dataset cannot be left out by length")
+        return Documents(tuple(group for group in self.groups if max(group[2:]) <= tokens))
+
     def in_order(self, max_length: int | None, *, dropping: bool = True) -> Iterator[Document]:
         """Yield the documents that are kept at a maximum length, uncut, in the order of the dataset.
 

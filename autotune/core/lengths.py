@@ -36,6 +36,10 @@ class LengthDistribution:
         """Tokens in the longest row."""
         return self._ascending[-1][0]
 
+    def up_to(self, tokens: int) -> LengthDistribution:
+        """Return the rows that have at most so many tokens."""
+        return LengthDistribution({length: count for length, count in self.counts.items() if length <= tokens})
+
     def quantile(self, share: float) -> int:
         """Return the length, in tokens, that at least ``share`` (0 to 1) of the rows do not exceed."""
         seen, wanted = 0, share * self.rows

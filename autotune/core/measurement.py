@@ -82,7 +82,7 @@ class Measurement:
         update_seconds: part of it for the rest: gradient clipping, the optimizer, and what the trainer does at its end.
         generation_seconds: part of it for generating completions and all that comes with them; 0 for a trainer that
             generates none.
-        generation_phases: seconds of the phases of one generation, by name.
+        generation_phases: parts of that by the name of the phase; the rest is tokenising, padding and decoding.
         micro_batches_timed: typical micro-batches that were timed.
         tokens_per_step: mean dataset tokens of an optimizer step.
         documents_per_step: mean dataset rows whose tokens an optimizer step holds.

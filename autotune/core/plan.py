@@ -27,6 +27,25 @@ class Launch:
     deepspeed: Mapping[str, object] = field(default_factory=dict)
 
 
+ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+"""The variable with the settings of PyTorch's caching allocator; torch before 2.9 calls it PYTORCH_CUDA_ALLOC_CONF."""
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
+"""The setting in that variable with which the allocator's segments can grow."""
+
+
+@dataclass(frozen=True)
+class AllocatorUse:
+    """How a training uses PyTorch's caching allocator; the same tensors reserve more or less memory by it.
+
+    Attributes:
+        expandable_segments: PyTorch's setting of that name.
+        emptied: whether the cache is emptied before the backward pass of every micro-batch.
+    """
+
+    expandable_segments: bool = False
+    emptied: bool = False
+
+
 @dataclass(frozen=True)
 class Completions:
     """The lengths that are assumed for the completions that a training generates, in tokens.
@@ -51,6 +70,8 @@ class TrainingPlan:
         truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed if the trainer
             refuses ``max_length`` (padding-free without packing).
         launch: how its processes are started.
+        env: environment variables of the training process.
+        peft: a configuration in PEFT's own JSON; empty where ``model`` says what is trained.
         rewards: reward functions, in the words of TRL's ``reward_funcs``; empty for a trainer that takes none.
         completions: lengths of typical completions; None for a trainer that generates none.
     """
@@ -60,8 +81,22 @@ class TrainingPlan:
     model: Mapping[str, object] = field(default_factory=dict)
     truncate_to: int | None = None
     launch: Launch = field(default_factory=Launch)
+    env: Mapping[str, str] = field(default_factory=dict)
+    peft: Mapping[str, object] = field(default_factory=dict)
     rewards: tuple[str, ...] = ()
     completions: Completions | None = None
+
+    @property
+    def allocator(self) -> AllocatorUse:
+        """How the training uses the caching allocator.
+
+        A cache that is emptied in every n-th step only (``torch_empty_cache_steps`` above 1) does not lower the peak of
+        the steps between.
+        """
+        return AllocatorUse(
+            expandable_segments=EXPANDABLE_SEGMENTS in self.env.get(ALLOCATOR_VARIABLE, "").split(","),
+            emptied=self.args.get("torch_empty_cache_steps") == 1,
+        )
 
     @property
     def evaluates(self) -> bool:
@@ -74,5 +109,7 @@ class TrainingPlan:
         parts: list[object] = [self.trainer, dict(self.args), dict(self.model), self.truncate_to]
         if self.launch != Launch():
             parts.append([self.launch.processes, dict(self.launch.accelerate), dict(self.launch.deepspeed)])
+        if self.env or self.peft:
+            parts.append({"env": dict(self.env), "peft": dict(self.peft)})
         document = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:16]

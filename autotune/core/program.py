@@ -10,6 +10,8 @@ MICRO_BATCH = "micro-batch"
 FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER_STEP = "optimizer step"
+AROUND_GENERATION = "tokenising and padding"
+"""What is timed with generations beside their phases; no phase of its own."""
 EVALUATE = "evaluate"
 SAVE = "save"
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.step_time import Factors, StepTime
 from autotune.core.timeline import Section
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
@@ -42,6 +42,7 @@ class PrepareRequest:
     Attributes:
         tokenized_directory: where to save the tokenised rows.
         rollouts: for trainers that generate completions.
+        peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
         evaluation: the rows that training is evaluated on, or None.
         evaluation_directory: where to save those, tokenised.
     """
@@ -53,15 +54,21 @@ class PrepareRequest:
     evaluation: DatasetSource | None = None
     evaluation_directory: str = ""
     rollouts: Rollouts = field(default_factory=Rollouts)
+    peft: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PrepareReply:
-    """Profiles of the model, of the dataset, and of the rows that training is evaluated on."""
+    """Profiles of the model, of the dataset, and of the rows that training is evaluated on.
+
+    Attributes:
+        absent: plan entries of the trainer's techniques for which the installed TRL has no field.
+    """
 
     model: ModelProfile
     dataset: DatasetProfile
     evaluation: DatasetProfile | None = None
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class TraceRequest:
         factors: factors by which operations take longer than the roofline on that GPU.
         limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes the allocator free its
             cache first, as a real one does.
-        expandable_segments: PyTorch's setting of the caching allocator.
+        allocator: how the caching allocator is used, for the figures of the reply outside of its ``replays``.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
     """
 
@@ -153,7 +160,7 @@ class TraceRequest:
     gpu: Gpu | None = None
     factors: Factors = field(default_factory=Factors)
     limit_bytes: int | None = None
-    expandable_segments: bool = False
+    allocator: AllocatorUse = field(default_factory=AllocatorUse)
     varied: bool = False
 
 
@@ -169,6 +176,19 @@ class TracedPeak:
 
     bytes: int
     categories: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What the caching allocator counts at most for the same trace, if it is used in one way.
+
+    Attributes:
+        allocated_bytes, reserved_bytes: as in :class:`TraceReply`.
+    """
+
+    allocator: AllocatorUse
+    allocated_bytes: int
+    reserved_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -193,6 +213,8 @@ class TraceReply:
         assumptions: what was assumed where the step depends on the values of real data, and how often.
         seconds: time that the trace took.
         sections: memory over the second step on the worst micro-batch, part by part.
+        replays: allocated and reserved bytes for every way to use the caching allocator, without a limit; empty with
+            the target ``cpu``, which has none.
     """
 
     layers: int
@@ -209,6 +231,12 @@ class TraceReply:
     seconds: float = 0.0
     sections: tuple[Section, ...] = ()
     varied_bytes: int | None = None
+    replays: tuple[Replayed, ...] = ()
+
+    def replayed(self, allocator: AllocatorUse) -> Replayed:
+        """Return the figures for one way to use the caching allocator, or the reply's own where there is no choice."""
+        own = Replayed(allocator, self.allocated_bytes, self.reserved_bytes)
+        return next((found for found in self.replays if found.allocator == allocator), own)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Choosable:
         tokens_per_step: mean dataset tokens of an optimizer step.
         row_coverage: share of the dataset's rows, 0 to 1, that it trains on, whole or cut.
         peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
+        seconds: time of a mean optimizer step by phase, in seconds; its phases that are timed apart.
         evaluation_seconds: time of an evaluation on all its rows, which the token rate leaves out; None without one.
     """
 
@@ -91,6 +92,7 @@ class Choosable:
     tokens_per_step: float | None = None
     row_coverage: float = 1.0
     peaks: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
     evaluation_seconds: float | None = None
 
 

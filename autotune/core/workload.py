@@ -49,17 +49,19 @@ class DatasetSource:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What is known of generating and scoring completions, for the trainers that do.
+    """What is known of prompts, and of generating and scoring their completions, for the trainers that do.
 
     Attributes:
         rewards: reward functions, in the words of TRL's ``reward_funcs``; empty: one of TRL's own that costs nothing.
         mean_tokens: mean length of typical completions; None: half of the maximum.
         column: a column of the dataset that holds typical completions as text, or None.
+        prompt_coverage: share of the prompts, above 0 and up to 1, that is kept at least; the longest are dropped.
     """
 
     rewards: tuple[str, ...] = ()
     mean_tokens: int | None = None
     column: str | None = None
+    prompt_coverage: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,21 @@ class ModelProfile:
 
 
 @dataclass(frozen=True)
+class DroppedRows:
+    """The rows of a dataset that are dropped since their prompts are the longest.
+
+    Attributes:
+        rows: number of them; all rows with a longer prompt than ``longest_kept``.
+        longest_kept: tokens of the longest prompt that is kept.
+        longest: number in the dataset, from 1 on, and tokens of the prompt of the longest of them, the longest first.
+    """
+
+    rows: int
+    longest_kept: int
+    longest: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class DatasetProfile:
     """The properties of a tokenised dataset.
 
@@ -129,6 +146,7 @@ class DatasetProfile:
         completions: lengths of typical completions as the dataset's column says, in tokens; None without one.
         several: the lengths of rows that send several sequences through the model, that can be dropped whole, or whose
             order matters; None if each row is one sequence, for which ``lengths`` is enough.
+        dropped: the rows of the user's dataset that are no part of all this; None if there are none.
     """
 
     name: str
@@ -140,11 +158,16 @@ class DatasetProfile:
     fingerprint: str
     several: Documents | None = None
     completions: LengthDistribution | None = None
+    dropped: DroppedRows | None = None
 
     @cached_property
     def documents(self) -> Documents:
         """The lengths of the rows, of one sequence or several."""
         return self.several or Documents.of_lengths(self.lengths)
+
+    def up_to(self, tokens: int) -> DatasetProfile:
+        """Return the lengths of the rows whose longest sequence has at most so many tokens; the rest stays as it is."""
+        return replace(self, lengths=self.lengths.up_to(tokens), several=self.several and self.several.up_to(tokens))
 
 
 @dataclass(frozen=True)
@@ -176,6 +199,7 @@ class Workload:
         packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
         rollouts: what is known of the completions, for trainers that generate them.
         evaluation_source, evaluation: the rows that training is evaluated on; None without evaluation.
+        absent: plan entries of techniques, such as ``args.FIELD``, for which the installed TRL has no field.
     """
 
     trainer: str
@@ -187,12 +211,17 @@ class Workload:
     evaluation_source: DatasetSource | None = None
     evaluation: DatasetProfile | None = None
     rollouts: Rollouts = field(default_factory=Rollouts)
+    absent: tuple[str, ...] = ()
+
+    @property
+    def profiles(self) -> tuple[DatasetProfile, ...]:
+        """The rows to train on, and those to evaluate on if there are any: TRL cuts both to the same length."""
+        return tuple(profile for profile in (self.dataset, self.evaluation) if profile is not None)
 
     @property
     def documents(self) -> tuple[Documents, ...]:
-        """The rows to train on, and those to evaluate on if there are any: TRL cuts both to the same length."""
-        profiles = (self.dataset, self.evaluation)
-        return tuple(profile.documents for profile in profiles if profile is not None)
+        """The lengths of :attr:`profiles`."""
+        return tuple(profile.documents for profile in self.profiles)
 
     @property
     def longest(self) -> int:

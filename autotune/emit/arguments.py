@@ -9,17 +9,22 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Workload
 from autotune.emit.rows import TrainingRows
 
+PEFT_CONFIG = "peft_config.json"
+"""The file of the bundle that says what is trained, if that was given in PEFT's own JSON."""
+
 
 def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRows) -> dict[str, object]:
     """Return the arguments of ``trl TRAINER``: model and data first, then what the plan sets."""
     source = workload.model_source
+    # The script takes what is trained from a file, not from TRL's arguments.
+    model = {name: value for name, value in plan.model.items() if not (plan.peft and name == "use_peft")}
     return {
         "model_name_or_path": source.name,
         **({"model_revision": source.revision} if source.revision != "main" else {}),
         **rows.arguments(),
         "output_dir": output_name(workload),
         **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
-        **plan.model,
+        **model,
         **plan.args,
     }
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
+from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
+from autotune.trainers import find_trainer
 
 CONFIG = "config.yaml"
 SCRIPT = "train.py"
@@ -18,7 +21,9 @@ RESULT = "result.json"
 
 
 def write_bundle(result: Result, directory: Path) -> None:
-    """Write ``result.json``, and for a recommendation ``config.yaml``, ``train.py`` and the rows that they need.
+    """Write ``result.json``, and for a recommendation ``config.yaml``, ``train.py`` and the files that they need.
+
+    There is no ``config.yaml`` where TRL's command line cannot train by the plan.
 
     A run that ended without a recommendation removes an earlier one's configuration; an interrupted one leaves it.
     ``result.json`` is written last, so that if it exists, the files it refers to exist too.
@@ -29,13 +34,21 @@ def write_bundle(result: Result, directory: Path) -> None:
     if result.recommended is not None:
         _write_recommendation(result, result.recommended, directory)
     elif result.status is not RunStatus.INTERRUPTED:
-        for name in (CONFIG, SCRIPT):
+        for name in (CONFIG, SCRIPT, PEFT_CONFIG):
             remove(directory / name)
         remove_rows(directory)
     write_text(directory / RESULT, json_text(result))
 
 
 def _write_recommendation(result: Result, chosen: Choosable, directory: Path) -> None:
-    rows = write_rows(result.workload, chosen.plan, directory)
-    write_text(directory / CONFIG, config_text(result, chosen, rows))
+    plan = chosen.plan
+    rows = write_rows(result.workload, plan, directory)
+    if find_trainer(result.trainer).runs_by_command(plan):
+        write_text(directory / CONFIG, config_text(result, chosen, rows))
+    else:
+        remove(directory / CONFIG)
+    if plan.peft:
+        write_text(directory / PEFT_CONFIG, json.dumps(dict(plan.peft), indent=2) + "\n")
+    else:
+        remove(directory / PEFT_CONFIG)
     write_text(directory / SCRIPT, script_text(result, chosen, rows))

@@ -17,6 +17,7 @@ def config_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     import yaml
 
     document = {
+        **({"env": dict(chosen.plan.env)} if chosen.plan.env else {}),
         **training_arguments(chosen.plan, result.workload, rows),
         **launch_arguments(result.hardware),
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
+from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.rows import TrainingRows
+from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_rate
 
 _SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
@@ -27,8 +29,22 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             f"The rows in {rows.place} are the dataset's, tokenised and cut to {chosen.plan.truncate_to} tokens, "
             "because padding_free takes no max_length; they belong to this model's tokenizer."
         )
+    trainer = find_trainer(result.trainer)
+    if not trainer.has_command:
+        sentences.append(f"TRL has no command for {trainer.trainer_class}, so there is no config.yaml beside train.py.")
+    sentences += [
+        f"{rows.place} has the rows of {profile.name} as they are, without {profile.dropped.rows} of "
+        f"{profile.lengths.rows + profile.dropped.rows}: those with prompts over {profile.dropped.longest_kept:,} "
+        "tokens, which the trainer would not cut."
+        for profile in result.workload.profiles
+        if profile.dropped is not None
+    ]
     if chosen.plan.completions is not None:
         sentences += _of_completions(result, chosen)
+    if chosen.plan.peft:
+        sentences.append(
+            f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
+        )
     if result.workload.model.has_weights is False:
         sentences.append(
             f"{result.workload.model_source.name} holds no weights; put them there, or name a model that has them."

@@ -1,4 +1,4 @@
-"""The training rows that the bundle's configuration names: the user's own, or a copy cut to a length."""
+"""The training rows that the bundle's configuration names: the user's own, or a copy that is cut or lacks some."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from autotune.trainers import Trainer, find_trainer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CUT_ROWS = "rows.parquet"
+COPIED_ROWS = "rows.parquet"
 BOTH_ROWS = "data"
 """Directory of the bundle that ``trl`` loads if it needs rows to train on and rows to evaluate on: it makes one call of
-``datasets.load_dataset`` for both. It holds either cut rows or a card that says where the files are."""
+``datasets.load_dataset`` for both. It holds either copied rows or a card that says where the files are."""
 _TRAIN, _TEST = "train", "test"
-_BOTH_CUT = {_TRAIN: f"{BOTH_ROWS}/{_TRAIN}.parquet", _TEST: f"{BOTH_ROWS}/{_TEST}.parquet"}
+_BOTH_COPIED = {_TRAIN: f"{BOTH_ROWS}/{_TRAIN}.parquet", _TEST: f"{BOTH_ROWS}/{_TEST}.parquet"}
 _CARD = f"{BOTH_ROWS}/README.md"
-FILES = (CUT_ROWS, *_BOTH_CUT.values(), _CARD)
+FILES = (COPIED_ROWS, *_BOTH_COPIED.values(), _CARD)
 """The files of rows that a bundle may have."""
 
 
@@ -67,11 +67,12 @@ def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> Tr
     """Return where a plan's rows are: the user's dataset, or what the bundle's directory has for it."""
     source, evaluation, here = workload.dataset_source, workload.evaluation_source, directory.absolute()
     cut = cut_length(workload, plan) is not None
+    copied = cut or _lacks_rows(workload)
     if evaluation is None or not plan.evaluates:
-        if cut:
-            return TrainingRows("parquet", _TRAIN, str(here / CUT_ROWS), CUT_ROWS, cut)
+        if copied:
+            return TrainingRows("parquet", _TRAIN, str(here / COPIED_ROWS), COPIED_ROWS, cut)
         return TrainingRows(source.path, source.split, source.data_files)
-    if cut or source.data_files is not None:
+    if copied or source.data_files is not None:
         return TrainingRows(str(here / BOTH_ROWS), _TRAIN, in_bundle=BOTH_ROWS, cut=cut, evaluated=_TEST)
     return TrainingRows(source.path, source.split, evaluated=evaluation.split)
 
@@ -86,15 +87,16 @@ def write_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> Train
     trainer, evaluation, source = find_trainer(plan.trainer), workload.evaluation, workload.evaluation_source
     files: set[str] = set()
 
-    def write_cut(profile: DatasetProfile, name: str, length: int) -> None:
-        write_cut_rows(trainer, Path(profile.tokenized_directory), length, directory / name)
+    def write_copy(profile: DatasetProfile, name: str) -> None:
+        write_copied_rows(trainer, Path(profile.tokenized_directory), tokens, directory / name)
         files.add(name)
 
-    if tokens is not None and rows.evaluated is not None and evaluation is not None:
-        write_cut(workload.dataset, _BOTH_CUT[_TRAIN], tokens)
-        write_cut(evaluation, _BOTH_CUT[_TEST], tokens)
-    elif tokens is not None:
-        write_cut(workload.dataset, CUT_ROWS, tokens)
+    copied = tokens is not None or _lacks_rows(workload)
+    if copied and rows.evaluated is not None and evaluation is not None:
+        write_copy(workload.dataset, _BOTH_COPIED[_TRAIN])
+        write_copy(evaluation, _BOTH_COPIED[_TEST])
+    elif copied:
+        write_copy(workload.dataset, COPIED_ROWS)
     elif rows.in_bundle and source is not None:
         write_text(directory / _CARD, _card({_TRAIN: workload.dataset_source, _TEST: source}))
         files.add(_CARD)
@@ -127,18 +129,24 @@ def _card(files: Mapping[str, DatasetSource]) -> str:
 
 def cut_length(workload: Workload, plan: TrainingPlan) -> int | None:
     """Return the tokens to which rows have to be cut before the trainer sees them; None where none is longer."""
-    profiles = [workload.dataset, *((workload.evaluation,) if workload.evaluation is not None else ())]
-    longest = max(profile.lengths.longest for profile in profiles)
+    longest = max(profile.lengths.longest for profile in workload.profiles)
     return plan.truncate_to if plan.truncate_to is not None and longest > plan.truncate_to else None
 
 
-def write_cut_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int, file: Path) -> int:
-    """Write the tokenised rows, cut to so many tokens from the start, as Parquet; return the number of rows.
+def _lacks_rows(workload: Workload) -> bool:
+    """Whether rows are dropped, of those to train on or of those to evaluate on."""
+    return any(profile.dropped for profile in workload.profiles)
+
+
+def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int | None, file: Path) -> int:
+    """Write tokenised rows, cut to so many tokens from the start, or rows as the user wrote them, as Parquet.
+
+    Return the number of rows.
 
     Args:
         trainer: the trainer whose way of cutting rows is applied.
         tokenized_directory: a directory written by ``datasets.Dataset.save_to_disk``.
-        truncate_to: tokens to keep.
+        truncate_to: tokens to keep; None: rows are not cut, and without the columns that tokenising added.
         file: where to write.
 
     Raises:
@@ -150,10 +158,10 @@ def write_cut_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int
     with written(file) as part:
         writer = None
         for batch in _batches(tokenized_directory):
-            cut = trainer.cut_rows(batch, truncate_to)
-            writer = writer or pq.ParquetWriter(part, cut.schema)
-            writer.write_batch(cut)
-            rows += cut.num_rows
+            copy = trainer.untokenized_rows(batch) if truncate_to is None else trainer.cut_rows(batch, truncate_to)
+            writer = writer or pq.ParquetWriter(part, copy.schema)
+            writer.write_batch(copy)
+            rows += copy.num_rows
         if writer is not None:
             writer.close()
     return rows

@@ -5,12 +5,14 @@ from __future__ import annotations
 import textwrap
 from string import Template
 
+from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
-from autotune.emit.arguments import training_arguments
+from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
 from autotune.trainers import Trainer, find_trainer
 
+_PEFT_FROM_FILE = f'PeftConfig.from_peft_type(**json.loads((BUNDLE / "{PEFT_CONFIG}").read_text(encoding="utf-8")))'
 _WIDTH = 100
 _CLASSES = ("ModelConfig", "TrlParser")
 _FUNCTIONS = ("get_peft_config", "get_quantization_config")
@@ -25,12 +27,6 @@ _REWARD_PARTS = {
     "reward_args": ", reward_args",
     "reward_funcs": "        reward_funcs=[reward_function(name) for name in reward_args.reward_funcs],\n",
 }
-_REWARDS_IMPORTS = """\
-import importlib
-import sys
-from dataclasses import dataclass, field
-from pathlib import Path
-"""
 _REWARDS = '''\
 REWARDS = {
     "accuracy_reward": accuracy_reward,
@@ -57,6 +53,25 @@ def reward_function(name):
 
 
 '''
+_TRL = "trl"
+# What a trainer is given that loads all that belongs to a model by its name, and what one is given that does not.
+_BY_NAME = {
+    "quantized": "",
+    "loading": "",
+    "loaded": "        quantization_config=get_quantization_config(model_args),\n",
+}
+_LOADED = {
+    "quantized": '        "quantization_config": get_quantization_config(model_args),\n',
+    "loading": """\
+    name, kwargs = model_args.model_name_or_path, training_args.model_init_kwargs
+    # With adapters, the model without them is the reference.
+    reference = None if model_args.use_peft else AutoModelForCausalLM.from_pretrained(name, **kwargs)
+""",
+    "loaded": """\
+        ref_model=reference,
+        processing_class=AutoProcessor.from_pretrained(name, revision=model_args.model_revision),
+""",
+}
 _SCRIPT = Template('''\
 """$title with TRL, as recommended by autotune; stands on its own.
 
@@ -86,15 +101,14 @@ def main() -> None:
         "dtype": model_args.dtype,
         "attn_implementation": model_args.attn_implementation,
         "trust_remote_code": training_args.trust_remote_code,
-        **(training_args.model_init_kwargs or {}),
+$quantized        **(training_args.model_init_kwargs or {}),
     }
     dataset = $dataset
-    trainer = $trainer_class(
+$loading    trainer = $trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
 $reward_funcs        train_dataset=dataset[$train_split],
-$evaluated        quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
+$evaluated$loaded        peft_config=$peft_config,
     )
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
@@ -119,10 +133,13 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     trainer = find_trainer(result.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
+        **(_BY_NAME if trainer.loads_by_name else _LOADED),
         **_rewards(scores=bool(chosen.plan.rewards)),
+        standard=_standard(chosen.plan),
         title=trainer.title,
         command=command,
-        imports=_imports(trainer, evaluates=evaluates, scores=bool(chosen.plan.rewards)),
+        peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
+        imports=_imports(trainer, chosen.plan, evaluates=evaluates),
         rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
         dataset="load_dataset(dataset_args.dataset_name)" if evaluates else "get_dataset(dataset_args)",
         train_split="dataset_args.dataset_train_split" if evaluates else '"train"',
@@ -134,20 +151,35 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     )
 
 
+def _standard(plan: TrainingPlan) -> str:
+    """Return the first imports, and the variables that have to be set before torch is imported."""
+    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": plan.env, "sys": plan.rewards}
+    lines = [f"import {name}" for name, needed in wanted.items() if needed]
+    lines += ["from dataclasses import dataclass, field"] if plan.rewards else []
+    variables = [f"os.environ[{name!r}] = {value!r}" for name, value in plan.env.items()]
+    return "\n".join([*lines, "from pathlib import Path", "", *variables, *([""] if variables else [])])
+
+
 def _rewards(*, scores: bool) -> dict[str, str]:
     """Return the parts of the script that have to do with reward functions."""
     if not scores:
-        return {"standard": "from pathlib import Path\n", "rewards": "", **dict.fromkeys(_REWARD_PARTS, "")}
-    return {"standard": _REWARDS_IMPORTS, "rewards": _REWARDS, **_REWARD_PARTS}
+        return {"rewards": "", **dict.fromkeys(_REWARD_PARTS, "")}
+    return {"rewards": _REWARDS, **_REWARD_PARTS}
 
 
-def _imports(trainer: Trainer, *, evaluates: bool, scores: bool) -> str:
+def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
     rows_class, functions = ("ScriptArguments", ()) if evaluates else ("DatasetMixtureConfig", ("get_dataset",))
-    classes = sorted([*_CLASSES, rows_class, trainer.config_class, trainer.trainer_class])
+    own = [trainer.config_class, trainer.trainer_class]
+    classes = sorted([*_CLASSES, rows_class, *(own if trainer.module == _TRL else [])])
     first = ["from datasets import load_dataset"] if evaluates else []
-    names = (*classes, *functions, *_FUNCTIONS)
-    last = ["from trl.rewards import (", *(f"    {name}," for name in _REWARD_FUNCTIONS), ")"] if scores else []
-    return "\n".join([*first, "from trl import (", *(f"    {name}," for name in names), ")", *last])
+    first += ["from peft import PeftConfig"] if plan.peft else []
+    if not trainer.loads_by_name:
+        first.append("from transformers import AutoModelForCausalLM, AutoProcessor")
+    apart = [f"from {trainer.module} import {', '.join(own)}"] if trainer.module != _TRL else []
+    names = (*classes, *functions, *(name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")))
+    rewards = (*(f"    {name}," for name in _REWARD_FUNCTIONS), ")") if plan.rewards else ()
+    last = ["from trl.rewards import (", *rewards] if rewards else []
+    return "\n".join([*first, "from trl import (", *(f"    {name}," for name in names), ")", *apart, *last])
 
 
 def _docstring_lines(sentence: str) -> str:

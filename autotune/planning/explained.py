@@ -17,6 +17,7 @@ from autotune.core.explanation import (
     TracedPoint,
 )
 from autotune.core.gpu import Gpu
+from autotune.core.plan import AllocatorUse
 from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.group import Group
 from autotune.planning.extrapolation.fit import Fit, Point
@@ -48,11 +49,13 @@ class Basis:
 
     Attributes:
         layers: of the whole model.
+        allocator: how the caching allocator is used.
         terms: one for a traced estimate, several for a composed one, none where there is no estimate.
     """
 
     geometry: BatchGeometry
     layers: int
+    allocator: AllocatorUse
     terms: tuple[TracedTerm, ...]
 
 
@@ -102,8 +105,8 @@ def _group(term: TracedTerm, basis: Basis, traces: Traces) -> TracedGroup:
             weight=weight,
             new=traces.is_new(term.requests[point]),
             tensor_bytes=reply.device.bytes,
-            allocated_bytes=reply.allocated_bytes,
-            reserved_bytes=reply.reserved_bytes,
+            allocated_bytes=reply.replayed(basis.allocator).allocated_bytes,
+            reserved_bytes=reply.replayed(basis.allocator).reserved_bytes,
             assumptions=reply.assumptions,
         )
         for point, reply, weight in term.fit.weighted(basis.layers, basis.geometry.worst)

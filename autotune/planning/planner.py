@@ -9,16 +9,17 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import TraceRequest
+from autotune.core.setting import Setting
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
 from autotune.planning.additive.model import AdditiveModel, Sum, Term
 from autotune.planning.explained import Basis, TracedTerm
 from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.fit import Fit, Point, points
+from autotune.planning.extrapolation.fit import DEFAULT_USE, Fit, Point, points
 from autotune.planning.extrapolation.forecast import Forecast, mixed
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.shape import Anchors
@@ -28,7 +29,7 @@ from autotune.planning.varied import varied_bytes
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
-from autotune.techniques.traits import layer_period, size_knobs
+from autotune.techniques.traits import allocator_knobs, layer_period, size_knobs
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
@@ -46,6 +47,10 @@ EXPLORED = 36
 to seven traces."""
 # Technique combinations that are traced before the ranking is computed again.
 _REFINED_AT_ONCE = 4
+
+
+_Case = tuple[Group, BatchGeometry, AllocatorUse]
+"""What an estimate follows from: a technique combination, its micro-batches, and how the allocator is used."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class Planner:
         self._geometries: dict[Candidate, BatchGeometry] = {}
         self._by_sizes: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._size_knobs = size_knobs()
+        self._uses: dict[tuple[Choice, ...], AllocatorUse] = {}
+        self._allocator_knobs = allocator_knobs()
         self._groups: dict[Group, Candidate] = {}
         # Groups whose traces only serve the evaluation of others, which has another layout than their training.
         self._evaluated: dict[Group, dict[Group, Candidate]] = {}
@@ -111,11 +118,11 @@ class Planner:
         self._fits: dict[Group, Fit] = {}
         self._untraceable: dict[Group, str] = {}
         self._additive = AdditiveModel(())
-        self._forecasts: dict[tuple[Group, BatchGeometry], tuple[MemoryEstimate, Origin] | None] = {}
-        self._traced_forecasts: dict[tuple[Group, BatchGeometry], tuple[Forecast, Forecast]] = {}
-        self._composed: dict[tuple[Sum, float, BatchGeometry], MemoryEstimate] = {}
+        self._forecasts: dict[_Case, tuple[MemoryEstimate, Origin] | None] = {}
+        self._traced_forecasts: dict[_Case, tuple[Forecast, Forecast]] = {}
+        self._composed: dict[tuple[Sum, float, BatchGeometry, AllocatorUse], MemoryEstimate] = {}
         self._differences: dict[int, list[float]] = {}
-        self._varied: dict[tuple[Group, BatchGeometry], int | None] = {}
+        self._varied: dict[_Case, int | None] = {}
 
     def composed_error(self, unseen: int) -> float:
         """Return the error of composed estimates with that many unseen interactions, as a share.
@@ -190,14 +197,20 @@ class Planner:
         """
         return sorted(map(self.estimate, self.candidates), key=rank)
 
-    def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
-        geometry, group = self._decisive(candidate), self._group(candidate)
-        found, setting = self._known(group, geometry), self._problem.setting
+    def estimate(self, candidate: Candidate, setting: Setting | None = None) -> Estimate:
+        """Return the estimate of a candidate in its normal form, which need not be in the problem's space.
+
+        Args:
+            setting: the problem's, or the same with a part of its rows, whose shapes lie between those of all rows.
+        """
+        setting = setting or self._problem.setting
+        geometry, use = self._decisive(candidate, setting), self._use(candidate)
+        group = group_of(candidate, geometry.layout)
+        found = self._known(group, geometry, use)
         if found is None:
             reason = self._untraceable.get(group, "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
-        memory, origin = replace(found[0], varied_bytes=self._varied.get((group, geometry))), found[1]
+        memory, origin = replace(found[0], varied_bytes=self._varied.get((group, geometry, use))), found[1]
         if candidate.get(VLLM, OFF) != OFF:
             shared = with_vllm(memory, self._problem.trainer.plan(candidate, setting), setting)
             if isinstance(shared, str):
@@ -209,55 +222,70 @@ class Planner:
 
     def training(self, candidate: Candidate) -> MemoryEstimate | None:
         """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
-        found = self._known(self._group(candidate), self._decisive(candidate))
+        found = self._known(self._group(candidate), self._decisive(candidate), self._use(candidate))
         return found and found[0]
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
         geometry, group = self._decisive(candidate), self._group(candidate)
         found = self._additive.sum(group) if group not in self._untraceable else None
-        terms = [self._term(term, geometry) for term in found.terms] if found is not None else []
-        return Basis(geometry, len(self._layer_kinds), tuple(terms))
+        use = self._use(candidate)
+        terms = [self._term(term, geometry, use) for term in found.terms] if found is not None else []
+        return Basis(geometry, len(self._layer_kinds), use, tuple(terms))
 
-    def _term(self, term: Term, geometry: BatchGeometry) -> TracedTerm:
+    def _term(self, term: Term, geometry: BatchGeometry, use: AllocatorUse) -> TracedTerm:
         requests = {point: self._request(term.group, point) for point in self._points(term.group)}
-        forecasts = self._forecast(term.group, geometry)
+        forecasts = self._forecast(term.group, geometry, use)
         return TracedTerm(term.group, term.weight, self._fits[term.group], requests, *forecasts)
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
         geometry, group = self._decisive(candidate), self._group(candidate)
         equal = geometry.typical == geometry.worst
-        request = self._plan(group), geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
-        self._varied[group, geometry] = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
+        plan = self._problem.trainer.plan(candidate, self._problem.setting)
+        request = plan, geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
+        known = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
+        self._varied[group, geometry, plan.allocator] = known
 
     def _geometry(self, candidate: Candidate) -> BatchGeometry:
         if candidate not in self._geometries:
             # Only the knobs that set sizes decide the geometry, so it is computed once for each of their combinations.
             sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
             if sizes not in self._by_sizes:
-                plan = self._problem.trainer.plan(candidate, self._problem.setting)
-                self._by_sizes[sizes] = whole_geometry(self._problem.trainer, plan, self._problem.setting.workload)
+                self._by_sizes[sizes] = self._geometry_in(candidate, self._problem.setting)
             self._geometries[candidate] = self._by_sizes[sizes]
         return self._geometries[candidate]
 
-    def _decisive(self, candidate: Candidate) -> BatchGeometry:
+    def _use(self, candidate: Candidate) -> AllocatorUse:
+        chosen = tuple(choice for knob, choice in candidate.items() if knob in self._allocator_knobs)
+        if chosen not in self._uses:
+            self._uses[chosen] = self._problem.trainer.plan(candidate, self._problem.setting).allocator
+        return self._uses[chosen]
+
+    def _geometry_in(self, candidate: Candidate, setting: Setting) -> BatchGeometry:
+        trainer = self._problem.trainer
+        return whole_geometry(trainer, trainer.plan(candidate, setting), setting.workload)
+
+    def _decisive(self, candidate: Candidate, setting: Setting | None = None) -> BatchGeometry:
         """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
-        geometry, group = self._geometry(candidate), self._group(candidate)
+        setting = setting or self._problem.setting
+        known = setting is self._problem.setting
+        geometry = self._geometry(candidate) if known else self._geometry_in(candidate, setting)
+        group, use = group_of(candidate, geometry.layout), self._use(candidate)
         if not geometry.rivals:
             return geometry
 
         def need(shape: Shape) -> int:
-            found = self._known(group, replace(geometry, worst=shape, rivals=()))
+            found = self._known(group, replace(geometry, worst=shape, rivals=()), use)
             return found[0].device_bytes if found is not None else 0
 
         return replace(geometry, worst=max(geometry.shapes, key=need), rivals=())
 
-    def _known(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
+    def _known(self, group: Group, geometry: BatchGeometry, use: AllocatorUse) -> tuple[MemoryEstimate, Origin] | None:
         """Return the estimate of a group, computed once between two traces."""
-        key = (group, geometry)
+        key = (group, geometry, use)
         if key not in self._forecasts:
-            self._forecasts[key] = self._estimate(group, geometry)
+            self._forecasts[key] = self._estimate(*key)
         return self._forecasts[key]
 
     def _group(self, candidate: Candidate) -> Group:
@@ -303,39 +331,43 @@ class Planner:
             off = abs(composed.memory.device_bytes / traced.memory.device_bytes - 1)
             self._differences.setdefault(_place(found.unseen), []).append(off)
 
-    def _estimate(self, group: Group, geometry: BatchGeometry) -> tuple[MemoryEstimate, Origin] | None:
+    def _estimate(
+        self, group: Group, geometry: BatchGeometry, use: AllocatorUse
+    ) -> tuple[MemoryEstimate, Origin] | None:
         if group in self._fits:
             return memory_estimate(
-                *self._forecast(group, geometry), geometry.micro_batches, self._target.gpu, TRACED_ERROR
+                *self._forecast(group, geometry, use), geometry.micro_batches, self._target.gpu, TRACED_ERROR
             ), Origin.TRACED
         found = self._additive.sum(group) if group not in self._untraceable else None
         if found is None:
             return None
         # Further traces leave most sums unchanged, so their estimates are kept.
-        key = (found, self.composed_error(found.unseen), geometry)
+        key = (found, self.composed_error(found.unseen), geometry, use)
         if key not in self._composed:
             self._composed[key] = self._sum(*key)
         return self._composed[key], Origin.COMPOSED
 
-    def _sum(self, found: Sum, error: float, geometry: BatchGeometry) -> MemoryEstimate:
-        forecasts = [(self._forecast(term.group, geometry), term.weight) for term in found.terms]
+    def _sum(self, found: Sum, error: float, geometry: BatchGeometry, use: AllocatorUse) -> MemoryEstimate:
+        forecasts = [(self._forecast(term.group, geometry, use), term.weight) for term in found.terms]
         worst = mixed([(pair[0], weight) for pair, weight in forecasts])
         same = geometry.typical == geometry.worst
         typical = worst if same else mixed([(pair[1], weight) for pair, weight in forecasts])
         return memory_estimate(worst, typical, geometry.micro_batches, self._target.gpu, error)
 
-    def _forecast(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
+    def _forecast(
+        self, group: Group, geometry: BatchGeometry, use: AllocatorUse = DEFAULT_USE
+    ) -> tuple[Forecast, Forecast]:
         """Return the forecasts of the largest and of a typical micro-batch for a traced group."""
-        key = (group, geometry)
+        key = (group, geometry, use)
         if key not in self._traced_forecasts:
-            self._traced_forecasts[key] = self._follow(group, geometry)
+            self._traced_forecasts[key] = self._follow(*key)
         return self._traced_forecasts[key]
 
-    def _follow(self, group: Group, geometry: BatchGeometry) -> tuple[Forecast, Forecast]:
+    def _follow(self, group: Group, geometry: BatchGeometry, use: AllocatorUse) -> tuple[Forecast, Forecast]:
         fit, layers = self._fits[group], len(self._layer_kinds)
 
         def at(shape: Shape) -> Forecast:
-            return fit.forecast(layers, shape, geometry.micro_batches)
+            return fit.forecast(layers, shape, geometry.micro_batches, use)
 
         worst = at(geometry.worst)
         typical = worst if geometry.typical == geometry.worst else at(geometry.typical)
@@ -344,7 +376,7 @@ class Planner:
             typical = typical.taking(apart.phase, at(apart.typical), apart.per_step)
         if geometry.evaluation is not None:
             beside = self._fits.get(Group(group.choices, geometry.evaluation.layout), fit)
-            worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1), per_step=0.0)
+            worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1, use), per_step=0.0)
         return worst, typical
 
 

@@ -31,5 +31,6 @@ def varied_bytes(
         return 0
     if layout is Layout.FLAT and shape.tokens > LONGEST_FLAT:
         return None
-    reply = traces.get([replace(trace_request(plan, layout, shape, layers, setting, gpu), varied=True)])[0]
+    request = trace_request(plan, layout, shape, layers, setting, gpu)
+    reply = traces.get([replace(request, allocator=plan.allocator, varied=True)])[0]
     return None if isinstance(reply, Untraceable) else reply.varied_bytes

@@ -27,8 +27,9 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.vllm import SERVER
-from autotune.trainers.generating import steps_per_generation
-from autotune.trainers.geometry import number, rows_of
+from autotune.trainers import find_trainer
+from autotune.trainers.geometry import number
+from autotune.trainers.prompts import Prompted
 from autotune.units import GIB, format_bytes
 
 BLOCK_TOKENS = 16
@@ -107,14 +108,16 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
     """Return the engine that a plan starts, or None if transformers generates."""
     if not plan.args.get("use_vllm"):
         return None
-    parallel = number(plan, "vllm_tensor_parallel_size") or 1
+    trainer, parallel = find_trainer(plan.trainer), number(plan, "vllm_tensor_parallel_size") or 1
+    assert isinstance(trainer, Prompted)
+    tokens, sequences = trainer.vllm_limits(plan)
     return Engine(
         on_server=plan.args.get("vllm_mode") == SERVER,
         sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
         utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
         parallel=parallel,
-        tokens=number(plan, "vllm_max_model_length") or model.max_positions,
-        sequences=rows_of(plan) * parallel * steps_per_generation(plan),
+        tokens=tokens or model.max_positions,
+        sequences=sequences * parallel,
     )
 
 
@@ -150,10 +153,10 @@ def block_bytes(model: ModelProfile, parallel: int = 1) -> int | None:
 
 
 def sequences_held(available_bytes: int, block: int, tokens: int) -> float:
-    """Return how many sequences a cache holds: vLLM logs it as "maximum concurrency".
+    """Return how many sequences a cache holds. One block stays empty, which vLLM's "Maximum concurrency" counts too.
 
     Args:
-        block: size of a block in bytes. One block stays empty.
+        block: size of a block in bytes.
     """
     return max(0, available_bytes // block - 1) / -(-tokens // BLOCK_TOKENS)
 

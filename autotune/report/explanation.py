@@ -18,7 +18,7 @@ from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.report.plan_words import BASIS, said_choices
 from autotune.report.words import BASELINE_NAME, said_bytes, said_rate
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_seconds
 
 _Row = tuple[str, str]
 _SUBJECTS = {
@@ -170,7 +170,7 @@ def _times(explanation: Explanation, estimate: Estimate) -> Iterator[RenderableT
     for time in explanation.times:
         table.add_row(*_time_cells(time))
     table.add_section()
-    table.add_row("optimizer step", "", "", _said_seconds(estimate.memory.step_seconds))
+    table.add_row("optimizer step", "", "", format_seconds(estimate.memory.step_seconds))
     yield table
     yield Text(f"= {said_rate(estimate.tokens_per_second)} of the dataset, padding excluded")
 
@@ -178,9 +178,9 @@ def _times(explanation: Explanation, estimate: Estimate) -> Iterator[RenderableT
 def _time_cells(time: PartTime) -> Sequence[str]:
     return (
         _said_part(time.part),
-        _said_seconds(time.seconds),
+        format_seconds(time.seconds),
         f"{time.times:,}",
-        _said_seconds(time.seconds * time.times),
+        format_seconds(time.seconds * time.times),
     )
 
 
@@ -211,10 +211,6 @@ def _said_tokens(tokens: float) -> str:
 
 def _said_count(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
-
-
-def _said_seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _said_fields(fields: Mapping[str, object]) -> str:

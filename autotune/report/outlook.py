@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.core.result import LeftOut, Result, Trial, Unlockable
 from autotune.core.status import ProbeStatus
 from autotune.report.words import said, said_bytes, said_kept, said_path, said_rate, said_status
+from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
 _REASONS_SHOWN = 4
@@ -91,6 +92,9 @@ def said_nothing_fits(result: Result) -> str:
 def said_ways_out(result: Result) -> tuple[str, ...]:
     """Return changes that might make a candidate fit; none of them was measured."""
     documents = result.workload.dataset.documents
+    if find_trainer(result.workload.trainer).generates:
+        # Prompts are never cut.
+        return (*said_unlockable(result.unlockable), "a larger --memory-budget")
     tried = [int(trial.candidate["max_length"]) for trial in result.trials if "max_length" in trial.candidate]
     shortest = min([*tried, documents.longest])
     shorter = [length for length in (shortest // 2, shortest // 4) if documents.row_coverage(length) > 0]
@@ -103,5 +107,8 @@ def said_ways_out(result: Result) -> tuple[str, ...]:
 
 def next_command(result: Result, trl: str = "trl") -> str:
     """Return the command that trains as recommended; ``trl`` is how that program is started."""
-    config = said_path(Path(result.output_directory) / "config.yaml")
+    bundle, chosen = Path(result.output_directory), result.recommended
+    if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
+        return f"python {shlex.quote(said_path(bundle / 'train.py'))}"
+    config = said_path(bundle / "config.yaml")
     return f"{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"

@@ -25,8 +25,10 @@ from autotune.report.outlook import (
     said_vetoes,
     said_ways_out,
 )
+from autotune.report.phases import PhaseRow, phase_rows
 from autotune.report.picture import BASELINE, OTHER, RECOMMENDED, points, scatter
-from autotune.report.words import BASELINE_NAME, bar, said, said_path
+from autotune.report.words import BASELINE_NAME, MISSING, bar, said, said_bytes, said_path
+from autotune.units import format_seconds
 
 _PICTURE_WIDTH = 100
 _NARROW = 100
@@ -73,9 +75,30 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
     yield Text(said_runs(result, recommended))
     yield Text()
     yield _comparison_table(comparison(result, recommended), 8 if width < _NARROW else 20)
+    phases = phase_rows(recommended)
+    if phases:
+        yield Text()
+        yield _phases_table(phases, 6 if width < _NARROW else 16)
     if result.contributions:
         yield Text()
         yield _contributions_table(result)
+
+
+def _phases_table(rows: Iterable[PhaseRow], bar_width: int) -> Table:
+    table = Table(box=box.HORIZONTALS, show_edge=False, pad_edge=False)
+    for title, side in (
+        ("phase", "left"),
+        ("peak memory", "right"),
+        ("", "left"),
+        ("in a step", "right"),
+        ("", "left"),
+    ):
+        table.add_column(title, justify="left" if side == "left" else "right")
+    for row in rows:
+        bars = ["" if share is None else bar(share, bar_width) for share in (row.peak_share, row.time_share)]
+        seconds = format_seconds(row.seconds) if row.seconds is not None else MISSING
+        table.add_row(row.name, said_bytes(row.peak_bytes), bars[0], seconds, bars[1])
+    return table
 
 
 def _comparison_table(rows: Iterable[Row], bar_width: int) -> Table:

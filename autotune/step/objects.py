@@ -10,6 +10,7 @@ from transformers import BitsAndBytesConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.models.peft import peft_from_json
 from autotune.step.trainers import adapter
 
 
@@ -39,7 +40,13 @@ def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def peft_config(plan: TrainingPlan) -> PeftConfig | None:
-    """Return the PEFT configuration, or None when all weights are trained."""
+    """Return the PEFT configuration, or None when all weights are trained.
+
+    Raises:
+        InputError: it is not what PEFT takes.
+    """
+    if plan.peft:
+        return peft_from_json(plan.peft)
     return get_peft_config(model_arguments(plan))
 
 

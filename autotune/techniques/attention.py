@@ -14,6 +14,7 @@ from autotune.techniques.hub_kernels import kernels_missing
 SDPA = "sdpa"
 EAGER = "eager"
 FLEX = "flex_attention"
+_PAGED = "kernels-community/paged-attention"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Attention(Technique):
         Option("flash_attention_4", "FlashAttention 4"),
         Option("kernels-community/flash-attn2", "FlashAttention 2 from the Hub"),
         Option("kernels-community/vllm-flash-attn3", "FlashAttention 3 from the Hub"),
+        Option(_PAGED, "attention over a paged cache from the Hub: generation only"),
     )
     trl_default = SDPA
     needs = "flash: its package or kernels, and a GPU of its generation; flex: a GPU"
@@ -67,6 +69,8 @@ class Attention(Technique):
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where the GPU generation or the package that a fused kernel needs is missing."""
         hardware = machine.hardware
+        if choice == _PAGED:
+            return "it attends to a paged cache, has no backward pass, and transformers' continuous batching refuses it"
         if choice == FLEX and hardware.kind == "cpu":
             return "flex_attention has no backward pass on a CPU"
         flash = _FLASH.get(str(choice))

@@ -50,11 +50,15 @@ class Technique(ABC):
         options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
         trl_defaults: by the name of a trainer, the choice that does so there, if it differs.
-        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD`` or ``truncate_to``; a further part
-            names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
+        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
+            ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
             Which other trainers support the technique follows from the fields of their configurations.
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
+        ignored: by the name of a trainer and a choice, how TRL silently trains otherwise there.
+        restricted: by the name of a trainer and a choice, why only some candidates may have it there, for the
+            documentation; :meth:`conflict` says which. For a family of choices, all three name its representative.
+        unplanned: what of its effect is measured by probes and not part of an estimate, in words; empty if nothing.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
         changes_in: by the name of a trainer in which every choice but the default changes training, how it does.
@@ -62,6 +66,8 @@ class Technique(ABC):
             the candidates with larger choices.
         only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
             traces at other sizes.
+        only_allocator: whether it changes only how the caching allocator serves the same allocations, so that its
+            choices are predicted from the same trace (:class:`autotune.core.plan.AllocatorUse`).
         only_in: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
             memory elsewhere then shows the same of its other choices.
         patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
@@ -76,11 +82,15 @@ class Technique(ABC):
     writes: ClassVar[frozenset[str]]
     without_effect: ClassVar[Mapping[str, str]] = {}
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
+    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {}
+    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {}
+    unplanned: ClassVar[str] = ""
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
     changes_in: ClassVar[Mapping[str, str]] = {}
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
+    only_allocator: ClassVar[bool] = False
     only_in: ClassVar[str] = ""
     patches_libraries: ClassVar[bool] = True
 
@@ -106,6 +116,10 @@ class Technique(ABC):
         if str(text) in spellings:
             return spellings[str(text)]
         raise self.unknown(text)
+
+    def representative(self, choice: Choice) -> Choice:
+        """Return the documented choice that stands for a choice: itself, unless it belongs to a family."""
+        return choice
 
     def unknown(self, text: Choice) -> InputError:
         """Return the error for a spelling that names no choice, with the closest ones."""
@@ -135,9 +149,11 @@ class Technique(ABC):
 
     def impossible(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible in this setting in every candidate, or None if it is possible."""
+        there = (setting.workload.trainer, self.representative(choice))
         return (
             self.unavailable(choice, setting.machine)
-            or self.refused.get((setting.workload.trainer, choice))
+            or self.refused.get(there)
+            or self.ignored.get(there)
             or self.unsuitable(choice, setting)
         )
 

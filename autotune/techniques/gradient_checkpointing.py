@@ -10,12 +10,14 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.techniques import lora
 from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.reference import PRECOMPUTED
 from autotune.techniques.versions import installed
 
 SELECTIVE = "selective"
 OFFLOAD = "offload"
+_EVERY_2 = "every_2"
 _EVERY = re.compile(r"every_(\d+)")
 # `every_n_layers` and `offload` were added with transformers 5.23's activation checkpointing.
 _TRANSFORMERS_WITH_KEYS = ">=5.23"
@@ -31,7 +33,7 @@ class GradientCheckpointing(Technique):
     options = (
         Option(OFF, "keeps all activations"),
         Option(ON, "keeps the input of every layer"),
-        Option("every_2", "checkpoints every second layer only (every_N)"),
+        Option(_EVERY_2, "checkpoints every second layer only (every_N)"),
         Option(SELECTIVE, "as on, and keeps the outputs of attention"),
         Option(OFFLOAD, "as on, and moves what is kept to the host's memory"),
     )
@@ -39,9 +41,26 @@ class GradientCheckpointing(Technique):
     needs = "offload: an accelerator; every_N and offload: transformers 5.23 or later"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        ("dpo", SELECTIVE): "DPOTrainer leaves its key to PyTorch, which refuses it",
-        ("reward", SELECTIVE): "RewardTrainer leaves its key to PyTorch, which refuses it",
-        ("kto", SELECTIVE): "KTOTrainer leaves its key to PyTorch, which refuses it",
+        **{
+            (trainer, SELECTIVE): f"{name} leaves its key to PyTorch, which refuses it"
+            for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer", "reward": "RewardTrainer"}.items()
+        },
+        **{
+            (trainer, choice): f"{name} leaves its key to PyTorch after it has generated, which refuses it"
+            for trainer, name in {"grpo": "GRPOTrainer", "rloo": "RLOOTrainer"}.items()
+            for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
+        },
+    }
+    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {
+        # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
+        ("online_dpo", choice): "after it has generated, OnlineDPOTrainer switches checkpointing on again without keys"
+        for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
+    }
+    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {
+        (trainer, choice): f"only with reference={PRECOMPUTED}, since {name} leaves its key to PyTorch after a pass of "
+        "the reference, which refuses it"
+        for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer"}.items()
+        for choice in (_EVERY_2, OFFLOAD)
     }
     patches_libraries = False
 
@@ -49,6 +68,10 @@ class GradientCheckpointing(Technique):
         """Return the choice; ``every_N`` is accepted for any N above one."""
         every = _EVERY.fullmatch(str(text))
         return str(text) if every and int(every.group(1)) > 1 else super().parse(text)
+
+    def representative(self, choice: Choice) -> Choice:
+        """Return ``every_2`` for every number of layers."""
+        return _EVERY_2 if _EVERY.fullmatch(str(choice)) else choice
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where a library is too old, or for offloading on a CPU, where memory cannot be pinned."""
@@ -83,7 +106,7 @@ class GradientCheckpointing(Technique):
                 "micro-batch, TRL passes its key to PyTorch, which refuses it"
             )
         renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
-        if choice == SELECTIVE and candidate["lora"] != "none" and renamed:
+        if choice == SELECTIVE and lora.has_adapters(candidate) and renamed:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
         return None
 

@@ -22,6 +22,11 @@ _ATTENTION_MODULES = frozenset(
 _ALPHA_PER_RANK = 2
 
 
+def has_adapters(candidate: Candidate) -> bool:
+    """Return whether a candidate trains adapters beside a frozen model, whichever technique says so."""
+    return candidate["lora"] != NONE or candidate.get("peft_config", NONE) != NONE
+
+
 class Lora(Technique):
     """LoRA by PEFT, set through the fields of ``trl.ModelConfig``."""
 
@@ -74,7 +79,7 @@ class Lora(Technique):
         """See :class:`Technique`."""
         found = _GRAMMAR.fullmatch(str(choice))
         if found is None:
-            return {"model.use_peft": False}
+            return {"model.use_peft": has_adapters(candidate)}
         rank = int(found["rank"])
         entries: dict[str, object] = {
             "model.use_peft": True,

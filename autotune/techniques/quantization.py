@@ -24,7 +24,7 @@ class Quantization(Technique):
         Option("4bit-nf4", "4-bit NormalFloat (QLoRA)", Effect.CHANGES_TRAINING),
     )
     trl_default = NONE
-    needs = "the package bitsandbytes, and lora"
+    needs = "the package bitsandbytes, and lora or peft_config"
     changes = "the frozen weights are rounded to 8 or 4 bits"
     writes = frozenset({"model.load_in_8bit", "model.load_in_4bit", "model.bnb_4bit_quant_type"})
     patches_libraries = False
@@ -37,7 +37,7 @@ class Quantization(Technique):
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason without adapters: quantised weights get no gradient (transformers refuses to train them)."""
-        if choice != NONE and candidate["lora"] == lora.NONE:
+        if choice != NONE and not lora.has_adapters(candidate):
             return f"quantization={choice} freezes the model, so that there is nothing to train without lora"
         return None
 

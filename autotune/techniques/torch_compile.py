@@ -16,6 +16,7 @@ class TorchCompile(Technique):
     summary = "Compiles the model, which fuses kernels and takes minutes whenever shapes are new."
     options = (Option(OFF, "runs as written"), Option(ON, "compiled by TorchInductor"))
     trl_default = OFF
+    unplanned = "the speed of compiled code, and the memory that fusing saves: a trace runs the step as written"
     needs = "a C++ compiler"
     writes = frozenset({"args.torch_compile"})
 

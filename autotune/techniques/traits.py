@@ -1,4 +1,4 @@
-"""Derives from the techniques which plans can share traces: sizes, patched libraries, period of layers."""
+"""Derives from the techniques which plans can share traces: sizes, allocator, patched libraries, period of layers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _Fields = Mapping[str, object]
 
 
 def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
-    """Return a plan's arguments and model arguments, without those that only set the sizes of micro-batches."""
-    return _without(plan, _size_paths())
+    """Return a plan's arguments and model arguments, without those that only set sizes or the allocator's behaviour."""
+    return _without(plan, _untraced_paths())
 
 
 def same_step(plan: TrainingPlan) -> str:
-    """Return a key that is equal for plans that differ only in the sizes of their micro-batches."""
-    return _digest(plan.trainer, *without_sizes(plan))
+    """Return a key that is equal for plans that differ only in the sizes of micro-batches, or in the allocator."""
+    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft))
 
 
 def libraries_of(plan: TrainingPlan) -> str:
@@ -31,7 +31,7 @@ def libraries_of(plan: TrainingPlan) -> str:
     Liger, for instance, patches model classes, which stay patched until the process ends. Arguments that no technique
     writes are assumed to do the same.
     """
-    return _digest(plan.trainer, *_without(plan, _size_paths() | _harmless_paths()))
+    return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()))
 
 
 def layer_period(plan: TrainingPlan) -> int:
@@ -44,9 +44,14 @@ def size_knobs() -> frozenset[str]:
     return frozenset(technique.name for technique in catalogue() if technique.only_sizes)
 
 
+def allocator_knobs() -> frozenset[str]:
+    """Return the names of the techniques that change only how the caching allocator serves a step."""
+    return frozenset(technique.name for technique in catalogue() if technique.only_allocator)
+
+
 @cache
-def _size_paths() -> frozenset[str]:
-    return frozenset(_paths(technique for technique in catalogue() if technique.only_sizes))
+def _untraced_paths() -> frozenset[str]:
+    return frozenset(_paths(item for item in catalogue() if item.only_sizes or item.only_allocator))
 
 
 @cache

@@ -94,6 +94,7 @@ class Trainer(ABC):
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
         generates: whether it trains on completions that the model generates, and that reward functions score.
+        evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
@@ -116,6 +117,7 @@ class Trainer(ABC):
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
     generates: ClassVar[bool] = False
+    evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
@@ -161,6 +163,10 @@ class Trainer(ABC):
         sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
         return self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
 
+    def copies(self, plan: TrainingPlan) -> int:
+        """Return how many rows of a micro-batch each row of the dataset makes."""
+        return 1
+
     @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a micro-batch of ``rows`` rows that may differ in length."""
@@ -197,6 +203,18 @@ class Trainer(ABC):
         """
         raise NotImplementedError(f"{self.trainer_class} cuts rows by itself")
 
+    def runs_by_command(self, plan: TrainingPlan) -> bool:
+        """Return whether ``trl NAME --config`` trains by a plan: it has no key for a configuration in PEFT's JSON."""
+        return self.has_command and not plan.peft
+
+    def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return tokenised rows as the user wrote them, for a dataset of which some rows are dropped.
+
+        Raises:
+            NotImplementedError: none are dropped before this trainer sees them.
+        """
+        raise NotImplementedError(f"no rows are dropped before {self.trainer_class} sees them")
+
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None
@@ -210,7 +228,7 @@ class Trainer(ABC):
             "gradient_accumulation_steps": _TRACED_MICRO_BATCHES,
             **self.sizes_at(layout, shape),
         }
-        return TrainingPlan(plan.trainer, {**args, **sizes}, model)
+        return TrainingPlan(plan.trainer, {**args, **sizes}, model, peft=plan.peft)
 
     def normal(self, candidate: Candidate, setting: Setting) -> Candidate:
         """Return the representative of all candidates with the same plan."""
@@ -227,7 +245,7 @@ class Trainer(ABC):
             impossible = technique.impossible(choice, setting)
             if impossible:
                 return f"{technique.name}={choice}: {impossible}"
-            conflict = technique.conflict(choice, candidate, setting)
+            conflict = technique.conflict(choice, candidate, setting) or self._absent(technique, candidate, setting)
             if conflict:
                 return conflict
             changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
@@ -238,25 +256,38 @@ class Trainer(ABC):
                 )
         return self.rule(candidate, setting)
 
+    def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
+        absent, choice = setting.workload.absent, candidate[technique.name]
+        if not absent or choice == technique.default(setting):
+            return None
+        missing = technique.plan(choice, candidate, setting).keys() & absent
+        return f"{technique.name}={choice}: the installed TRL has no field for {min(missing)}" if missing else None
+
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the training plan of a candidate."""
         hardware = setting.machine.hardware
         device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
-        tree: dict[str, object] = {"args": {}, "model": {}, "truncate_to": None}
+        tree: dict[str, object] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
         for path, value in device_args.items():
             _put(tree, f"args.{path}", value)
         for technique in self.techniques:
             for path, value in technique.plan(candidate[technique.name], candidate, setting).items():
+                if path in setting.workload.absent:
+                    continue
                 _put(tree, path, value)
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
                     _put(tree, further, needed)
         if setting.workload.evaluation is not None:
             _put(tree, "args.eval_strategy", EVALUATED)
-        args, model, truncate_to = tree["args"], tree["model"], tree["truncate_to"]
+        args, model, env, peft = (tree[name] for name in ("args", "model", "env", "peft"))
+        truncate_to = tree["truncate_to"]
         assert isinstance(args, dict)
         assert isinstance(model, dict)
+        assert isinstance(env, dict)
+        assert isinstance(peft, dict)
         assert truncate_to is None or isinstance(truncate_to, int)
-        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes))
+        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env, peft)
 
 
 def _put(tree: dict[str, object], path: str, value: object) -> None:

@@ -12,15 +12,13 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
-from autotune.trainers.geometry import micro_batches_of, number, rows_of, widest_of
+from autotune.trainers.geometry import evaluated_rows_of, micro_batches_of, number, rows_of, widest_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted, prompt_counts, required
 
 OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
 TRACED_GENERATION = 2
 """Micro-batches of the generation batch in a trace: completions of two prompts divide into micro-batches of one row."""
-STAND_IN = "stand-in"
-"""The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
 
 
 class Generating(Prompted):
@@ -39,6 +37,10 @@ class Generating(Prompted):
         Args:
             aligned: whether every optimizer step begins with completions of the present model.
         """
+
+    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
+        """Return what the plan says, and the completions of a generation batch (``max_num_seqs``)."""
+        return number(plan, "vllm_max_model_length"), rows_of(plan) * steps_per_generation(plan)
 
     def document(self, lengths: tuple[int, ...]) -> Document:
         """Return the prompt, which is kept at any length."""
@@ -78,6 +80,14 @@ class Generating(Prompted):
             ),
         )
 
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the geometry of evaluation, which generates, scores and compares each micro-batch by itself."""
+        return replace(super().evaluated(plan, documents, rows), apart=())
+
+    def copies(self, plan: TrainingPlan) -> int:
+        """Return the completions of a prompt."""
+        return required(plan, "num_generations")
+
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape."""
         return {
@@ -88,17 +98,14 @@ class Generating(Prompted):
         }
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan.
-
-        vLLM does not run on a virtual device, and is replaced by completions that are there.
-        """
+        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan."""
         traced = super().traced_plan(plan, layout, shape)
         # A step of three micro-batches does not end with a generation batch of two.
         accumulated = TRACED_GENERATION if _aligned(plan) else TRACED_GENERATION + 1
         args = {**traced.args, "gradient_accumulation_steps": accumulated, "num_iterations": 1}
-        if args.get("use_vllm"):
-            args = {name: value for name, value in args.items() if name != "vllm_enable_sleep_mode"}
-            args["vllm_mode"] = STAND_IN
+        if plan.evaluates:
+            # Any number of rows has to be a number of whole groups.
+            args["num_generations_eval"] = shape.rows
         return replace(traced, args=args)
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
@@ -118,7 +125,7 @@ class Generating(Prompted):
         return rows_of(plan) * steps_per_generation(plan)
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why a generation batch cannot be made of whole groups of completions of the prompts that there are."""
+        """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
         plan = self.plan(candidate, setting)
         copies, per_generation = required(plan, "num_generations"), steps_per_generation(plan)
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
@@ -127,6 +134,12 @@ class Generating(Prompted):
             return (
                 f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
                 "completions of one prompt (num_generations)"
+            )
+        evaluated = evaluated_rows_of(plan) * plan.launch.processes
+        if plan.evaluates and evaluated % copies:
+            return (
+                f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
+                f"groups of the {copies} completions of one prompt (num_generations)"
             )
         if micro_batches % uses and uses % micro_batches:
             return (

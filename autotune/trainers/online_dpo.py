@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape
 from autotune.core.candidate import Candidate
@@ -10,6 +11,8 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.techniques.vllm import SLEEPING, is_colocated
 from autotune.trainers.base import ConfigFields
 from autotune.trainers.geometry import micro_batches_of, rows_of, widest_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted, prompt_counts, required
@@ -23,6 +26,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     Generation sees whole prompts. For the loss, prompt and completion together are cut to ``max_length`` by leaving out
     the beginning of the prompt; no row is dropped. TRL has no command for this trainer, and its class is experimental.
+    It inherits an evaluation that passes the dataset's columns to the model, and fails.
     """
 
     name = "online_dpo"
@@ -30,6 +34,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     title = "Online direct preference optimisation"
     config_class = "OnlineDPOConfig"
     trainer_class = "OnlineDPOTrainer"
+    evaluates = False
     has_command = False
     module = "trl.experimental.online_dpo"
     loads_by_name = False
@@ -48,9 +53,21 @@ class OnlineDirectPreferenceOptimization(Prompted):
             "repetition_penalty", "reward_weights", "temperature", "top_k", "top_p",
         }),
         # The trainer never reads reward_model_path.
-        without_effect=frozenset({"model_init_kwargs", "reward_model_path", "trust_remote_code"}),
+        without_effect=frozenset({
+            "model_init_kwargs", "reward_model_path", "trust_remote_code", "vllm_group_port", "vllm_server_base_url",
+            "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+        }),
         assumed={},
     )  # fmt: skip
+
+    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
+        """Return what TRL adds up: ``max_length``, with a completion beside it, and the prompts of a micro-batch."""
+        return required(plan, "max_length") + required(plan, self.most_field), rows_of(plan)
+
+    def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
+        """Return a plan for a trace; without vLLM, TRL calls the method in whose place completions are given."""
+        traced = super().traced_plan(plan, layout, shape)
+        return replace(traced, args={name: value for name, value in traced.args.items() if name != "use_vllm"})
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the completions of a micro-batch."""
@@ -100,12 +117,38 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why the loss would see completions without any of their prompts."""
+        """Return why TRL cannot do a candidate, why it is not planned, or why the loss would see no prompts."""
         plan = self.plan(candidate, setting)
+        if plan.evaluates:
+            return f"{self.trainer_class} has no evaluation: it would pass prompts to the model as they are"
+        if plan.args.get("use_vllm"):
+            return f"vLLM is not planned beside {self.trainer_class}"
         most, cut = required(plan, self.most_field), required(plan, "max_length")
         if most >= cut:
             return f"completions of {most} tokens (max_new_tokens) leave no room for prompts in max_length={cut}"
+        if is_colocated(candidate):
+            return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, micro_batches_of(plan))
         return None
+
+
+def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
+    """Return why vLLM would refuse the longest sequence, which TRL sets, or the longest prompt."""
+    known, prompt = setting.workload.model.max_positions, setting.workload.dataset.documents.longest
+    if known is not None and longest > known:
+        return f"vLLM refuses sequences of {longest:,} tokens of a model that was made for {known:,}"
+    if prompt > cut:
+        return f"the longest prompt has {prompt:,} tokens, and vLLM takes only max_length={cut:,} and a completion"
+    return None
+
+
+def _asleep_between(candidate: Candidate, micro_batches: int) -> str | None:
+    """Return why vLLM cannot sleep between the micro-batches of a step.
+
+    It drops its weights, and TRL sends them again only once in a step (``_generate_vllm_colocate``).
+    """
+    if candidate[VLLM] != SLEEPING or micro_batches == 1:
+        return None
+    return "TRL's online DPO does not give vLLM its weights back within an optimizer step of several micro-batches"
 
 
 TRAINER = OnlineDirectPreferenceOptimization()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.candidate import Candidate
@@ -16,6 +16,9 @@ from autotune.core.setting import Setting
 from autotune.trainers.base import DatasetFormat, Trainer
 from autotune.trainers.geometry import widest_of
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 GENERATION = "generation"
 """The model generates completions."""
 REFERENCE_PASS = "reference log-probabilities"
@@ -23,8 +26,15 @@ REFERENCE_PASS = "reference log-probabilities"
 SCORING = "scoring"
 """The reward functions."""
 
+PROMPT, COMPLETION = "prompt_ids", "completion_ids"
+"""The columns that tokenising adds: the tokens of prompts, and of the completions that the dataset has."""
+
 NO_REWARD = "get_soft_overlong_punishment"
 """The reward function that is used if none is named: TRL's own, which only looks at a completion's length."""
+
+
+STAND_IN = "stand-in"
+"""The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
 
 
 class Prompted(Trainer):
@@ -41,6 +51,13 @@ class Prompted(Trainer):
     most_field: ClassVar[str]
 
     @abstractmethod
+    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
+        """Return the longest sequence that TRL tells vLLM of, or None if it tells nothing, and how many at once.
+
+        The second is for each of the GPUs that share an engine.
+        """
+
+    @abstractmethod
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return how many completions are padded to the longest of them."""
 
@@ -53,13 +70,25 @@ class Prompted(Trainer):
         return Layout.PADDED
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, with the reward functions."""
-        return replace(super().traced_plan(plan, layout, shape), rewards=plan.rewards)
+        """Return a plan for a trace, with the reward functions.
+
+        vLLM does not run on a virtual device, and is replaced by completions that are there.
+        """
+        traced = super().traced_plan(plan, layout, shape)
+        args = dict(traced.args)
+        if args.get("use_vllm"):
+            args.pop("vllm_enable_sleep_mode", None)
+            args["vllm_mode"] = STAND_IN
+        return replace(traced, args=args, rewards=plan.rewards)
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return prompts with the tokens of their completions; the adapter makes one of these shorter."""
         generated = int(shape.generated)
         return ((int(shape.tokens) - generated, generated),) * shape.rows
+
+    def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return all columns of the dataset: tokenising keeps them, since reward functions may read them."""
+        return batch.select([name for name in batch.schema.names if name not in (PROMPT, COMPLETION)])
 
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the plan, with the reward functions and what is assumed of completions."""

@@ -48,6 +48,7 @@ class RewardModelling(Trainer):
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {
         # PEFT then trains the new head beside the adapters, and puts no adapter on it.
         "model.use_peft": {"model.lora_task_type": "SEQ_CLS"},
+        "peft": {"peft.task_type": "SEQ_CLS"},
         # Liger's fused loss replaces the model's forward by that of a language model. Other trainers turn it off.
         "args.use_liger_kernel": {"args.liger_kernel_config": {"fused_linear_cross_entropy": False}},
     }

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from autotune.virtual import softmax
+
 _aten = torch.ops.aten
 # aten/src/ATen/native/ReduceOps.cpp: on the CPU a reduction first casts its input to the type of its result.
 _REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum})
@@ -24,6 +26,8 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return _flash(args[0], args[1])
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
+    if func.overloadpacket in softmax.KERNELS:
+        return softmax.contiguous_copies(func, args)
     if func.overloadpacket in _REDUCTIONS:
         return _converted((args[0],), result.dtype)
     if torch.Tag.pointwise in func.tags and func.overloadpacket not in _CONVERT_THEMSELVES:

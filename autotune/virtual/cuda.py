@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autotune.virtual import flash, flex
+from autotune.virtual import flash, flex, softmax
 from autotune.virtual.tensors import operator_name
 
 _aten = torch.ops.aten
@@ -26,6 +26,8 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return _cudnn_backward(args[1], args[2], args[3])
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
+    if func.overloadpacket in softmax.KERNELS:
+        return softmax.contiguous_copies(func, args)
     name = operator_name(func)
     if name in flash.BACKWARD:
         return flash.backward_workspace(args[1], args[2], args[-2], args[-1])

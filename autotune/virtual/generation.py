@@ -60,20 +60,22 @@ class _Generation:
         if new > 1:
             with repeated(new - 1):
                 self._continued(cache, self._prompt + new // 2)
+            # The loop keeps the scores of the token before the last, so both are generated.
+            last = min(2, new - 1)
             with repeated(0):
-                self._continued(cache, self._prompt + new - 1)
+                self._continued(cache, self._prompt + new - last, last)
         token = next(token for token in range(_TOKEN, _TOKEN + 100) if token not in _ends(self._config))
         ids = adopt(np.full((self._rows, self._prompt + new), token, dtype=np.int64))
         return ids.to(self._inputs[self._ids].device)
 
-    def _step(self, **inputs: Any) -> Any:
+    def _step(self, new: int = 1, **inputs: Any) -> Any:
         config = copy.deepcopy(self._config)
-        config.max_new_tokens = config.min_new_tokens = 1
+        config.max_new_tokens = config.min_new_tokens = new
         config.return_dict_in_generate = True
         return self._whole(self._model, generation_config=config, **inputs)
 
-    def _continued(self, cache: Any, tokens: int) -> None:
-        """Generate the token after so many, all but the last of which are in the cache."""
+    def _continued(self, cache: Any, tokens: int, new: int = 1) -> None:
+        """Generate ``new`` tokens after so many, all but the last of which are in the cache."""
         shape = (self._rows, tokens)
         known = adopt({"ids": np.full(shape, _TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
         device = self._inputs[self._ids].device
@@ -81,7 +83,7 @@ class _Generation:
         if cache is not None:
             _fill(cache, tokens - 1)
             inputs["past_key_values"] = cache
-        self._step(**inputs)
+        self._step(new, **inputs)
 
 
 def _fill(cache: Any, tokens: int) -> None:

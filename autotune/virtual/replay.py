@@ -41,6 +41,7 @@ def replay(
     capability: tuple[int, int] | None = None,
     limit_bytes: int | None = None,
     expandable_segments: bool = False,
+    emptied: bool = False,
     after_phase: Callable[[str, CachingAllocator], None] | None = None,
 ) -> Replay:
     """Replay a trace's allocations and frees on the device through the caching allocator, in order.
@@ -50,6 +51,8 @@ def replay(
             is allocated at the first product of each pass. None: the size on most GPUs.
         limit_bytes: the most that the allocator may reserve, or None.
         expandable_segments: PyTorch's setting.
+        emptied: whether the cache is emptied before every backward pass, as transformers' Trainer does with
+            ``torch_empty_cache_steps=1``.
         after_phase: called with the name of each phase that ends and the allocator, whose cache it may empty.
 
     Raises:
@@ -60,12 +63,17 @@ def replay(
     first_products = _first_products(traced)
     ends = {phase.end_event: phase.name for phase in traced.phases} if after_phase is not None else {}
     blocks: dict[int, tuple[int, Block]] = {}
+    in_backward = False
     for index, event in enumerate(traced.events):
         while first_products and event.operator >= first_products[0]:
             first_products.pop(0)
             allocator.allocate(workspace)
         if after_phase is not None and index in ends:
             after_phase(ends[index], allocator)
+        if emptied and event.operator >= 0:
+            before, in_backward = in_backward, traced.operators[event.operator].in_backward
+            if in_backward and not before:
+                allocator.empty_cache()
         if event.place is not Place.DEVICE:
             continue
         size, block = blocks.pop(event.storage, (0, None))

@@ -44,6 +44,11 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     [
         ({}, "neither a dataset nor a length"),
         ({"dataset": "rows.jsonl", "seq_len": 8}, "both a dataset and a length"),
+        (
+            {"dataset": "a.jsonl", "eval_dataset": "b.jsonl", "trainer": "online_dpo"},
+            "OnlineDPOTrainer cannot be evalu",
+        ),
+        ({"seq_len": 8, "trainer": "grpo", "prompt_coverage": 0.9}, "prompts that are all --seq-len long"),
         ({"seq_len": 0}, "A length of 0 tokens is not possible"),
         ({"seq_len": 64, "gpu": "24GiB", "memory_budget": 25 << 30}, "larger than 24GiB"),
         ({"seq_len": 64, "gpu": "24GiB", "memory_budget": "0GiB"}, "'0GiB' is not a size"),

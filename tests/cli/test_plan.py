@@ -30,7 +30,7 @@ POSITIONS = 64
 FIXED = {
     "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
     "optimizer": "adamw_torch", "packing": "none", "pad_to_multiple_of": "none", "padding_free": "off",
-    "precision": "float32",
+    "precision": "float32", "allocator": "default", "torch_empty_cache_steps": "off",
 }  # fmt: skip
 
 

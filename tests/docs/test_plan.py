@@ -11,12 +11,13 @@ import pytest
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedGroup, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.vllm import VllmOutlook, VllmShare
 from autotune.report.plan_words import BASIS
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
 
 
-EXPLAINED = [Explanation, TracedGroup, TracedPoint, PartPeak, PartTime, Additions]
+EXPLAINED = [VllmOutlook, VllmShare, Explanation, TracedGroup, TracedPoint, PartPeak, PartTime, Additions]
 
 
 @pytest.mark.parametrize("kind", [Plan, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, *EXPLAINED])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autotune.api.result import ProbeResult
 from autotune.core.codec import decode
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
@@ -17,7 +18,7 @@ from autotune.core.result import Result
 from autotune.core.status import RunStatus
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.emit.bundle import write_bundle
-from autotune.errors import InputError
+from autotune.errors import AutotuneError, InputError
 from tests.report.examples import a_result, a_workload, interrupted, nothing_fits
 
 
@@ -189,3 +190,59 @@ def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path) -> None:
         write_bundle(a_result(confirmed=False), tmp_path)
     assert "Free some space" in raised.value.hint
     assert (tmp_path / "result.json").read_bytes() == before
+
+
+def with_env(result: Result, **env: str) -> Result:
+    """Return the result with environment variables in the recommendation's plan."""
+    assert result.recommended is not None
+    return replace(result, recommended=replace(result.recommended, plan=replace(result.recommended.plan, env=env)))
+
+
+def test_environment_variables_are_where_trl_looks_for_them(tmp_path: Path) -> None:
+    write_bundle(with_env(a_result(), PYTORCH_ALLOC_CONF="expandable_segments:True"), tmp_path)
+    assert the_config(tmp_path)["env"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_the_script_sets_them_before_it_imports_trl(tmp_path: Path) -> None:
+    write_bundle(with_env(a_result(), PYTORCH_ALLOC_CONF="expandable_segments:True"), tmp_path)
+    statements = [ast.unparse(node) for node in ast.parse((tmp_path / "train.py").read_text()).body]
+    variable = statements.index("os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'")
+    assert variable < min(index for index, text in enumerate(statements) if text.startswith("from trl"))
+
+
+def test_without_environment_variables_none_are_written(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    assert "env" not in the_config(tmp_path)
+    assert "os.environ" not in (tmp_path / "train.py").read_text()
+
+
+def with_peft(result: Result, **peft: object) -> Result:
+    """Return the result with a PEFT configuration in the recommendation's plan."""
+    assert result.recommended is not None
+    plan = replace(result.recommended.plan, model={"use_peft": True}, peft=peft)
+    return replace(result, recommended=replace(result.recommended, plan=plan))
+
+
+def test_a_peft_configuration_is_a_file_that_only_the_script_reads(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    write_bundle(with_peft(a_result(), peft_type="IA3", target_modules=["k_proj"]), tmp_path)
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["peft_config.json", "result.json", "train.py"]
+    assert json.loads((tmp_path / "peft_config.json").read_text()) == {
+        "peft_type": "IA3",
+        "target_modules": ["k_proj"],
+    }
+    script = (tmp_path / "train.py").read_text()
+    assert "use_peft" not in script
+    assert "there is no config.yaml" in " ".join(script.split())
+
+
+def test_the_file_goes_with_the_recommendation_that_needed_it(tmp_path: Path) -> None:
+    write_bundle(with_peft(a_result(), peft_type="IA3"), tmp_path)
+    write_bundle(a_result(), tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.yaml", "result.json", "train.py"]
+
+
+def test_a_configuration_file_that_trl_would_not_train_by_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(AutotuneError, match="no command"):
+        ProbeResult(with_peft(a_result(), peft_type="IA3")).to_yaml(tmp_path / "config.yaml")

@@ -27,7 +27,12 @@ CPU: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
 }
 NESTED = {"gradient_checkpointing_kwargs": {"every_n_layers": 2}, "model_init_kwargs": {"device_map": None}}
-PLAIN = TrainingPlan("sft", {**CPU, **NESTED, "packing": False, "max_length": 64}, {"dtype": "float32"})
+PLAIN = TrainingPlan(
+    "sft",
+    {**CPU, **NESTED, "packing": False, "max_length": 64},
+    {"dtype": "float32"},
+    env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+)
 PACKED_LORA = TrainingPlan(
     "sft",
     {**CPU, "packing": True, "packing_strategy": "bfd", "max_length": 128, "gradient_checkpointing": False},
@@ -44,6 +49,14 @@ PADDING_FREE = TrainingPlan(
 )
 PLANS = pytest.mark.parametrize(
     "plan", [PLAIN, PACKED_LORA, PADDING_FREE], ids=["plain", "packed with LoRA", "padding-free and cut"]
+)
+
+
+IA3 = TrainingPlan(
+    "sft",
+    {**CPU, "max_length": 64, "gradient_checkpointing": False},
+    {"dtype": "float32", "use_peft": True},
+    peft={"peft_type": "IA3", "target_modules": ["k_proj"], "feedforward_modules": []},
 )
 
 
@@ -106,3 +119,11 @@ def test_the_script_runs_where_it_was_moved_and_takes_overrides(bundle: Path, tm
     moved = bundle.rename(tmp_path / "moved")
     run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)
     assert list((tmp_path / "elsewhere").glob("*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [IA3], ids=["IA3"])
+def test_the_script_trains_what_the_peft_configuration_beside_it_says(bundle: Path, tmp_path: Path) -> None:
+    moved = bundle.rename(tmp_path / "moved")
+    run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)
+    assert json.loads((tmp_path / "elsewhere" / "adapter_config.json").read_text())["peft_type"] == "IA3"

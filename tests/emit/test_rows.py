@@ -11,7 +11,7 @@ from datasets import Dataset, load_dataset
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetSource, Workload
-from autotune.emit.rows import FILES, cut_length, training_rows, write_cut_rows, write_rows
+from autotune.emit.rows import FILES, cut_length, training_rows, write_copied_rows, write_rows
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
 from tests.report.examples import a_workload
@@ -34,7 +34,7 @@ def tokenized_directory(tmp_path: Path) -> Path:
 
 
 def test_rows_are_cut_and_those_without_a_counted_label_dropped(tokenized_directory: Path, tmp_path: Path) -> None:
-    rows = write_cut_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
+    rows = write_copied_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
     assert rows == 3
     assert pq.read_table(tmp_path / "rows.parquet").to_pydict() == {
         "input_ids": [[1, 2, 3], [6, 7], [12, 13, 14]],
@@ -44,12 +44,12 @@ def test_rows_are_cut_and_those_without_a_counted_label_dropped(tokenized_direct
 
 def test_the_rows_of_a_selection_are_cut_in_its_order(tmp_path: Path) -> None:
     Dataset.from_dict(ROWS).select([3, 0]).save_to_disk(tmp_path / "selected")
-    write_cut_rows(SFT, tmp_path / "selected", 2, tmp_path / "rows.parquet")
+    write_copied_rows(SFT, tmp_path / "selected", 2, tmp_path / "rows.parquet")
     assert pq.read_table(tmp_path / "rows.parquet")["input_ids"].to_pylist() == [[12, 13], [1, 2]]
 
 
 def test_datasets_loads_the_file_by_its_entry(tokenized_directory: Path, tmp_path: Path) -> None:
-    write_cut_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
+    write_copied_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
     rows = training_rows(a_workload(), TrainingPlan("sft", truncate_to=1024), tmp_path)
     assert load_dataset(**rows.entry(rows.split)).column_names == ["input_ids", "labels"]
 
@@ -68,7 +68,7 @@ def test_rows_are_cut_where_one_token_is_too_many() -> None:
 def test_a_full_disk_is_named(tokenized_directory: Path, tmp_path: Path) -> None:
     (tmp_path / ".rows.parquet.part").symlink_to("/dev/full")
     with pytest.raises(InputError, match=r"rows\.parquet cannot be written"):
-        write_cut_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
+        write_copied_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
 
 
 def test_a_moved_bundle_keeps_its_script_right(tmp_path: Path) -> None:

@@ -90,4 +90,4 @@ def test_a_length_that_keeps_no_row_is_told(small_model_directory: Path, pairs: 
     words = ("--trainer", "reward", "--device", "cpu", "--max-length", "3", "--output", "none")
     ended = autotune("probe", small_model_directory, pairs, *words, folder=tmp_path)
     assert ended.code == 2
-    assert "max_length=3 drops every row of the dataset" in ended.err
+    assert "max_length=3 leaves none of the dataset's 60 rows" in ended.err

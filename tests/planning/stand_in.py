@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from autotune.core.plan import AllocatorUse
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.protocol import TracedPeak, TraceReply, TraceRequest
+from autotune.core.protocol import Replayed, TracedPeak, TraceReply, TraceRequest
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.probing.tracing import Traced, Untraceable
@@ -76,6 +77,10 @@ def _answer(request: TraceRequest) -> Traced:
         reserved_bytes=round(1.05 * allocated_bytes), fits_limit=True, worst_rows=rows, worst_tokens=tokens, step=None,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
+        replays=tuple(
+            Replayed(AllocatorUse(growing), allocated_bytes, round((1.01 if growing else 1.05) * allocated_bytes))
+            for growing in (False, True)
+        ),
     )  # fmt: skip
 
 

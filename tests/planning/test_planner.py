@@ -237,3 +237,33 @@ def test_rows_of_one_length_vary_nothing_and_what_cannot_be_traced_is_not_known(
     )
     lost.vary(best.candidate)
     assert lost.estimate(best.candidate).memory is None
+
+
+def test_candidates_that_differ_in_the_allocator_share_traces_and_reserve_what_its_replay_reserves(
+    tmp_path: Path,
+) -> None:
+    tracer = AnalyticTracer()
+    here = problem_of()
+    planner = planner_of(here, tracer, tmp_path, 10 * GIB)
+    planner.trace([here.baseline])
+    traced = len(tracer.requests)
+    fixed, growing = here.baseline, here.baseline.but(allocator="expandable_segments")
+    planner.trace([growing])
+    memories = [planner.estimate(candidate).memory for candidate in (fixed, growing)]
+
+    assert len(tracer.requests) == traced
+    assert memories[0] is not None
+    assert memories[1] is not None
+    assert memories[0].peak_bytes == memories[1].peak_bytes
+    unused = [memory.breakdown["fragmentation"] for memory in memories if memory is not None]
+    assert unused[1] == pytest.approx(unused[0] / 5, rel=1e-6)
+    assert planner.estimate(fixed).tokens_per_second == planner.estimate(growing).tokens_per_second
+
+
+def test_varied_lengths_are_replayed_with_the_allocator_of_the_candidate(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    here = problem_of({TOKENS: 4, 100: 4})
+    planner = planner_of(here, tracer, tmp_path, 10 * GIB)
+    growing = here.baseline.but(allocator="expandable_segments")
+    planner.vary(growing)
+    assert [request.allocator.expandable_segments for request in tracer.requests if request.varied] == [True]

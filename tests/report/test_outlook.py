@@ -103,5 +103,13 @@ def test_the_next_command_is_relative_to_the_working_directory(monkeypatch: pyte
     assert next_command(in_directory(a_result(), tmp_path / "my run")) == "trl sft --config 'my run/config.yaml'"
 
 
+def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
+    result = in_directory(a_result(), Path("/elsewhere"))
+    assert result.recommended is not None
+    plan = replace(result.recommended.plan, peft={"peft_type": "IA3"})
+    asked = replace(result, recommended=replace(result.recommended, plan=plan))
+    assert next_command(asked) == "python /elsewhere/train.py"
+
+
 def test_the_next_command_is_absolute_for_a_bundle_elsewhere() -> None:
     assert next_command(in_directory(a_result(), Path("/elsewhere"))) == "trl sft --config /elsewhere/config.yaml"

@@ -104,7 +104,7 @@ def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated
     # In the order of a random sampler too: evaluation may be given rows in another order.
     shuffled = real.eval_dataset.shuffle(seed=1)
     batches = [batch for data in (None, shuffled) for batch in real.get_eval_dataloader(data)]
-    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real), known.collation(real))
+    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))
     chosen = [real.data_collator([real.eval_dataset[int(row)] for row in order]) for order in largest]
     most = max(known.collated(batch)[1] for batch in chosen)
     drawn = [known.collated(batch)[1] for batch in batches]
@@ -113,7 +113,7 @@ def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated
     if not flat:
         # Padded rows: the micro-batch that has the longest row is as large, unless that is the last and not full.
         longest = int(np.argmax(evaluated_sizes(real, known).widest))
-        full = longest < len(real.eval_dataset) // rows_at_once(real) * rows_at_once(real)
+        full = longest < len(real.eval_dataset) // rows_at_once(real, known) * rows_at_once(real, known)
         assert max(drawn) == most or not full
 
 
@@ -124,7 +124,7 @@ def test_the_specification_says_which_micro_batch_is_evaluated(workload_of: Make
     workload = Workload("sft", request.model, source, found.model, found.dataset, {}, source, found.evaluation)
     geometry = whole_geometry(find_trainer("sft"), request.plan, workload)
     real, known = built(request, tmp_path), adapter("sft")
-    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real), known.collation(real))[0]
+    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))[0]
     collated = known.collated(real.data_collator([real.eval_dataset[int(row)] for row in largest]))
     assert geometry.evaluation is not None
     worst = geometry.evaluation.worst

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.timeline import Occurrence, Part
@@ -280,3 +281,31 @@ def test_an_optimizer_that_takes_all_parameters_at_once_holds_as_much_again(run:
 
     parameters = max(at_once.levels["parameter"])
     assert max(at_once.levels["temporary"]) - max(fused.levels["temporary"]) == pytest.approx(parameters, rel=0.05)
+
+
+def test_one_trace_is_replayed_for_every_use_of_the_allocator(run: Any) -> None:
+    reply = run()
+    uses = [AllocatorUse(*settings) for settings in product((False, True), repeat=2)]
+
+    assert [found.allocator for found in reply.replays] == uses
+    own = reply.replayed(AllocatorUse())
+    assert (own.allocated_bytes, own.reserved_bytes) == (reply.allocated_bytes, reply.reserved_bytes)
+    grown = reply.replayed(AllocatorUse(expandable_segments=True))
+    # Blocks of growing segments are split to the size of the request, so that tensors count for less.
+    assert reply.device.bytes < grown.allocated_bytes < own.allocated_bytes
+    assert grown.reserved_bytes != own.reserved_bytes
+
+
+def test_the_figures_of_a_reply_are_those_of_the_use_that_was_asked_for(run: Any) -> None:
+    use = AllocatorUse(expandable_segments=True)
+    reply = run(allocator=use)
+
+    assert reply.reserved_bytes == reply.replayed(use).reserved_bytes
+    assert reply.replays == run().replays
+
+
+def test_a_cpu_has_no_use_of_an_allocator_to_choose(run: Any) -> None:
+    reply = run(target="cpu", gpu=None)
+
+    assert reply.replays == ()
+    assert reply.replayed(AllocatorUse(emptied=True)).allocated_bytes == reply.allocated_bytes

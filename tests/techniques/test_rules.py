@@ -10,6 +10,7 @@ import pytest
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
+from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import Workload
 from autotune.techniques import find
@@ -216,6 +217,8 @@ def test_checkpointing_every_n_layers_needs_n_layers() -> None:
         ({"attention": "flex_attention"}, "no backward pass"),
         ({"attention": "flash_attention_2"}, "CUDA GPU"),
         ({"optimizer": "paged_adamw_8bit"}, "no GPU"),
+        ({"allocator": "expandable_segments"}, "no GPU"),
+        ({"torch_empty_cache_steps": 1}, "no GPU"),
     ],
 )
 def test_what_a_cpu_cannot_do_is_illegal_there(choices: dict[str, str], why: str) -> None:
@@ -245,6 +248,24 @@ def test_a_cpu_is_named_in_the_plan_and_a_gpu_is_not_shared_with_the_cpu() -> No
     assert SFT.plan(kernels, on_gpu).args["model_init_kwargs"] == {"device_map": None, "use_kernels": True}
 
 
+def test_growing_segments_are_an_environment_variable_of_the_plan() -> None:
+    here = setting(machine=GPU)
+    choices = ("default", "expandable_segments")
+    plain, growing = (SFT.plan(candidate(here, allocator=choice), here) for choice in choices)
+    assert (plain.env, plain.allocator) == ({}, AllocatorUse())
+    assert growing.env == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert growing.allocator == AllocatorUse(expandable_segments=True)
+    assert plain.fingerprint != growing.fingerprint
+
+
+@pytest.mark.parametrize(("steps", "emptied"), [("off", False), (1, True), (10, False)])
+def test_only_a_cache_that_is_emptied_in_every_step_is_planned_as_emptied(steps: str | int, emptied: bool) -> None:
+    here = setting(machine=GPU)
+    plan = SFT.plan(candidate(here, torch_empty_cache_steps=steps), here)
+    assert plan.args.get("torch_empty_cache_steps", "off") == steps
+    assert plan.allocator.emptied is emptied
+
+
 def test_evaluation_has_a_size_of_its_own_only_where_there_is_one() -> None:
     plain = setting()
     of = replace(workload(), evaluation=workload().dataset, evaluation_source=workload().dataset_source)
@@ -269,3 +290,34 @@ def test_rows_to_evaluate_on_are_cut_no_more_than_those_to_train_on() -> None:
     assert int(knob.parse("coverage", here)) >= 396
     assert knob.parse("longest", here) == 400
     assert "keeps 9.8 % of the evaluation's tokens" in str(SFT.illegal(candidate(here, max_length=21), here))
+
+
+def test_what_vllm_generates_is_neither_batched_by_transformers_nor_asleep_beside_growing_segments() -> None:
+    grpo = trainers()["grpo"]
+    of = replace(workload(), trainer="grpo")
+    here = setting(machine=replace(GPU, planned=True), of=of, allowed=frozenset({"vllm", "continuous_batching"}))
+    start = Candidate({item.name: item.default(here) for item in grpo.techniques})
+    sleeping = start.but(vllm="colocate-sleep", allocator="expandable_segments")
+    assert "sleep mode" in str(find("allocator", grpo.techniques).conflict("expandable_segments", sleeping, here))
+    both = start.but(vllm="colocate", continuous_batching="on")
+    assert "does not run" in str(find("continuous_batching", grpo.techniques).conflict("on", both, here))
+
+
+def test_an_adapter_of_a_reward_model_trains_its_head() -> None:
+    reward = trainers()["reward"]
+    here = setting(of=replace(workload(), trainer="reward"), allowed=frozenset({"peft_config"}))
+    start = Candidate({item.name: item.default(here) for item in reward.techniques})
+    assert reward.plan(start.but(peft_config='{"peft_type":"IA3"}'), here).peft["task_type"] == "SEQ_CLS"
+    assert not reward.plan(start, here).peft
+
+
+def test_a_field_that_the_installed_trl_lacks_is_a_reason_and_is_left_out_of_plans() -> None:
+    here = setting(machine=GPU, of=replace(workload(), absent=("args.use_liger_kernel", "model.use_dora")))
+    assert "use_liger_kernel" in SFT.plan(candidate(setting(machine=GPU)), setting(machine=GPU)).args
+    assert "use_liger_kernel" not in SFT.plan(candidate(here), here).args
+    assert SFT.illegal(candidate(here), here) is None
+    reason = "liger=on: the installed TRL has no field for args.use_liger_kernel"
+    assert SFT.illegal(candidate(here, liger="on"), here) == reason
+    allowed = replace(here, allowed=frozenset({"lora"}))
+    assert SFT.illegal(candidate(allowed, lora="r16"), allowed) is None
+    assert "model.use_dora" in str(SFT.illegal(candidate(allowed, lora="r16-dora"), allowed))

@@ -18,6 +18,7 @@ from autotune.core.documents import Documents
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, SAVE, Repeat
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments
+from autotune.emit.bundle import write_bundle
 from autotune.emit.config import config_text
 from autotune.emit.rows import training_rows
 from autotune.emit.script import script_text
@@ -226,16 +227,20 @@ def test_its_script_compiles_and_names_its_classes(trainer: Trainer, prepared: P
 def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
     trainer: Trainer, prepared: Prepare, tmp_path: Path
 ) -> None:
-    trl = importlib.import_module("trl")
     result, chosen = handed_over(prepared(trainer, trainer.formats[-1].name), tmp_path)
+    if not trainer.runs_by_command(chosen.plan):
+        write_bundle(result, tmp_path / "bundle")
+        assert sorted(file.name for file in (tmp_path / "bundle").iterdir()) == ["result.json", "train.py"]
+        return
     text = config_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path))
     launched = launch_arguments(result.hardware)
     document = {name: value for name, value in yaml.safe_load(text).items() if name not in launched}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({**document, "output_dir": str(tmp_path)}), encoding="utf-8")
     config = of_trl(trainer.config_class, trainer.name)
-    parser = trl.TrlParser((config, trl.ModelConfig, trl.DatasetMixtureConfig))
-    arguments, model, dataset = parser.parse_args_and_config(["--config", str(file)])
+    script = importlib.import_module(f"trl.scripts.{trainer.name}").make_parser()
+    _, arguments, model, dataset = script.parse_args_and_config(["--config", str(file)], fail_with_unknown_args=True)
+    assert isinstance(arguments, config)
     assert model.model_name_or_path == result.workload.model_source.name
     assert [item.path for item in dataset.datasets] == ["json"]
     plain = {name: value for name, value in chosen.plan.args.items() if not isinstance(value, dict)}

@@ -7,7 +7,9 @@ import pytest
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, SAVE
 from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.trainers.prompts import GENERATION, NO_REWARD
 from autotune.virtual import trace
+from autotune.virtual.phases import inside
 from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer
 from tests.virtual.models import ARCHITECTURES, config_of
@@ -20,6 +22,8 @@ ROWS: dict[str, list[tuple[int, ...]]] = {
     # One pair is cut, and one is a token shorter, so that there is padding.
     "dpo": [(12, 40, 30), (16, 32, 31)],
 }
+# The worst: as many tokens of prompts and completions as in a micro-batch of training.
+PROMPTS = [(LENGTH - 16, 16)] * 2
 
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["full", "lora"])
@@ -40,6 +44,26 @@ def test_traced_peaks_are_those_of_the_cpu(architecture: str, trainer: str, adap
         assert abs(found / expected - 1) <= 0.01, f"{name}: peak {found} for {expected}"
         # Both come after an update, so gradients are freed, and weights and the optimizer's state are held.
         assert found >= traced.phase(name).start_bytes > 0
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+@pytest.mark.parametrize("adapters", [False, True], ids=["full", "lora"])
+def test_traced_peaks_with_generation_are_those_of_the_cpu(trainer: str, adapters: bool) -> None:
+    words = LORA if adapters else {}
+    args = {
+        "per_device_train_batch_size": 2, "max_completion_length": 16, "num_generations": 2, "steps_per_generation": 2,
+        "gradient_accumulation_steps": 2, "per_device_eval_batch_size": 2, "bf16": False, "eval_strategy": "epoch",
+    }  # fmt: skip
+    plan = TrainingPlan(trainer, args=args, model=words, rewards=(NO_REWARD,))
+    steps = traced_training(plan, config_of("llama", num_hidden_layers=2), small_tokenizer(), TracedRows(PROMPTS))
+
+    traced, real = trace(steps, target="cpu"), run_on_cpu(steps, phases=(EVALUATE, SAVE))
+
+    for name in (EVALUATE, SAVE):
+        found, expected = traced.phase(name).device_peak.bytes, real[name].peak_bytes
+        assert abs(found / expected - 1) <= 0.01, f"{name}: peak {found} for {expected}"
+    # Completions are generated there too.
+    assert inside(traced, traced.phase(EVALUATE), GENERATION)
 
 
 def test_a_save_takes_the_fused_weights_of_experts_apart() -> None:

@@ -62,3 +62,30 @@ def test_without_products_there_is_no_workspace() -> None:
 def test_a_limit_that_does_not_hold_it_is_an_error() -> None:
     with pytest.raises(OutOfMemoryError):
         replay(traced([(0, 64 * MIB, Place.DEVICE)]), limit_bytes=32 * MIB)
+
+
+@pytest.mark.parametrize(("emptied", "reserved"), [(False, 70 * MIB), (True, 40 * MIB)])
+def test_an_emptied_cache_is_not_reserved_in_the_backward_pass(emptied: bool, reserved: int) -> None:
+    forward, backward = operator(Kind.ELEMENTWISE), operator(Kind.ELEMENTWISE, in_backward=True)
+    changes = [(0, 30 * MIB, Place.DEVICE), (0, -30 * MIB, Place.DEVICE), (2, 40 * MIB, Place.DEVICE)]
+
+    found = replay(traced(changes, (forward, forward, backward)), emptied=emptied)
+
+    assert found.peak_allocated_bytes == 40 * MIB
+    assert found.peak_reserved_bytes == reserved
+
+
+def test_a_cache_is_emptied_before_each_backward_pass_and_not_within_one() -> None:
+    forward, backward = operator(Kind.ELEMENTWISE), operator(Kind.ELEMENTWISE, in_backward=True)
+    once = [(0, 30 * MIB, Place.DEVICE), (0, -30 * MIB, Place.DEVICE), (2, 40 * MIB, Place.DEVICE)]
+    again = [(2, -40 * MIB, Place.DEVICE), (4, 50 * MIB, Place.DEVICE)]
+
+    within = replay(traced([*once, *again], (*(forward,) * 2, *(backward,) * 3)), emptied=True)
+    between = replay(
+        traced([*once, *again, (4, -50 * MIB, Place.DEVICE), (6, MIB, Place.DEVICE), (7, 60 * MIB, Place.DEVICE)],
+               (*(forward,) * 2, *(backward,) * 4, forward, backward)),
+        emptied=True,
+    )  # fmt: skip
+
+    assert within.peak_reserved_bytes == 90 * MIB
+    assert between.peak_reserved_bytes == 90 * MIB + SMALL_BUFFER_BYTES

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from autotune.virtual import flex
+from autotune.virtual import cpu, flex
 from autotune.virtual.cuda import scratch
 from autotune.virtual.flash import backward_workspace
 
@@ -82,3 +84,13 @@ def test_efficient_attention_accumulates_queries_in_float32(head: int) -> None:
     assert delta == 4 * 2 * 8 * 512
     exact = 4 * 2 * 8 * 512 * -(-head // 64) * 64
     assert exact <= workspace <= 1.01 * exact
+
+
+@pytest.mark.parametrize("kernels", [scratch, cpu.scratch], ids=["cuda", "cpu"])
+def test_softmax_copies_what_is_not_contiguous(kernels: Callable[..., tuple[int, ...]]) -> None:
+    logits = _tensor(2, 10, 7, dtype=torch.float32)
+    forward, backward = _aten._log_softmax.default, _aten._log_softmax_backward_data.default
+
+    assert kernels(forward, (logits, -1, False), {}, logits) == ()
+    assert kernels(forward, (logits[:, 3:-1], -1, False), {}, logits) == (4 * 2 * 6 * 7,)
+    assert kernels(backward, (logits, logits[:, 3:], -1, torch.float32), {}, logits) == (4 * 2 * 7 * 7,)

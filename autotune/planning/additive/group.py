@@ -1,4 +1,4 @@
-"""Groups candidates that share traces: they differ only in sizes, and their micro-batches have the same layout."""
+"""Groups candidates that share traces: they differ only in sizes or the allocator, on micro-batches of one layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Candidate, Choice
-from autotune.techniques.traits import size_knobs
+from autotune.techniques.traits import allocator_knobs, size_knobs
 
 LAYOUT = "layout"
 """Name of the layout as a factor beside the knobs."""
@@ -22,7 +22,7 @@ class Group:
     micro-batches have the same layout.
 
     Attributes:
-        choices: the choices of all knobs, except those that only set sizes.
+        choices: the choices of all knobs, except those that only set sizes or the allocator's behaviour.
     """
 
     choices: Candidate
@@ -48,5 +48,5 @@ class Group:
 
 def group_of(candidate: Candidate, layout: Layout) -> Group:
     """Return the group of a candidate on micro-batches of a layout."""
-    sizes = size_knobs()
-    return Group(Candidate({knob: choice for knob, choice in candidate.items() if knob not in sizes}), layout)
+    shared = size_knobs() | allocator_knobs()
+    return Group(Candidate({knob: choice for knob, choice in candidate.items() if knob not in shared}), layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import mul
@@ -10,7 +11,8 @@ from statistics import fmean
 from typing import TypeVar
 
 from autotune.core.batch_geometry import Shape
-from autotune.core.protocol import TraceReply
+from autotune.core.plan import AllocatorUse
+from autotune.core.protocol import Replayed, TraceReply
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
@@ -18,6 +20,7 @@ from autotune.planning.extrapolation.shape import Anchors, layer_weights
 from autotune.planning.extrapolation.times import mixed_times
 
 T = TypeVar("T")
+DEFAULT_USE = AllocatorUse()
 Point = tuple[int, Shape]
 """A depth in layers, and a shape."""
 
@@ -46,6 +49,7 @@ class Fit:
     def __init__(self, anchors: Anchors, replies: Mapping[Point, TraceReply]) -> None:
         self._anchors = anchors
         self._replies = replies
+        self._forecasts: dict[tuple[int, Shape, int], Forecast] = {}
         self._points = sorted(replies)
         self.assumptions = frozenset(assumed for reply in replies.values() for assumed in reply.assumptions)
         self._depths = sorted({layers for layers, _ in replies})
@@ -56,8 +60,23 @@ class Fit:
             series for part, found in aligned.items() for series in (found if found is not None else self._peaks(part))
         ]
 
-    def forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
-        """Return the forecast for a depth, a shape, and a number of micro-batches per optimizer step."""
+    def forecast(
+        self, layers: int, shape: Shape, micro_batches: int, allocator: AllocatorUse = DEFAULT_USE
+    ) -> Forecast:
+        """Return the forecast for a depth, a shape, a number of micro-batches per optimizer step, and an allocator."""
+        key = (layers, shape, micro_batches)
+        if key not in self._forecasts:
+            self._forecasts[key] = self._forecast(*key)
+        share, workspace_bytes = self._rounding(allocator)
+        return replace(
+            self._forecasts[key],
+            rounding_share=share,
+            workspace_bytes=workspace_bytes,
+            unused_bytes=self._unused_bytes(shape, allocator),
+        )
+
+    def _forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
+        """Return the forecast of tensors and times, which do not depend on the allocator."""
         weights = self._weights(layers, shape)
         parts = [part for part in self._parts if part.occurrence is not Occurrence.FURTHER or micro_batches > 1]
         stretches: dict[Stretch, Mapping[str, int]] = {}
@@ -66,12 +85,11 @@ class Fit:
                 found, known = series.highest(weights), stretches.get(series.stretch, {})
                 stretches[series.stretch] = max(known, found, key=lambda levels: sum(levels.values()))
         hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
-        share, workspace_bytes = self._rounding()
         return Forecast(
             stretches=stretches,
-            rounding_share=share,
-            workspace_bytes=workspace_bytes,
-            unused_bytes=self._unused_bytes(shape),
+            rounding_share=0.0,
+            workspace_bytes=0,
+            unused_bytes=0,
             host_bytes=max(0, round(max(hosts))),
             times={
                 part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
@@ -108,22 +126,27 @@ class Fit:
         section = _section(self._replies[point], stretch[0])
         return max(section.totals[_moments_of(section, in_backward=stretch[1])], default=0)
 
-    def _rounding(self) -> tuple[float, int]:
+    def _rounding(self, allocator: AllocatorUse) -> tuple[float, int]:
         """Return what the allocator adds to the bytes of tensors: a share of them, and a constant in bytes.
 
         Which blocks are split varies irregularly with the size, so that extrapolating single figures would multiply
         random differences.
         """
-        overheads = [reply.allocated_bytes - reply.device.bytes for reply in self._replies.values()]
+        overheads = [
+            replayed.allocated_bytes - reply.device.bytes for reply, replayed in self._replays(allocator).values()
+        ]
         always = max(0, min(overheads))
         sizes = [max(1, reply.device.bytes) for reply in self._replies.values()]
         return fmean((added - always) / size for added, size in zip(overheads, sizes, strict=True)), always
 
-    def _unused_bytes(self, wanted: Shape) -> int:
+    def _replays(self, allocator: AllocatorUse) -> Mapping[Point, tuple[TraceReply, Replayed]]:
+        return {point: (reply, reply.replayed(allocator)) for point, reply in self._replies.items()}
+
+    def _unused_bytes(self, wanted: Shape, allocator: AllocatorUse) -> int:
         """Return the bytes that the allocator reserves and does not use: they depend on block sizes, not on depth."""
         by_tokens: dict[float, list[int]] = {}
-        for (_, shape), reply in self._replies.items():
-            unused_bytes = max(0, (reply.reserved_bytes or 0) - reply.allocated_bytes)
+        for (_, shape), (_, replayed) in self._replays(allocator).items():
+            unused_bytes = max(0, (replayed.reserved_bytes or 0) - replayed.allocated_bytes)
             by_tokens.setdefault(shape.rows * shape.tokens, []).append(unused_bytes)
         known = sorted((tokens, fmean(found)) for tokens, found in by_tokens.items())
         return round(_between(known, wanted.rows * wanted.tokens))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
+from typing import Any
+
+from trl import ModelConfig
 
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetProfile
 from autotune.errors import InputError
+from autotune.step.data.coverage import covered
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import save_rows, tokenized
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
-from autotune.step.trainers import adapter
+from autotune.step.models.peft import check_peft
+from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
 
 
@@ -20,7 +26,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     """Read the model, load and tokenise the dataset and the rows to evaluate on, save both, and return the profiles.
 
     Raises:
-        InputError: the model or the dataset cannot be used.
+        InputError: the model, the dataset or the PEFT configuration cannot be used.
     """
     known = adapter(request.trainer)
     config = load_config(request.model, known.head)
@@ -31,16 +37,18 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             f"{request.model.name} has no weights to load.",
             hint="Use --init random: memory and speed do not depend on the weights' values.",
         )
+    if request.peft:
+        check_peft(request.peft, config)
 
     def read(asked: PrepareRequest) -> DatasetProfile:
         loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model)
-        rows = tokenized(asked, config, processor, loaded, context.folder)
+        rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
         save_rows(rows, asked.tokenized_directory)
-        return dataset_profile(asked, loaded, rows)
+        return replace(dataset_profile(asked, loaded, rows), dropped=dropped)
 
-    dataset = read(request)
+    dataset, absent = read(request), absent_entries(known)
     if request.evaluation is None:
-        return PrepareReply(model, dataset)
+        return PrepareReply(model, dataset, absent=absent)
     evaluation = read(replace(request, dataset=request.evaluation, tokenized_directory=request.evaluation_directory))
     if evaluation.format != dataset.format:
         raise InputError(
@@ -48,4 +56,16 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             f"in {dataset.format}.",
             hint=f"TRL prepares both in the same way: give {dataset.format}.",
         )
-    return PrepareReply(model, dataset, evaluation)
+    return PrepareReply(model, dataset, evaluation, absent)
+
+
+def absent_entries(known: Adapter) -> tuple[str, ...]:
+    """Return the plan entries of a trainer's techniques for which the installed TRL's configurations have no field."""
+    has = {"args": _fields(known.config), "model": _fields(ModelConfig)}
+    entries = {entry for technique in find_trainer(known.name).techniques for entry in technique.writes}
+    paths = ((entry, entry.split(".")) for entry in sorted(entries))
+    return tuple(entry for entry, path in paths if path[0] in has and path[1] not in has[path[0]])
+
+
+def _fields(config: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(config)}

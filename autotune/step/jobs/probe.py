@@ -8,6 +8,7 @@ import traceback
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
+from autotune.step.environment import set_environment
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.run.batches import Batches
@@ -21,6 +22,7 @@ from autotune.step.trainers import adapter
 
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
+    set_environment(request.plan.env)
     # Import the architecture's module before the meter takes its baseline.
     model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain, product, repeat
 from typing import Any
 
-from autotune.core.protocol import TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
+from autotune.core.plan import AllocatorUse
+from autotune.core.protocol import Replayed, TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
@@ -22,13 +23,14 @@ from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Work, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.records import Peak, Trace
-from autotune.virtual.replay import OutOfMemoryError, Replay, replay
+from autotune.virtual.replay import OutOfMemoryError, replay
 from autotune.virtual.sections import Timing, sections
 from autotune.virtual.steady import steady
 from autotune.virtual.varied import SHARES, MicroBatch, varied
 
 # For a GPU that is only known by its memory size: most GPUs in use for training run the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
+_ALLOCATOR_USES = tuple(AllocatorUse(*settings) for settings in product((False, True), repeat=2))
 
 
 def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
@@ -65,13 +67,14 @@ def _trace(request: TraceRequest) -> TraceReply:
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart
     traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
-    allocated_bytes, reserved_bytes, fits = _allocator(traced, request)
+    replays = tuple(_replay_of(traced, request, use) for use in _ALLOCATOR_USES) if request.target == "cuda" else ()
+    own, fits = _allocator(traced, request, replays)
     return TraceReply(
         layers=model_config.get_text_config().num_hidden_layers,
         device=_peak(traced.device_peak),
         host=_peak(traced.host_peak),
-        allocated_bytes=allocated_bytes,
-        reserved_bytes=reserved_bytes,
+        allocated_bytes=own.allocated_bytes,
+        reserved_bytes=own.reserved_bytes,
         fits_limit=fits,
         worst_rows=trained.worst_rows,
         worst_tokens=trained.worst_tokens,
@@ -88,7 +91,8 @@ def _trace(request: TraceRequest) -> TraceReply:
             after=program.after,
             leading=program.leading,
         ),
-        varied_bytes=_varied_bytes(traced, request, trained, reserved_bytes),
+        varied_bytes=_varied_bytes(traced, request, trained, replays),
+        replays=replays,
     )
 
 
@@ -108,38 +112,42 @@ def _peak(peak: Peak) -> TracedPeak:
     return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
 
 
-def _allocator(traced: Trace, request: TraceRequest) -> tuple[int, int | None, bool]:
+def _allocator(traced: Trace, request: TraceRequest, replays: Iterable[Replayed]) -> tuple[Replayed, bool]:
     """Return the allocated and reserved peaks, and whether they stay within the limit."""
+    limit_bytes = request.limit_bytes
     if request.target == "cpu":
         peak = traced.device_peak.bytes
-        return peak, None, request.limit_bytes is None or peak <= request.limit_bytes
-
+        return Replayed(request.allocator, peak, None), limit_bytes is None or peak <= limit_bytes
+    unlimited = next(found for found in replays if found.allocator == request.allocator)
+    if limit_bytes is None:
+        return unlimited, True
     try:
-        found, fits = _replayed(traced, request, request.limit_bytes), True
+        return _replay_of(traced, request, request.allocator, limit_bytes), True
     except OutOfMemoryError:
-        found, fits = _replayed(traced, request, None), False
-    return found.peak_allocated_bytes, found.peak_reserved_bytes, fits
+        return unlimited, False
 
 
-def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, reserved_bytes: int | None) -> int | None:
+def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, replays: Iterable[Replayed]) -> int | None:
     """Return the additional bytes that the allocator reserves when shorter steps precede the second one."""
+    reserved_bytes = next((found.reserved_bytes for found in replays if found.allocator == request.allocator), None)
     if not request.varied or reserved_bytes is None:
         return None
-    if request.limit_bytes is not None:
-        reserved_bytes = _replayed(traced, request, None).peak_reserved_bytes
     batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
     before = [round(share * batch.tokens) for share in SHARES]
     after = varied(traced, traced.phase(step_name(1)), batch, before)
-    return max(0, _replayed(after, request, None).peak_reserved_bytes - reserved_bytes)
+    after_reserved_bytes = _replay_of(after, request, request.allocator).reserved_bytes
+    return max(0, (after_reserved_bytes or 0) - reserved_bytes)
 
 
-def _replayed(traced: Trace, request: TraceRequest, limit_bytes: int | None) -> Replay:
-    return replay(
+def _replay_of(traced: Trace, request: TraceRequest, use: AllocatorUse, limit_bytes: int | None = None) -> Replayed:
+    found = replay(
         traced,
         capability=_capability(request),
         limit_bytes=limit_bytes,
-        expandable_segments=request.expandable_segments,
+        expandable_segments=use.expandable_segments,
+        emptied=use.emptied,
     )
+    return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes)
 
 
 def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:

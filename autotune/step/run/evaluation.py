@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,37 +25,53 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int) -> flo
     The optimizer's state exists by then. The largest micro-batches are made of the longest rows, so none that the
     loader makes of neighbouring rows needs more.
     """
-    rows, count = trainer.eval_dataset, rows_at_once(trainer)
-    largest = np.concatenate(worst_order(evaluated_sizes(trainer, known), count, known.collation(trainer)))
-    timed = _sample(len(rows), count, seed)
+    rows, count = trainer.eval_dataset, rows_at_once(trainer, known)
+    copies = known.evaluation_drawing(trainer).copies
+    with _as_trained_on(trainer):
+        worst = np.stack(worst_order(known.sizes(trainer), count, known.collation(trainer)))
+        sample = _sample(len(rows), count, seed)
+        largest, timed = (
+            known.arranged(trainer, np.repeat(order, copies, axis=1), np.full(len(order), fill_value=order is worst))
+            for order in (worst, sample)
+        )
     with progress.inside(EVALUATE):
-        trainer.eval_dataset = rows.select(largest)
+        trainer.eval_dataset = largest
         trainer.evaluate()
-        trainer.eval_dataset = rows.select(timed)
+        trainer.eval_dataset = timed
         # It ends with the losses on the host, so the device is done.
         started = time.monotonic()
         trainer.evaluate()
         seconds = time.monotonic() - started
     trainer.eval_dataset = rows
-    return seconds / len(timed) * len(rows)
+    return seconds / sample.size * len(rows)
 
 
-def rows_at_once(trainer: Any) -> int:
-    """Return the rows of an evaluation's largest micro-batch."""
-    return min(int(trainer.args.eval_batch_size), len(trainer.eval_dataset))
+def rows_at_once(trainer: Any, known: Adapter) -> int:
+    """Return the rows of the dataset in an evaluation's largest micro-batch."""
+    return min(known.evaluation_drawing(trainer).rows, len(trainer.eval_dataset))
 
 
 def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
     """Return the sizes of the rows that a trainer evaluates on, after it has packed or dropped some."""
+    with _as_trained_on(trainer):
+        return known.sizes(trainer)
+
+
+@contextmanager
+def _as_trained_on(trainer: Any) -> Iterator[None]:
+    """Have the rows to evaluate on in the place of those to train on, which adapters look at."""
     trained_on, trainer.train_dataset = trainer.train_dataset, trainer.eval_dataset
     try:
-        return known.sizes(trainer)
+        yield
     finally:
         trainer.train_dataset = trained_on
 
 
 def _sample(population: int, rows: int, seed: int) -> Counts:
-    """Return the rows of some micro-batches as the loader makes them, of neighbouring rows."""
+    """Return the rows of some micro-batches as the loader makes them, of neighbouring rows.
+
+    Shape (micro-batches, rows).
+    """
     starts = np.arange(0, population - rows + 1, rows)
     chosen = np.sort(np.random.default_rng(seed).permutation(starts)[:_TIMED])
-    return np.asarray((chosen[:, None] + np.arange(rows)).ravel())
+    return np.asarray(chosen[:, None] + np.arange(rows))

@@ -66,12 +66,12 @@ class WholeStep:
     run_share: Mapping[str, float] = field(default_factory=dict)
 
     def phases(self, generations: Sequence[TimedGeneration]) -> dict[str, float]:
-        """Return the seconds of each phase of a whole generation, in the mean; empty without a generation."""
+        """Return the seconds of each phase of generations in an optimizer step; empty without a generation."""
         totals: dict[str, float] = {}
         for one in generations:
             for name, seconds in one.phases.items():
                 totals[name] = totals.get(name, 0.0) + seconds / self.run_share.get(name, 1.0)
-        return {name: seconds / len(generations) for name, seconds in totals.items()}
+        return {name: seconds / len(generations) * self.generations for name, seconds in totals.items()}
 
     def whole(self, generation: TimedGeneration) -> float:
         """Return the seconds of a generation as if all its phases had been run whole."""

@@ -180,6 +180,10 @@ class Adapter(ABC):
         """Return how a trainer's data loader draws rows."""
         return Drawing(trainer.args.per_device_train_batch_size)
 
+    def evaluation_drawing(self, trainer: Any) -> Drawing:
+        """Return how the data loader of an evaluation draws rows."""
+        return Drawing(int(trainer.args.eval_batch_size))
+
     def arranged(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
         """Return the rows that a trainer trains on, in their order.
 

@@ -9,14 +9,15 @@ from typing import Any, ClassVar
 import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
+from trl.generation import vllm_generation
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing, MakeModel
-from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
-from autotune.step.trainers.vllm import GivenCompletions, make_long
-from autotune.trainers.generating import OLD_PASS, STAND_IN, steps_per_generation
+from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
+from autotune.trainers.generating import OLD_PASS, steps_per_generation
 from autotune.trainers.geometry import micro_batches_of
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
+from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual.generation import short_generation
 
 _Trl: Any = object
@@ -47,7 +48,11 @@ class _OnTokenizedPrompts(_Trl):
     def __init__(self, *args: Any, make_reference: MakeModel | None = None, **kwargs: Any) -> None:
         given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else None
         reference = make_reference and (lambda *_, **__: make_reference())
-        with instead(self.module, "create_model_from_path", reference), instead(self.module, "VLLMGeneration", given):
+        with (
+            instead(self.module, "create_model_from_path", reference),
+            instead(self.module, "VLLMGeneration", given),
+            without_weights(vllm_generation),
+        ):
             super().__init__(*args, **kwargs)
         self._trained = 0
         self._prompt_ids: list[list[int]] = []
@@ -57,6 +62,11 @@ class _OnTokenizedPrompts(_Trl):
         if self.args.train_sampling_strategy != "sequential":
             return super()._get_train_sampler(dataset)
         return SequentialSampler(self.train_dataset if dataset is None else dataset)
+
+    def _get_eval_sampler(self, dataset: Dataset) -> Any:
+        if self.args.train_sampling_strategy != "sequential":
+            return super()._get_eval_sampler(dataset)
+        return SequentialSampler(dataset)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().training_step(*args, **kwargs)
@@ -176,6 +186,11 @@ class Generating(Prompted):
         copies = trainer.num_generations
         drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
         return Drawing(max(1, drawn // copies), copies, trainer.args.steps_per_generation * trainer.num_iterations)
+
+    def evaluation_drawing(self, trainer: Any) -> Drawing:
+        """Return that each prompt is yielded once for each of its completions."""
+        copies = trainer.num_generations_eval
+        return Drawing(max(1, int(trainer.args.eval_batch_size) // copies), copies)
 
     def leave_out(self, trainer: Any, micro_batches: int) -> None:
         """Make the trainer count micro-batches that are left out of each step."""

@@ -13,9 +13,10 @@ from trl.experimental.utils import truncate_right
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Collation, MakeModel
-from autotune.step.trainers.prompts import PROMPT, WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.step.trainers.vllm import GIVEN_TOKEN, without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
+from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual import adopt
 from autotune.virtual.generation import short_generation
 
@@ -30,6 +31,10 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
     plan: TrainingPlan
     processing_class: Any
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with without_weights(online_dpo_trainer):
+            super().__init__(*args, **kwargs)
+
     def training_step(self, model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         rows = dict(inputs)
         self._prompt_ids: Sequence[Sequence[int]] = rows.pop(PROMPT)
@@ -39,6 +44,10 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
 
     def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
         longest = int(self._wanted.max())
+        if self.plan.args.get("vllm_mode") == STAND_IN:
+            return *self._as_vllm_returns(longest), None
+        if self.use_vllm:
+            return *self._from_vllm(prompts, images, longest), None
         self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
         tokenizer, self.processing_class = self.processing_class, self._padded_prompts
         try:
@@ -46,6 +55,27 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
                 return super()._generate(model, [""] * len(prompts), images)
         finally:
             self.processing_class = tokenizer
+
+    def _generate_vllm(self, prompts: Sequence[Any], images: Any = None) -> Any:
+        *made, _ = self._generate(self.model, prompts, images)
+        return tuple(made)
+
+    def _from_vllm(self, prompts: Sequence[Any], images: Any, longest: int) -> tuple[Any, ...]:
+        """Return what TRL makes of completions of vLLM, each ended at its length."""
+        self.generation_config.max_tokens = self.generation_config.min_tokens = longest
+        self.generation_config.ignore_eos = True
+        *prompt, ids, mask = super()._generate_vllm(prompts, images)
+        ended = np.arange(ids.shape[1]) < self._wanted[:, None]
+        return *prompt, ids, mask * torch.as_tensor(ended, device=ids.device)
+
+    def _as_vllm_returns(self, longest: int) -> tuple[Any, ...]:
+        """Return prompts and completions with their masks, as TRL makes tensors of what vLLM returns."""
+        prompts = self._padded_prompts()
+        twice = {name: ids.repeat(COMPLETIONS, 1) for name, ids in prompts.items()}
+        mask = (np.arange(longest) < self._wanted[:, None]).astype(np.int64)
+        made = adopt({"ids": np.full(mask.shape, GIVEN_TOKEN, dtype=np.int64), "mask": mask})
+        every = (twice["input_ids"], twice["attention_mask"], made["ids"], made["mask"])
+        return tuple(tensor.to(self.accelerator.device) for tensor in every)
 
     def _padded_prompts(self, **_: Any) -> dict[str, Any]:
         """Return what the tokenizer makes of the micro-batch's prompts."""
@@ -104,7 +134,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the reward functions, and a reference unless that is the model without its adapters.
 
-        TRL would copy the trained model, which fails for architectures that deepcopy does not rebuild (Gemma 3).
+        TRL would copy the trained model, which needs as much; a trace cannot copy every architecture (Gemma 3).
         """
         rewards = super().beside_model(plan, make_model)
         return rewards if plan is not None and plan.model.get("use_peft") else {**rewards, "ref_model": make_model()}

@@ -17,9 +17,8 @@ from autotune.errors import InputError
 from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter, MakeModel
 from autotune.step.trainers.rewards import reward_function
-from autotune.trainers.prompts import NO_REWARD
+from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT
 
-PROMPT, COMPLETION = "prompt_ids", "completion_ids"
 WANTED = "autotune_completion_tokens"
 """The column with the tokens that each completion of a row is to have."""
 _TOKEN = 5

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 
-_TOKEN = 5
+from autotune.step.trainers.prompts import instead
+
+GIVEN_TOKEN = 5
+"""The token that completions consist of."""
 
 
 class GivenCompletions:
@@ -29,8 +36,21 @@ class GivenCompletions:
         """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
         # An allocation and its end are a moment, at which the trace records what the training holds meanwhile.
         torch.empty(1, device=self._device)
-        completions = [[_TOKEN] * self.tokens for _ in prompts]
+        completions = [[GIVEN_TOKEN] * self.tokens for _ in prompts]
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
+
+
+@contextmanager
+def without_weights(module: ModuleType) -> Iterator[None]:
+    """Let a module of TRL start vLLM with random weights: a probe's model may have no others.
+
+    They take the same memory, and TRL replaces them by the trained model's before it generates for the first time.
+    """
+    if not hasattr(module, "LLM"):
+        yield
+        return
+    with instead(module, "LLM", partial(module.LLM, load_format="dummy")):
+        yield
 
 
 def make_long(generation: Any, tokens: int) -> None:

@@ -1,0 +1,50 @@
+"""``allocator``: whether the segments of PyTorch's caching allocator can grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
+from autotune.core.setting import Setting
+from autotune.techniques.base import Option, Technique
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.techniques.vllm import SLEEPING
+
+DEFAULT = "default"
+
+
+class Allocator(Technique):
+    """``expandable_segments`` in the environment variable that configures PyTorch's caching allocator."""
+
+    name = "allocator"
+    summary = "Lets segments of reserved GPU memory grow, so that less of it lies between tensors unused."
+    options = (
+        Option(DEFAULT, "segments of fixed sizes; blocks that were freed serve requests that fit into them"),
+        Option("expandable_segments", "segments grow page by page, so that hardly any memory is fragmented"),
+    )
+    trl_default = DEFAULT
+    needs = "a CUDA GPU"
+    writes = frozenset({f"env.{ALLOCATOR_VARIABLE}"})
+    only_allocator = True
+    patches_libraries = False
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return a reason on a CPU, whose allocator has no segments."""
+        if choice != DEFAULT and machine.hardware.kind == "cpu":
+            return "it is a setting of the allocator of GPU memory, and there is no GPU"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason beside vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""
+        if choice != DEFAULT and candidate.get(VLLM) == SLEEPING:
+            return "vLLM's sleep mode has a memory pool of its own, which does not go with expandable segments"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return no entry for the default, so that a variable that the user has set stays as it is."""
+        return {} if choice == DEFAULT else {f"env.{ALLOCATOR_VARIABLE}": EXPANDABLE_SEGMENTS}
+
+
+TECHNIQUE = Allocator()

@@ -1,0 +1,38 @@
+"""``ds3_gather_for_generation``: whether ZeRO-3 gathers all weights on each GPU before completions are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, ON, Option, Technique
+
+
+class GatherForGeneration(Technique):
+    """``ds3_gather_for_generation``, which has no effect without DeepSpeed's ZeRO stage 3."""
+
+    name = "ds3_gather_for_generation"
+    summary = "Gathers the weights that ZeRO-3 shards before generation; without it, layer by layer within each token."
+    options = (
+        Option(ON, "all weights at once: the GPU has to hold them"),
+        Option(OFF, "layer by layer: little memory, and slow"),
+    )
+    trl_default = ON
+    needs = "DeepSpeed ZeRO-3, on several GPUs"
+    writes = frozenset({"args.ds3_gather_for_generation"})
+    patches_libraries = False
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return a reason where weights are not sharded."""
+        if choice == OFF and machine.hardware.processes == 1:
+            return "one device holds all weights; only DeepSpeed's ZeRO-3 shards them, over several"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return no entry where weights are gathered, which is TRL's default."""
+        return {"args.ds3_gather_for_generation": False} if choice == OFF else {}
+
+
+TECHNIQUE = GatherForGeneration()

@@ -1,0 +1,86 @@
+"""``peft_config``: any method of PEFT, as a file with PEFT's own JSON says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.techniques import lora
+from autotune.techniques.base import Effect, Option, Technique
+
+NONE = lora.NONE
+# The file of a saved adapter says that the adapter is not trained.
+_OF_SAVED_ADAPTERS = ("inference_mode",)
+
+
+class PeftConfig(Technique):
+    """The configuration of an adapter that PEFT has and TRL's command line has no keys for.
+
+    A choice is the configuration itself, as JSON, so that a study does not depend on a file that may change.
+    """
+
+    name = "peft_config"
+    summary = "Trains what a file with PEFT's JSON says: any method of PEFT, with all of its keys."
+    options = (
+        Option(NONE, "what lora says"),
+        Option('{"peft_type":"IA3"}', "the JSON itself, or the file that it is in", Effect.CHANGES_TRAINING),
+    )
+    trl_default = NONE
+    needs = "`--fix peft_config=FILE.json`, with a `peft_type`; the bundle then has train.py only"
+    changes = "only what the method adds is trained, and the rest of the model stays as it is"
+    writes = frozenset({"peft"})
+    patches_libraries = False
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return ``none``, or the configuration as JSON with sorted keys.
+
+        Raises:
+            InputError: the file cannot be read, or does not hold the configuration of a method.
+        """
+        asked = str(text)
+        if asked == NONE:
+            return NONE
+        try:
+            written = asked if asked.startswith("{") else Path(asked).expanduser().read_text(encoding="utf-8")
+            document = json.loads(written)
+        except OSError as error:
+            raise self._refused(asked, f"the file cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise self._refused(asked, f"it is not JSON ({error})") from error
+        if not isinstance(document, dict) or not isinstance(document.get("peft_type"), str):
+            raise self._refused(asked, "it has no key peft_type")
+        kept = {name: value for name, value in document.items() if name not in _OF_SAVED_ADAPTERS}
+        return json.dumps(kept, sort_keys=True, separators=(",", ":"))
+
+    def _refused(self, asked: str, reason: str) -> InputError:
+        return InputError(
+            f"{asked!r} is no choice of {self.name}: {reason}.",
+            hint="Give a file such as the adapter_config.json that PEFT saves with an adapter.",
+        )
+
+    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
+        """Return that every adapter changes training."""
+        return Effect.EXACT if choice == NONE else Effect.CHANGES_TRAINING
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason beside lora, which is another adapter."""
+        if choice != NONE and candidate["lora"] != NONE:
+            return f"lora={candidate['lora']} is another adapter than that of peft_config"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"peft": configuration(choice)}
+
+
+def configuration(choice: Choice) -> dict[str, Any]:
+    """Return the configuration that a choice is, empty for ``none``."""
+    return {} if choice == NONE else dict(json.loads(str(choice)))
+
+
+TECHNIQUE = PeftConfig()

@@ -1,0 +1,51 @@
+"""``torch_empty_cache_steps``: the allocator's cache given back to the GPU before backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, Option, Technique
+
+
+class TorchEmptyCacheSteps(Technique):
+    """``torch_empty_cache_steps`` of ``TrainingArguments``.
+
+    In every n-th optimizer step, transformers' Trainer empties the cache of each micro-batch after its forward pass.
+    A trace is replayed with that for n = 1. With a larger n, the steps between reserve as much as without it. The time
+    of giving memory back and reserving it again is measured by a probe, and not part of a predicted time.
+    """
+
+    name = "torch_empty_cache_steps"
+    summary = "Gives cached memory back to the GPU before the backward pass, and reserves it again when needed."
+    options = (
+        Option(OFF, "the allocator keeps what it has reserved"),
+        Option(1, "before every backward pass; lowers the peak of reserved memory, and takes time"),
+        Option(10, "in every tenth optimizer step (N); other steps have the same peak as without it"),
+    )
+    trl_default = OFF
+    unplanned = "the time that it takes"
+    needs = "a CUDA GPU"
+    writes = frozenset({"args.torch_empty_cache_steps"})
+    only_allocator = True
+    patches_libraries = False
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return ``off`` or a number of steps above zero."""
+        digits = str(text)
+        return int(digits) if digits.isdecimal() and int(digits) > 0 else super().parse(text)
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return a reason on a CPU, whose allocator keeps no cache."""
+        if choice != OFF and machine.hardware.kind == "cpu":
+            return "it empties the cache of the allocator of GPU memory, and there is no GPU"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return no entry where the cache is never emptied, which is TRL's default."""
+        return {} if choice == OFF else {"args.torch_empty_cache_steps": choice}
+
+
+TECHNIQUE = TorchEmptyCacheSteps()

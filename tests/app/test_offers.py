@@ -1,0 +1,93 @@
+"""What is offered is what a run with it would show, and only if that is worth a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.app.offers import dropping_offer
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.setting import Setting
+from autotune.core.workload import Rollouts
+from autotune.planning.extrapolation.memory import TRACED_ERROR
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import GIB, MIB, parse_size
+from tests.settings import problem, setting, workload
+from tests.small import write_rows, write_small_model
+
+ONE_WAY: dict[str, Choice] = {
+    "max_completion_length": 16, "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
+    "hub_kernels": "off", "precision": "float32", "optimizer": "adamw_torch", "pad_to_multiple_of": "none",
+    "vllm": "off", "allocator": "default", "steps_per_generation": "step", "per_device_train_batch_size": 8,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_dropping_the_longest_prompts_saves_what_the_offer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = str(write_small_model(tmp_path / "model", weights=False))
+    prompts = [*(" ".join(["memory"] * (5 + place % 11)) for place in range(199)), " ".join(["memory"] * 900)]
+    rows = str(write_rows(tmp_path / "rows.jsonl", ({"prompt": prompt} for prompt in prompts)))
+    needs, offers = [], []
+    for share in (None, 0.99):
+        found = autotune.plan(model, rows, trainer="grpo", gpu="24GiB", fix=ONE_WAY, prompt_coverage=share)
+        assert found.fastest is not None
+        assert found.fastest.memory is not None
+        needs.append(found.fastest.memory.device_bytes)
+        offers += [note for note in found.notes if note.startswith("Dropping")]
+    # Those who drop them are offered nothing.
+    (offer,) = offers
+    said, _, saved = offer.removesuffix(".").partition(" about ")
+    assert said == "Dropping 1 prompt over 29 tokens (--prompt-coverage 0.99) saves"
+    # Both are extrapolated, from traces of different sizes.
+    assert parse_size(saved.replace(" ", "")) == pytest.approx(needs[0] - needs[1], rel=TRACED_ERROR)
+
+
+def offered(lengths: dict[int, int], *, trainer: str = "grpo", coverage: float = 1.0, beside_bytes: int = 0) -> str:
+    """Return what is offered where a token of the longest prompt needs 1 MiB, beside what does not depend on it."""
+
+    def estimate(candidate: Candidate, here: Setting) -> Estimate:
+        peak_bytes = beside_bytes + MIB * here.workload.longest
+        return Estimate(candidate, Origin.TRACED, MemoryEstimate(peak_bytes, None, 0, {}, 0, None, 0.0))
+
+    of = replace(workload(lengths=lengths), trainer=trainer, rollouts=Rollouts(prompt_coverage=coverage))
+    found: TrainerProblem = problem(setting(of=of), trainer=trainer)
+    return " ".join(dropping_offer(found, estimate, found.baseline))
+
+
+def test_it_is_offered_to_drop_up_to_one_prompt_in_a_hundred() -> None:
+    said = "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) saves about 6.00 GiB."
+    assert offered({20: 290, 2048: 7, 8192: 3}) == said
+    # Four of 300 are more, and equally long prompts are dropped together.
+    assert offered({20: 290, 2048: 6, 8192: 4}) == ""
+    assert offered({20: 90, 8192: 1}) == ""
+
+
+def test_nothing_is_offered_that_saves_little() -> None:
+    assert offered({20: 290, 2048: 7, 8192: 3}, beside_bytes=200 * GIB) == ""
+    assert offered({20: 290, 2048: 7, 2049: 3}) == ""
+
+
+@pytest.mark.parametrize(("trainer", "coverage"), [("sft", 1.0), ("grpo", 0.999)])
+def test_nothing_is_offered_to_trainers_that_cut_and_to_those_who_drop(trainer: str, coverage: float) -> None:
+    assert offered({20: 290, 2048: 7, 8192: 3}, trainer=trainer, coverage=coverage) == ""
+
+
+def test_nothing_is_offered_that_leaves_too_few_prompts_for_a_generation() -> None:
+    # RLOO completes each prompt twice, so that a generation of 200 completions needs 100 prompts.
+    of = replace(workload(lengths={20: 99, 8192: 1}), trainer="rloo")
+    found = problem(setting(of=of, global_batch_size=200), trainer="rloo")
+
+    def estimate(candidate: Candidate, here: Setting) -> Estimate:
+        peak_bytes = MIB * here.workload.longest
+        return Estimate(candidate, Origin.TRACED, MemoryEstimate(peak_bytes, None, 0, {}, 0, None, 0.0))
+
+    whole = found.baseline.but(per_device_train_batch_size=200)
+    assert found.illegal(whole) is None
+    assert dropping_offer(found, estimate, whole) == ()

@@ -1,0 +1,68 @@
+"""``autotune.plan`` of a trainer that generates says what vLLM may take of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import autotune
+from autotune.core.candidate import Choice
+from autotune.core.estimate import Origin
+from autotune.units import GIB
+from tests.small import write_small_model
+
+ONE_WAY: dict[str, Choice] = {
+    "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off", "optimizer": "adamw_torch",
+    "pad_to_multiple_of": "none", "precision": "float32", "per_device_train_batch_size": 8,
+    "steps_per_generation": "step", "max_completion_length": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_small_model(tmp_path_factory.mktemp("model"), weights=False, max_position_embeddings=64))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.slow
+def test_the_shares_of_vllm_are_those_that_the_traced_training_leaves(model: str) -> None:
+    found = autotune.plan(model, seq_len=32, trainer="grpo", gpu="24GiB", fix=ONE_WAY).vllm
+    assert found is not None
+    assert found.candidate["vllm"] == "colocate"
+    assert (found.sequence_tokens, found.completions, found.fastest) == (48, 8, True)
+    assert 0 < found.generation_bytes < found.training_bytes
+    assert found.least is not None
+    # A small model: 2 GiB of 24 are assumed beside its weights.
+    assert found.least.utilization == 0.09
+    assert found.most is not None
+    total = 24 * GIB
+    left = total - found.training_bytes
+    assert found.most.requested_bytes <= left < found.most.requested_bytes + total // 100 + 1
+
+
+@pytest.mark.slow
+def test_candidates_with_vllm_have_memory_and_no_time(model: str) -> None:
+    fix = {**ONE_WAY, "vllm": "colocate-sleep", "vllm_gpu_memory_utilization": "0.5"}
+    found = autotune.plan(model, seq_len=32, trainer="grpo", gpu="RTX4090", fix=fix)
+    [estimate] = found.estimates
+    assert estimate.origin is Origin.TRACED
+    assert estimate.memory is not None
+    assert estimate.tokens_per_second is None
+    assert estimate.memory.breakdown["vLLM"] == -(-found.gpu.memory_bytes // 2)
+    assert sum(estimate.memory.breakdown.values()) == estimate.memory.device_bytes
+    assert any("How fast vLLM generates cannot be traced" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_a_share_that_vllm_does_not_start_with_is_told_with_the_reason(model: str) -> None:
+    fix = {**ONE_WAY, "vllm": "colocate", "vllm_gpu_memory_utilization": "0.05"}
+    found = autotune.plan(model, seq_len=32, trainer="grpo", gpu="24GiB", fix=fix)
+    assert found.fastest is None
+    assert "vLLM does not start with 0.05 of the GPU" in found.estimates[0].reason

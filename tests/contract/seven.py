@@ -1,0 +1,99 @@
+"""Builds each of TRL's seven trainers on a small model and a few rows, with any fields of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NAMES = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "online_dpo")
+_WORDS = ("memory is one", "speed is that", "the batch was all", "a length which had")
+_PAIRS = [{"prompt": word, "chosen": f" {word}", "rejected": " it was not"} for word in _WORDS]
+_ROWS: Mapping[str, list[dict[str, Any]]] = {
+    "sft": [{"text": word} for word in _WORDS],
+    "dpo": _PAIRS,
+    "kto": [{"prompt": word, "completion": " one", "label": index % 2 == 0} for index, word in enumerate(_WORDS)],
+    "reward": _PAIRS,
+    "grpo": [{"prompt": word} for word in _WORDS],
+    "rloo": [{"prompt": word} for word in _WORDS],
+    "online_dpo": [{"prompt": word} for word in _WORDS],
+}
+_OWN: Mapping[str, dict[str, Any]] = {
+    "grpo": {"num_generations": 2, "max_completion_length": 4, "beta": 0.1},
+    "rloo": {"num_generations": 2, "max_completion_length": 4},
+    "online_dpo": {"max_new_tokens": 4},
+}
+
+
+def config_class(name: str) -> type[Any]:
+    """Return a trainer's configuration class, from the installed TRL."""
+    import trl
+
+    if name != "online_dpo":
+        known: type[Any] = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Config")
+        return known
+    from trl.experimental.online_dpo import OnlineDPOConfig
+
+    own: type[Any] = OnlineDPOConfig
+    return own
+
+
+def trainer_class(name: str) -> type[Any]:
+    """Return a trainer's class, from the installed TRL."""
+    import trl
+
+    if name != "online_dpo":
+        known: type[Any] = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Trainer")
+        return known
+    from trl.experimental.online_dpo import OnlineDPOTrainer
+
+    own: type[Any] = OnlineDPOTrainer
+    return own
+
+
+def built(name: str, model: Path, output: Path, peft_config: Any = None, **fields: object) -> Any:
+    """Return a trainer that would train two steps on the CPU."""
+    from datasets import Dataset
+
+    config = config_class(name)(
+        str(output),
+        **{
+            "use_cpu": True,
+            "bf16": False,
+            "max_steps": 2,
+            "per_device_train_batch_size": 2,
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            **_OWN.get(name, {}),
+            **fields,
+        },
+    )
+    rewards = {"reward_funcs": _no_reward} if name in ("grpo", "rloo", "online_dpo") else {}
+    return trainer_class(name)(
+        model=_loaded(name, model),
+        args=config,
+        train_dataset=Dataset.from_list(_ROWS[name]),
+        processing_class=_tokenizer(name, model),
+        peft_config=peft_config,
+        **rewards,
+    )
+
+
+def _no_reward(completions: list[Any], **_: object) -> list[float]:
+    return [float(index) for index in range(len(completions))]
+
+
+def _loaded(name: str, model: Path) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    if name == "reward":
+        return AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    return AutoModelForCausalLM.from_pretrained(model)
+
+
+def _tokenizer(name: str, model: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    side = "left" if name in ("grpo", "rloo", "online_dpo") else "right"
+    return AutoTokenizer.from_pretrained(model, padding_side=side)

@@ -1,0 +1,44 @@
+"""What TRL's guides name, section by section, and the techniques here that it is.
+
+The guides are "Reducing Memory Usage" and "Speeding Up Training" in all their generations. Sections are in the words of
+this project where a guide's own heading would not say what it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MEMORY = "Reducing Memory Usage"
+SPEED = "Speeding Up Training"
+
+GUIDES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    (MEMORY, "Truncation"): ("max_length",),
+    (MEMORY, "Truncation of the completion: `max_completion_length`"): ("max_length", "max_completion_length"),
+    (MEMORY, "Truncation of the prompt: `max_prompt_length`"): ("max_length", "prompt_coverage"),
+    (MEMORY, "How to choose `max_length`"): ("max_length",),
+    (MEMORY, "Packing, and its strategies"): ("packing",),
+    (MEMORY, "PEFT"): ("lora", "peft_config"),
+    (MEMORY, "PEFT on quantised weights"): ("quantization",),
+    (MEMORY, "Liger"): ("liger",),
+    (MEMORY, "Padding-free"): ("padding_free",),
+    (MEMORY, "Activation offloading"): ("activation_offloading",),
+    (MEMORY, "Padding sequences to a multiple"): ("pad_to_multiple_of",),
+    (MEMORY, "No gathering of weights for generation"): ("ds3_gather_for_generation",),
+    (MEMORY, "Context parallelism"): ("context_parallelism",),
+    (MEMORY, "vLLM sleep mode"): ("vllm",),
+    (MEMORY, "Gradient checkpointing"): ("gradient_checkpointing",),
+    (SPEED, "vLLM for generation"): ("vllm",),
+    (SPEED, "Optimized attention: FlashAttention"): ("attention",),
+    (SPEED, "Optimized attention: kernels of the Hub, paged attention too"): ("attention", "continuous_batching"),
+    (SPEED, "PEFT"): ("lora", "peft_config"),
+    (SPEED, "Liger"): ("liger",),
+    (SPEED, "Gradient checkpointing"): ("gradient_checkpointing",),
+    (SPEED, "Mixed precision"): ("precision",),
+}
+"""By guide and section, the techniques."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "prompt_coverage": "TRL cuts no prompts since 0.29; `--prompt-coverage` leaves out the longest ones",
+    "context_parallelism": "a sequence is shared out over several devices, and this release plans and probes one",
+}
+"""What the guides name and no technique here is, with the reason."""

@@ -1,0 +1,149 @@
+"""Writes ``docs/techniques.md``: each technique with each trainer, from the catalogue and the installed TRL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from autotune.core.candidate import Choice
+from autotune.core.machine import Hardware, Machine
+from autotune.inspection.software import OPTIONAL
+from autotune.techniques import catalogue
+from autotune.techniques.base import Effect, Technique
+from autotune.trainers import trainers
+from tests.contract.seven import NAMES, config_class
+from tests.docs.guides import ELSEWHERE, GUIDES
+
+# One device that lacks nothing: what is unavailable on it is so on every machine of one device.
+_NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2"}
+ONE_GPU = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(10, 0)), _NEWEST)
+
+HEAD = """\
+# Techniques
+
+What becomes of each technique with each of TRL's trainers. This page is made of the catalogue and of the installed TRL:
+`make docs` writes it, and a test compares it.
+
+| word | meaning |
+|---|---|
+| probed | real training steps measure it |
+| planned | traces on the virtual device predict its memory, and its time where the GPU's speeds are known |
+| partly planned | as above, without what [its section](#what-each-one-does) names |
+| emitted | the bundle's `config.yaml` and `train.py` have it |
+| not `choice` | TRL refuses that choice with this trainer, or trains otherwise in silence; its section says which |
+| `choice` restricted | only some combinations have it; its section says which |
+| ignored | TRL does not use the field with this trainer, or no memory and time depend on it; its section says which |
+| refused | it is never tried, with the reason here or in its section |
+
+What needs a GPU or a package is refused without it, and `autotune techniques` says so for the machine that it runs on.
+
+"""
+
+
+def document() -> str:
+    """Return the page."""
+    return HEAD + "\n".join([*_table(), "", *_sections(), *_guides()]) + "\n"
+
+
+def cell(technique: Technique, trainer: str) -> str:
+    """Return what becomes of a technique with a trainer, in a few words."""
+    if trainer in technique.without_effect:
+        return "ignored"
+    missing = missing_fields(technique, trainer)
+    if missing:
+        return f"refused: no `{missing[0]}`"
+    if trainer not in trainers():
+        return "refused: autotune has no such trainer yet"
+    unusual = [option.choice for option in technique.options if option.choice != default_of(technique, trainer)]
+    impossible = [choice for choice in unusual if _reason(technique, trainer, choice)]
+    if unusual and unusual == impossible:
+        return "refused"
+    words = ["probed", "partly planned" if technique.unplanned else "planned", "emitted"]
+    restricted = [choice for known, choice in technique.restricted if known == trainer]
+    return ", ".join([
+        *words, *(f"not `{choice}`" for choice in impossible), *(f"`{choice}` restricted" for choice in restricted)
+    ])  # fmt: skip
+
+
+def missing_fields(technique: Technique, trainer: str) -> list[str]:
+    """Return the fields that a technique writes and the trainer's configuration of the installed TRL does not have."""
+    known = {field.name for field in dataclasses.fields(config_class(trainer))}
+    written = {path.split(".")[1] for path in technique.writes if path.startswith("args.")}
+    return sorted(written - known)
+
+
+def default_of(technique: Technique, trainer: str) -> object:
+    """Return TRL's default with a trainer."""
+    return technique.trl_defaults.get(trainer, technique.trl_default)
+
+
+def _reason(technique: Technique, trainer: str, choice: Choice) -> str | None:
+    there = (trainer, technique.representative(choice))
+    return technique.unavailable(choice, ONE_GPU) or technique.refused.get(there) or technique.ignored.get(there)
+
+
+def _table() -> Iterator[str]:
+    yield f"| technique | {' | '.join(NAMES)} |"
+    yield f"|---|{'---|' * len(NAMES)}"
+    for technique in catalogue():
+        cells = (cell(technique, trainer) for trainer in NAMES)
+        yield f"| [`{technique.name}`](#{technique.name}) | {' | '.join(cells)} |"
+
+
+def _sections() -> Iterator[str]:
+    yield "## What each one does"
+    yield ""
+    for technique in catalogue():
+        yield f"### {technique.name}"
+        yield ""
+        yield " ".join(_sentences(technique))
+        yield ""
+        exceptions = list(_exceptions(technique))
+        yield from exceptions
+        yield from [""] if exceptions else []
+
+
+def _sentences(technique: Technique) -> Iterator[str]:
+    yield technique.summary
+    changing = [option.choice for option in technique.options if option.effect is Effect.CHANGES_TRAINING]
+    exact = [option.choice for option in technique.options if option.effect is Effect.EXACT]
+    if not changing:
+        yield "Exact: the training stays the same."
+    else:
+        yield f"Exact: {_listed(exact)}."
+        yield f"Changes training: {_listed(changing)}; {technique.changes}."
+    if technique.needs:
+        yield f"Needs {technique.needs}."
+    if technique.unplanned:
+        yield f"Not planned: {technique.unplanned}."
+
+
+def _exceptions(technique: Technique) -> Iterator[str]:
+    for option in technique.options:
+        reason = technique.unavailable(option.choice, ONE_GPU)
+        if reason is not None:
+            yield f"- everywhere: `{option.choice}` refused: {reason}."
+    for trainer, reason in technique.without_effect.items():
+        yield f"- {trainer}: ignored: {reason}."
+    known: dict[tuple[str, str, str], list[str]] = {}
+    kinds = {"refused": technique.refused, "ignored": technique.ignored, "restricted": technique.restricted}
+    for kind, found in kinds.items():
+        for (trainer, choice), reason in found.items():
+            known.setdefault((trainer, kind, reason), []).append(str(choice))
+    for (trainer, kind, reason), choices in known.items():
+        yield f"- {trainer}: {_listed(choices)} {kind}: {reason}."
+
+
+def _listed(choices: Iterable[Choice]) -> str:
+    return ", ".join(f"`{choice}`" for choice in choices)
+
+
+def _guides() -> Iterator[str]:
+    yield "## What TRL's guides name"
+    yield ""
+    yield "| guide | what it names | here |"
+    yield "|---|---|---|"
+    names = {technique.name for technique in catalogue()}
+    for (guide, section), techniques in GUIDES.items():
+        here = [f"[`{name}`](#{name})" if name in names else f"{name}: {ELSEWHERE[name]}" for name in techniques]
+        yield f"| {guide} | {section} | {', '.join(here)} |"

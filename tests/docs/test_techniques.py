@@ -1,0 +1,59 @@
+"""``docs/techniques.md`` is what the catalogue and the installed TRL say, and has all that TRL's guides name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.techniques import catalogue
+from autotune.trainers import trainers
+from tests.contract.seven import NAMES
+from tests.docs.guides import ELSEWHERE, GUIDES
+from tests.docs.technique_table import cell, document, missing_fields
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "techniques.md"
+NAMED = {name for names in GUIDES.values() for name in names}
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == document(), "run `make docs`"
+
+
+@pytest.mark.parametrize("trainer", trainers())
+def test_a_trainer_has_the_techniques_whose_fields_its_configuration_has(trainer: str) -> None:
+    known = trainers()[trainer]
+    expected = {
+        technique.name
+        for technique in catalogue()
+        if not missing_fields(technique, trainer) and trainer not in technique.without_effect
+    }
+    assert {technique.name for technique in known.techniques} == expected
+
+
+def test_every_trainer_of_autotune_has_a_column() -> None:
+    assert trainers().keys() <= set(NAMES)
+
+
+@pytest.mark.parametrize("technique", catalogue(), ids=lambda technique: technique.name)
+def test_no_cell_is_empty(technique: object) -> None:
+    assert all(cell(technique, trainer) for trainer in NAMES)  # type: ignore[arg-type]  # of the catalogue
+
+
+@pytest.mark.parametrize("technique", catalogue(), ids=lambda technique: technique.name)
+def test_what_a_technique_says_of_trainers_names_trainers_and_its_own_choices(technique: object) -> None:
+    from autotune.techniques.base import Technique
+
+    assert isinstance(technique, Technique)
+    choices = {option.choice for option in technique.options}
+    for trainer, choice in (*technique.refused, *technique.ignored, *technique.restricted):
+        assert trainer in NAMES
+        assert choice in choices
+    assert set(technique.without_effect) <= set(NAMES)
+
+
+def test_everything_that_the_guides_name_is_a_technique_or_has_a_reason() -> None:
+    techniques = {technique.name for technique in catalogue()}
+    assert techniques | set(ELSEWHERE) >= NAMED
+    assert techniques.isdisjoint(ELSEWHERE), "it is a technique now: take it out of ELSEWHERE"
+    assert set(ELSEWHERE) <= NAMED

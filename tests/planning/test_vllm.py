@@ -1,0 +1,188 @@
+"""vLLM's rule for memory, held against what vLLM logged on real GPUs, and what follows for a training beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import MemoryEstimate
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import KeyValueCache, ModelProfile
+from autotune.planning.sharing import outlook
+from autotune.planning.vllm import (
+    ASLEEP_BYTES,
+    BESIDE_WEIGHTS_BYTES,
+    TYPE_BYTES,
+    WEIGHT_SYNC_BYTES,
+    Engine,
+    block_bytes,
+    cache_bytes,
+    engine_of,
+    requested_bytes,
+    reservation,
+    sequences_held,
+    together,
+    why_not,
+)
+from autotune.units import GIB
+from tests.settings import workload
+
+ROUNDED = 0.011 * GIB
+"""Logs have two digits after the point, and sums of several of them are off by as much."""
+QWEN2_5_1_5B = KeyValueCache(layers=28, heads=2, elements=2 * 128)
+QWEN3_8B = KeyValueCache(layers=36, heads=8, elements=2 * 128)
+
+
+def model(cache: KeyValueCache | None, parameters: int = 8_000_000_000) -> ModelProfile:
+    return replace(workload().model, cache=cache, parameters=parameters, max_positions=131_072)
+
+
+# "the current vLLM instance can use total_gpu_memory (T) x gpu_memory_utilization (U) = R": the first is of vLLM issue
+# 17117, the second of a run of GRPO on a T4 with vLLM 0.7.2, the third of an A100 with vLLM 0.6; the fourth is in the
+# words of vLLM 0.1x, "Initial free memory 78.66; Requested memory: 0.825 (util), 65.32" (llm-d-fast-model-actuation
+# issue 746, an H100 with 79.18 GiB).
+@pytest.mark.parametrize(
+    ("total", "utilization", "requested"),
+    [(79.14, 0.25, 19.78), (14.56, 0.50, 7.28), (79.25, 0.15, 11.89), (79.18, 0.825, 65.32)],
+)
+def test_vllm_requests_a_share_of_all_memory(total: float, utilization: float, requested: float) -> None:
+    assert requested_bytes(round(total * GIB), utilization) == pytest.approx(requested * GIB, abs=ROUNDED)
+
+
+def test_a_request_is_rounded_up_to_bytes() -> None:
+    assert requested_bytes(1001, 0.3) == 301
+
+
+# "model weights take W; non_torch_memory takes N; PyTorch activation peak memory takes A; the rest of the memory
+# reserved for KV Cache is C", of the same logs; of the fourth, "Total non KV cache memory: 1.05GiB; weights memory:
+# 0.67GiB". The fifth is the example in vLLM's own docstring of memory_profiling: 2 GiB weights, 2 activations, 1 other.
+@pytest.mark.parametrize(
+    ("requested", "weights", "beside", "cache"),
+    [
+        (19.78, 8.64, 0.15 + 0.25, 10.74),
+        (7.28, 2.89, 0.01 + 2.02, 2.36),
+        (11.89, 8.51, 0.26 + 0.94, 2.18),
+        (65.32, 0.67, 1.05 - 0.67, 64.27),
+        (10.0, 2.0, 2.0 + 1.0, 5.0),
+    ],
+)
+def test_the_cache_is_what_is_left_of_it(requested: float, weights: float, beside: float, cache: float) -> None:
+    found = cache_bytes(round(requested * GIB), round(weights * GIB), round(beside * GIB))
+    assert found == pytest.approx(cache * GIB, abs=ROUNDED)
+
+
+# The T4's log: "KV Cache is 2.36GiB", "# CUDA blocks: 5517", "Maximum concurrency for 32768 tokens per request: 2.69x".
+# LMCache issue 3430, vLLM 0.21: "Available KV cache memory: 6.37 GiB", "GPU KV cache size: 46,368 tokens", "Maximum
+# concurrency for 16,384 tokens per request: 2.83x".
+@pytest.mark.parametrize(
+    ("cache", "gib", "blocks", "tokens", "sequences"),
+    [(QWEN2_5_1_5B, 2.36, 5517, 32_768, 2.69), (QWEN3_8B, 6.37, 46_368 // 16, 16_384, 2.83)],
+)
+def test_blocks_and_sequences_are_those_that_vllm_logged(
+    cache: KeyValueCache, gib: float, blocks: int, tokens: int, sequences: float
+) -> None:
+    block = block_bytes(model(cache))
+    assert block is not None
+    assert gib * GIB / block == pytest.approx(blocks, abs=0.005 * GIB / block + 1)
+    assert sequences_held(blocks * block, block, tokens) == pytest.approx(sequences, abs=0.01)
+
+
+def test_weights_and_heads_are_divided_among_gpus() -> None:
+    whole = engine(parallel=1)
+    halves = engine(parallel=2)
+    alone, shared = (reservation(item, model(QWEN3_8B), 80 * GIB) for item in (whole, halves))
+    assert shared.cache_bytes - alone.cache_bytes == 8_000_000_000 * TYPE_BYTES // 2
+    assert block_bytes(model(QWEN3_8B), 2) == block_bytes(model(QWEN3_8B), 1) // 2  # type: ignore[operator]
+    # A single head is copied.
+    latent = KeyValueCache(layers=61, heads=1, elements=576)
+    assert block_bytes(model(latent), 2) == block_bytes(model(latent), 1)
+
+
+def engine(**changes: object) -> Engine:
+    known = Engine(on_server=False, sleeps=False, utilization=0.5, parallel=1, tokens=1536, sequences=64)
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+TRAINING = MemoryEstimate(
+    peak_bytes=38 * GIB,
+    reserved_bytes=39 * GIB,
+    context_bytes=GIB,
+    breakdown={"parameter": 20 * GIB, "activation": 18 * GIB, "fragmentation": GIB, "context": GIB},
+    host_bytes=0,
+    step_seconds=3.0,
+    error=0.1,
+    generation_bytes=25 * GIB,
+)
+
+
+def test_awake_all_the_time_its_request_comes_on_top_of_training_s_peak() -> None:
+    found = together(TRAINING, engine(utilization=0.25), model(QWEN3_8B), 80 * GIB)
+    assert found.device_bytes == (40 + 20) * GIB == sum(found.breakdown.values())
+    assert found.breakdown["vLLM"] == 20 * GIB
+
+
+def test_asleep_it_leaves_a_rest_while_the_model_is_trained() -> None:
+    found = together(TRAINING, engine(utilization=0.1, sleeps=True), model(QWEN3_8B), 80 * GIB)
+    assert found.device_bytes == 40 * GIB + ASLEEP_BYTES == sum(found.breakdown.values())
+
+
+def test_awake_it_has_the_gpu_with_what_training_keeps() -> None:
+    found = together(TRAINING, engine(utilization=0.5, sleeps=True), model(QWEN3_8B), 80 * GIB)
+    assert found.device_bytes == (25 + 40) * GIB == sum(found.breakdown.values())
+    assert found.breakdown == {"training at rest": 24 * GIB, "vLLM": 40 * GIB, "context": GIB}
+
+
+def test_a_server_takes_the_buffers_of_the_weights_only_while_they_are_sent() -> None:
+    assert together(TRAINING, engine(on_server=True), model(QWEN3_8B), 80 * GIB).device_bytes == 40 * GIB
+    full = replace(TRAINING, generation_bytes=39 * GIB)
+    found = together(full, engine(on_server=True), model(QWEN3_8B), 80 * GIB)
+    assert found.device_bytes == 39 * GIB + WEIGHT_SYNC_BYTES
+
+
+def test_no_time_is_said_of_a_step_that_vllm_generates_for() -> None:
+    assert together(TRAINING, engine(), model(QWEN3_8B), 80 * GIB).step_seconds is None
+
+
+def test_vllm_does_not_start_without_room_for_one_sequence() -> None:
+    # 16 GB of weights and 2 GiB beside: 16.9 GiB of 80 are a share of 0.212.
+    assert "less than its weights" in why_not(engine(utilization=0.2), model(QWEN3_8B), 80 * GIB)
+    assert why_not(engine(utilization=0.22), model(QWEN3_8B), 80 * GIB) == ""
+    long = engine(utilization=0.22, tokens=131_072)
+    assert "does not hold one sequence of 131,072 tokens" in why_not(long, model(QWEN3_8B), 80 * GIB)
+    assert why_not(engine(on_server=True, utilization=0.01), model(QWEN3_8B), 80 * GIB) == ""
+
+
+def test_a_model_whose_cache_is_not_known_is_not_refused_for_it() -> None:
+    assert reservation(engine(), model(None), 80 * GIB).sequences is None
+    assert why_not(engine(), model(None), 80 * GIB) == ""
+
+
+def test_the_engine_is_the_one_that_trl_starts() -> None:
+    args = {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "use_vllm": True, "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.4, "vllm_tensor_parallel_size": 2, "vllm_max_model_length": 3072,
+        "vllm_enable_sleep_mode": True,
+    }  # fmt: skip
+    # max_num_seqs is the product of batch size, tensor parallelism and steps_per_generation (trl).
+    assert engine_of(TrainingPlan("grpo", args), model(None)) == Engine(False, True, 0.4, 2, 3072, 64)
+    untold = {name: args[name] for name in list(args)[:3]}
+    assert engine_of(TrainingPlan("grpo", untold), model(None)) == Engine(False, False, 0.3, 1, 131_072, 32)
+    assert engine_of(TrainingPlan("grpo", {**args, "use_vllm": False}), model(None)) is None
+
+
+def test_the_shares_that_leave_training_enough_end_where_one_hundredth_more_does_not_fit() -> None:
+    found = outlook(
+        Candidate({}), TRAINING, engine(), model(QWEN3_8B), total_bytes=80 * GIB, budget_bytes=80 * GIB, fastest=True
+    )
+    assert found.least is not None
+    assert found.most is not None
+    assert found.most_sleeping is not None
+    assert found.enough is not None
+    # 40 GiB are left of 80, and 55 beside what training keeps.
+    assert (found.least.utilization, found.most.utilization, found.most_sleeping.utilization) == (0.22, 0.5, 0.68)
+    assert BESIDE_WEIGHTS_BYTES == 2 * GIB
+    # A token takes 36 x 8 x 256 x 2 bytes: 64 sequences of 1536 are 13.5 GiB, beside 16.9 GiB.
+    assert found.enough.utilization == 0.39
+    assert [share.utilization for share in found.shares] == [0.22, 0.3, 0.39, 0.4, 0.5, 0.6, 0.68, 0.7]

@@ -1,0 +1,46 @@
+"""What a model caches of a token, held against the cache that transformers fills."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from autotune.core.workload import KeyValueCache
+from autotune.step.models.key_value import key_value_cache
+from tests.small import small_config
+
+TOKENS = 6
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral", "gemma2", "gpt_oss", "opt", "gpt2"])
+def test_the_cache_has_as_many_numbers_as_transformers_keeps(model_type: str) -> None:
+    config = small_config(model_type)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        cache = model(torch.ones(1, TOKENS, dtype=torch.long), use_cache=True).past_key_values
+    kept = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    found = key_value_cache(config.get_text_config())
+    assert found is not None
+    assert found.layers * found.heads * found.elements * TOKENS == kept
+
+
+def test_latent_attention_caches_one_vector_for_all_heads() -> None:
+    # DeepSeek-V3: 512 compressed and 64 rotated numbers in each of 61 layers.
+    text = SimpleNamespace(num_hidden_layers=61, kv_lora_rank=512, qk_rope_head_dim=64, num_attention_heads=128)
+    assert key_value_cache(text) == KeyValueCache(61, 1, 576)
+
+
+def test_layers_of_linear_attention_cache_nothing() -> None:
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 3
+    text = SimpleNamespace(
+        num_hidden_layers=12, layer_types=kinds, num_attention_heads=16, num_key_value_heads=2, head_dim=256,
+        hidden_size=2048,
+    )  # fmt: skip
+    assert key_value_cache(text) == KeyValueCache(3, 2, 512)
+
+
+def test_a_configuration_without_heads_says_nothing() -> None:
+    assert key_value_cache(SimpleNamespace(num_hidden_layers=2)) is None

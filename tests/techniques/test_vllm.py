@@ -1,0 +1,141 @@
+"""The rules of vLLM's techniques: where they can be had, what is legal, what reaches the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.space import Wishes
+from autotune.techniques import catalogue, find
+from autotune.trainers import find_trainer
+from autotune.trainers.generating import OLD_PASS
+from autotune.trainers.prompts import GENERATION
+from tests.settings import CPU, GPU, problem, setting, workload
+
+GRPO = find_trainer("grpo")
+PLANNED = replace(GPU, planned=True)
+ALLOWED = frozenset({"vllm", "quantization", "lora", "max_completion_length"})
+
+
+def here(machine: Machine = PLANNED, **changes: object) -> Setting:
+    of = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
+    return replace(setting(machine=machine, of=of, allowed=ALLOWED), **changes)  # type: ignore[arg-type]
+
+
+def candidate(at: Setting, **choices: Choice) -> Candidate:
+    start = Candidate({item.name: item.default(at) for item in GRPO.techniques})
+    return GRPO.normal(start.but(**choices), at)
+
+
+def with_version(version: str) -> Machine:
+    return replace(GPU, packages={**GPU.packages, "vllm": version})
+
+
+@pytest.mark.parametrize(
+    ("machine", "choice", "why"),
+    [
+        (CPU, "colocate", "needs a CUDA GPU"),
+        (replace(CPU, planned=True), "colocate", "needs a CUDA GPU"),
+        (GPU, "colocate", "not installed"),
+        (with_version("0.21.0"), "colocate", "0.22 to 0.31, and 0.21.0 is installed"),
+        (with_version("0.33.0"), "colocate-sleep", "0.22 to 0.31, and 0.33.0 is installed"),
+        (with_version("0.24.0+cu129"), "colocate", None),
+        (with_version("0.31.0"), "colocate-sleep", None),
+        (with_version("0.31.0"), "server", "autotune starts none"),
+        (PLANNED, "colocate", None),
+        (PLANNED, "server", None),
+        (GPU, "off", None),
+    ],
+)
+def test_vllm_is_there_where_trl_can_use_it_or_where_nothing_runs(
+    machine: Machine, choice: str, why: str | None
+) -> None:
+    found = find("vllm", catalogue()).unavailable(choice, machine)
+    assert (why in found) if why and found else (found is why)
+
+
+def test_vllm_changes_training_and_has_to_be_allowed() -> None:
+    at = here(allowed=frozenset())
+    assert "--allow vllm" in str(GRPO.illegal(candidate(at, vllm="colocate"), at))
+    assert GRPO.illegal(candidate(here(), vllm="colocate"), here()) is None
+
+
+def test_what_belongs_to_vllm_is_searched_only_if_vllm_is() -> None:
+    without = problem(here(allowed=frozenset()), trainer="grpo").choices
+    assert without["vllm"] == ("off",)
+    assert without["vllm_gpu_memory_utilization"] == ("0.3",)
+    searched = problem(here(), Wishes({}), trainer="grpo").choices
+    assert searched["vllm"] == ("off", "server", "colocate", "colocate-sleep")
+    assert len(searched["vllm_gpu_memory_utilization"]) > 1
+
+
+@pytest.mark.parametrize("vllm", ["off", "server"])
+def test_a_share_of_the_gpu_means_nothing_where_vllm_is_elsewhere(vllm: str) -> None:
+    at = here()
+    shares = {candidate(at, vllm=vllm, vllm_gpu_memory_utilization=share) for share in ("0.3", "0.5")}
+    assert len(shares) == 1
+    args = GRPO.plan(shares.pop(), at).args
+    assert {name for name in args if name.startswith("vllm_")} == (set() if vllm == "off" else {"vllm_mode"})
+
+
+def test_the_plan_says_what_trl_calls_it() -> None:
+    at = here()
+    args = GRPO.plan(candidate(at, vllm="colocate-sleep", vllm_gpu_memory_utilization="0.45"), at).args
+    # The longest prompt of the data has 2,000 tokens, a completion 512 by default.
+    assert {name: value for name, value in args.items() if "vllm" in name} == {
+        "use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.45,
+        "vllm_max_model_length": 2512,
+    }  # fmt: skip
+    assert GRPO.plan(candidate(at, vllm="server"), at).args["vllm_mode"] == "server"
+
+
+def test_the_longest_prompt_has_to_fit_with_its_completion() -> None:
+    at = here()
+    assert "2,512 tokens together, and vLLM takes only 2,048" in str(
+        GRPO.illegal(candidate(at, vllm="colocate", vllm_max_model_length=2048), at)
+    )
+    assert GRPO.illegal(candidate(at, vllm="colocate", vllm_max_model_length=2512), at) is None
+    assert (
+        "vllm_max_model_length" not in GRPO.plan(candidate(at, vllm="colocate", vllm_max_model_length="model"), at).args
+    )
+
+
+def test_vllm_refuses_sequences_beyond_the_model_s_positions() -> None:
+    at = here(workload=replace(workload(), trainer="grpo"))
+    assert "2,512 tokens of a model that was made for 2,048" in str(GRPO.illegal(candidate(at, vllm="colocate"), at))
+
+
+def test_trl_refuses_weights_in_8_bits_with_vllm() -> None:
+    at = here()
+    quantised = {"vllm": "colocate", "lora": "r16", "precision": "bfloat16"}
+    assert "8bit" in str(GRPO.illegal(candidate(at, quantization="8bit", **quantised), at))
+    assert GRPO.illegal(candidate(at, quantization="4bit-nf4", **quantised), at) is None
+
+
+def test_tensor_parallelism_divides_the_processes() -> None:
+    two = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=2))
+    size = find("vllm_tensor_parallel_size", GRPO.techniques)
+    assert "divides the 1 process" in str(size.impossible(2, here()))
+    assert size.impossible(2, here(two)) is None
+    assert "divides the 2 processes" in str(size.impossible(3, here(two)))
+
+
+@pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan", "much"])
+def test_a_share_lies_between_none_and_all(share: str) -> None:
+    with pytest.raises(InputError, match="is no choice of vllm_gpu_memory_utilization"):
+        find("vllm_gpu_memory_utilization", catalogue()).parse(share)
+
+
+def test_with_vllm_grpo_always_computes_old_log_probabilities() -> None:
+    at = here()
+    with_vllm, without = (GRPO.plan(candidate(at, vllm=vllm), at) for vllm in ("colocate", "off"))
+    assert OLD_PASS in GRPO.program(with_vllm).names
+    assert OLD_PASS not in GRPO.program(without).names
+    assert GENERATION in GRPO.program(with_vllm).names
+    uncorrected = replace(with_vllm, args={**with_vllm.args, "vllm_importance_sampling_correction": False})
+    assert OLD_PASS not in GRPO.program(uncorrected).names
