@@ -60,6 +60,7 @@ def trace(
 
             device, ledger = torch.device("cpu"), Ledger("cpu")
         fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake.cache_enabled = False
         mode = VirtualMode(ledger, fake, scratch)
         stack.enter_context(unnoticed())
         stack.enter_context(movable_modules())
