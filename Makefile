@@ -27,7 +27,7 @@ PROBE_OUTPUT := autotune-small
 # use too make steps many times slower.
 PROBE_THREADS := 1
 
-.PHONY: probe test test-wheel test-lowest test-trl lint docs gpu clean
+.PHONY: probe test test-more test-wheel test-lowest test-trl lint docs gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -37,11 +37,14 @@ probe: $(READY) $(SMALL)/data.jsonl
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
+test-more: $(READY)
+	$(BIN)/python -m pytest -m nightly --numprocesses 2 --dist loadfile
+
 test-wheel:
 	PYTHON='$(PYTHON)' .ci/test-wheel
 
 test-lowest: $(LOWEST_READY)
-	$(LOWEST_BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist loadfile
+	$(LOWEST_BIN)/python -m pytest -m 'not slow and not nightly' --numprocesses 2 --dist loadfile
 
 # What autotune says of TRL, held to another release: pip replaces the pinned TRL, and what it needs along with it.
 test-trl: $(TRL_READY)

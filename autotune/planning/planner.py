@@ -29,7 +29,7 @@ from autotune.planning.varied import varied_bytes
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
-from autotune.techniques.traits import allocator_knobs, layer_period, size_knobs
+from autotune.techniques.traits import allocator_knobs, geometry_knobs, layer_period
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
@@ -94,7 +94,7 @@ class Planner:
         self.candidates = tuple(candidates)
         self._geometries: dict[Candidate, BatchGeometry] = {}
         self._by_sizes: dict[tuple[Choice, ...], BatchGeometry] = {}
-        self._size_knobs = size_knobs()
+        self._geometry_knobs = geometry_knobs()
         self._uses: dict[tuple[Choice, ...], AllocatorUse] = {}
         self._allocator_knobs = allocator_knobs()
         self._groups: dict[Group, Candidate] = {}
@@ -250,7 +250,7 @@ class Planner:
     def _geometry(self, candidate: Candidate) -> BatchGeometry:
         if candidate not in self._geometries:
             # Only the knobs that set sizes decide the geometry, so it is computed once for each of their combinations.
-            sizes = tuple(choice for knob, choice in candidate.items() if knob in self._size_knobs)
+            sizes = tuple(choice for knob, choice in candidate.items() if knob in self._geometry_knobs)
             if sizes not in self._by_sizes:
                 self._by_sizes[sizes] = self._geometry_in(candidate, self._problem.setting)
             self._geometries[candidate] = self._by_sizes[sizes]

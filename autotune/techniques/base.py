@@ -70,6 +70,7 @@ class Technique(ABC):
             choices are predicted from the same trace (:class:`autotune.core.plan.AllocatorUse`).
         only_in: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
             memory elsewhere then shows the same of its other choices.
+        also_sizes: whether it changes the batch geometry beside what else it changes.
         patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
             ends: a trace without it then needs another process.
     """
@@ -90,6 +91,7 @@ class Technique(ABC):
     changes_in: ClassVar[Mapping[str, str]] = {}
     ordered: ClassVar[bool] = False
     only_sizes: ClassVar[bool] = False
+    also_sizes: ClassVar[bool] = False
     only_allocator: ClassVar[bool] = False
     only_in: ClassVar[str] = ""
     patches_libraries: ClassVar[bool] = True

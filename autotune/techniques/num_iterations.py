@@ -21,6 +21,7 @@ class NumIterations(NumberTechnique):
     trl_default = 1
     writes = frozenset({"args.num_iterations"})
     changes = "completions are trained on again after the model that generated them has changed"
+    also_sizes = True
     patches_libraries = False
     unit = "iterations"
 

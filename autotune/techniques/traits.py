@@ -40,6 +40,12 @@ def layer_period(plan: TrainingPlan) -> int:
 
 
 @cache
+def geometry_knobs() -> frozenset[str]:
+    """Return the names of the techniques on which the batch geometry of a plan depends."""
+    return frozenset(technique.name for technique in catalogue() if technique.only_sizes or technique.also_sizes)
+
+
+@cache
 def size_knobs() -> frozenset[str]:
     """Return the names of the techniques that change only the sizes of micro-batches."""
     return frozenset(technique.name for technique in catalogue() if technique.only_sizes)

@@ -38,6 +38,7 @@ class Vllm(Technique):
         Option(SLEEPING, "the same, asleep while the model is trained", Effect.CHANGES_TRAINING),
     )
     trl_default = OFF
+    unplanned = "how long vLLM takes to generate: candidates with it have no predicted speed"
     needs = "the package vllm 0.22 to 0.31, and a CUDA GPU; server: a running server"
     changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"
     writes = frozenset({"args.use_vllm", "args.vllm_mode", "args.vllm_enable_sleep_mode"})

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -80,7 +80,8 @@ def _address(storage: torch.UntypedStorage) -> int:
     return int(_real_address(storage) or storage._cdata << _ADDRESS_BITS)
 
 
-_MODULE = SimpleNamespace(
+_MODULE = ModuleType(f"torch.{NAME}")
+_MODULE.__dict__.update(
     Event=_Event,
     Stream=_Stream,
     stream=lambda stream: stream if stream is not None else _Stream(),

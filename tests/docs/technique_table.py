@@ -15,7 +15,7 @@ from tests.contract.seven import NAMES, config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
 
 # One device that lacks nothing: what is unavailable on it is so on every machine of one device.
-_NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2"}
+_NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2", "vllm": "0.31.0"}
 ONE_GPU = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(10, 0)), _NEWEST)
 
 HEAD = """\

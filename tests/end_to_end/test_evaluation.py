@@ -12,7 +12,7 @@ import pytest
 from tests.end_to_end.runs import Ended, autotune
 from tests.small import long_tailed_texts, text_rows, write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SPACE = """
 trainer: sft

@@ -31,7 +31,7 @@ def length(completions, answer, **columns):
 """
 
 
-@pytest.fixture(scope="module", params=["grpo", "rloo"])
+@pytest.fixture(scope="module", params=["grpo", pytest.param("rloo", marks=pytest.mark.nightly)])
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_model_directory: Path
 ) -> tuple[str, Ended, Path]:
@@ -82,6 +82,7 @@ def train(words: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "said"),
     [

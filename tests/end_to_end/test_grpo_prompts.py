@@ -12,7 +12,7 @@ from datasets import load_dataset
 from tests.end_to_end.runs import Ended, autotune
 from tests.small import write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SPACE = """
 trainer: grpo

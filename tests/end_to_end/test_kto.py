@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.runs import Ended, autotune
 from tests.small import long_tailed_texts, prompt_completion_rows, write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SPACE = """
 trainer: kto

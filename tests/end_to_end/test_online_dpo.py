@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.runs import Ended, autotune
 from tests.small import long_tailed_texts, write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SPACE = """
 trainer: online_dpo

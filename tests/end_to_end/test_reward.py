@@ -13,7 +13,7 @@ import yaml
 from tests.end_to_end.runs import Ended, autotune
 from tests.small import long_tailed_texts, preference_rows, write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SPACE = """
 trainer: reward

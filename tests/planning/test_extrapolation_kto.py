@@ -41,6 +41,7 @@ def documents(rows: int, longest: int) -> Documents:
     return Documents.of_rows([KTO.document(parts) for parts in lengths], ordered=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("longest", "checkpointing"), [(80, False), (700, True)], ids=["whole", "in chunks"])
 def test_a_full_trace_is_what_small_ones_foretell(
     longest: int, checkpointing: bool, server: JobServer, tmp_path: Path

@@ -155,7 +155,7 @@ def test_trl_s_default_is_probed(trainer: Trainer, prepared: Prepare, tmp_path: 
     shown = probe(found.request(plan, BRIEF), JobContext(tmp_path, time.monotonic())).ranks[0]
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
     assert set(shown.peaks) == {phase.name for phase in trainer.program(plan).phases}
-    assert max(shown.peaks.values()) == shown.peak_bytes
+    assert max(shown.peaks.values()) == pytest.approx(shown.peak_bytes, rel=0.01)
     assert shown.rows == said.rows
     assert shown.worst_tokens == said.worst.rows * said.worst.tokens * said.sequences
     assert shown.documents_per_step == pytest.approx(said.documents)

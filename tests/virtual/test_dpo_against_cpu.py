@@ -11,7 +11,7 @@ from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer
-from tests.virtual.models import ARCHITECTURES, config_of
+from tests.virtual.models import EVERY_ARCHITECTURE, config_of
 from tests.virtual.test_against_cpu import ATTENTION_LORA, LENGTH, LORA, small_vocabulary_tiles
 
 __all__ = ["small_vocabulary_tiles"]
@@ -19,7 +19,7 @@ __all__ = ["small_vocabulary_tiles"]
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["stored", "checkpointed"])
 @pytest.mark.parametrize("reference", ["copy", "adapters off", "precomputed"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 def test_traced_peaks_are_those_of_the_cpu(architecture: str, reference: str, checkpointing: bool) -> None:
     words = (ATTENTION_LORA if "moe" in architecture else LORA) if reference == "adapters off" else {}
     args = {

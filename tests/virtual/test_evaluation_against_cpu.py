@@ -12,7 +12,7 @@ from autotune.virtual import trace
 from autotune.virtual.phases import inside
 from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer
-from tests.virtual.models import ARCHITECTURES, config_of
+from tests.virtual.models import EVERY_ARCHITECTURE, config_of
 from tests.virtual.test_against_cpu import ATTENTION_LORA, LENGTH, LORA, small_vocabulary_tiles
 
 __all__ = ["small_vocabulary_tiles"]
@@ -28,7 +28,7 @@ PROMPTS = [(LENGTH - 16, 16)] * 2
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("trainer", ROWS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 def test_traced_peaks_are_those_of_the_cpu(architecture: str, trainer: str, adapters: bool) -> None:
     words = (ATTENTION_LORA if "moe" in architecture else LORA) if adapters else {}
     args = {"per_device_train_batch_size": 2, "max_length": LENGTH, "bf16": False, "eval_strategy": "epoch"}

@@ -63,6 +63,7 @@ def test_traced_peaks_are_those_of_the_cpu(reference: str, shape: str, checkpoin
     peaks("llama", reference, SHAPES[shape], checkpointing=checkpointing)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "llama"])
 def test_traced_peaks_of_other_architectures_are_those_of_the_cpu(architecture: str) -> None:
     peaks(architecture, "adapters off", SHAPES["wider"], checkpointing=True)

@@ -10,13 +10,13 @@ from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer
-from tests.virtual.models import ARCHITECTURES, config_of
+from tests.virtual.models import EVERY_ARCHITECTURE, config_of
 from tests.virtual.test_against_cpu import ATTENTION_LORA, LENGTH, LORA
 
 
 @pytest.mark.parametrize("checkpointing", ["off", "on", "every_2"])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 def test_traced_peaks_are_those_of_the_cpu(architecture: str, lora: bool, checkpointing: str) -> None:
     words = {**(ATTENTION_LORA if "moe" in architecture else LORA), "lora_task_type": "SEQ_CLS"} if lora else {}
     args = {
