@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.app.options import Options, checked_options
 from autotune.app.problem import problem_of
-from autotune.core.candidate import Candidate
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.codec import decode, encode
 from autotune.core.estimate import Estimate
 from autotune.core.machine import Machine
@@ -61,6 +61,9 @@ class RecordedProblem(TrainerProblem):
 @dataclass(frozen=True)
 class Table:
     """What was recorded, on one machine, in one go.
+
+    Techniques that were added later are absent from recorded candidates: :func:`read_table` completes these with the
+    one choice that the recorded part of the space has for them, which is TRL's default, with which they ran.
 
     Attributes:
         workload: without the places where it lay.
@@ -117,5 +120,23 @@ def write_table(table: Table, file: Path) -> None:
 
 
 def read_table(file: Path) -> Table:
-    """Return the table in a file."""
-    return decode(Table, json.loads(file.read_text(encoding="utf-8")))
+    """Return the table in a file, its candidates with the techniques of today.
+
+    Raises:
+        ValueError: the recorded part of the space has several choices of a technique that was added later.
+    """
+    table = decode(Table, json.loads(file.read_text(encoding="utf-8")))
+    choices = table.problem().choices
+    return replace(table, rows=tuple(_completed(row, choices) for row in table.rows))
+
+
+def _completed(row: Row, choices: Mapping[str, tuple[Choice, ...]]) -> Row:
+    added = {knob: found for knob, found in choices.items() if knob not in row.candidate}
+    if several := [knob for knob, found in added.items() if len(found) > 1]:
+        raise ValueError(f"record the table again: it has one choice of {', '.join(several)}, {SPACE.name} several")
+    candidate = row.candidate.but(**{knob: choice for knob, (choice,) in added.items()})
+
+    def same(estimate: Estimate | None) -> Estimate | None:
+        return replace(estimate, candidate=candidate) if estimate else None
+
+    return replace(row, candidate=candidate, explored=same(row.explored), traced=same(row.traced))
