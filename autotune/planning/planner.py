@@ -101,7 +101,7 @@ class Planner:
         # Groups whose traces only serve the evaluation of others, which has another layout than their training.
         self._evaluated: dict[Group, dict[Group, Candidate]] = {}
         for candidate in (*self.candidates, problem.baseline):
-            geometry = self._geometry(candidate)
+            geometry, _ = self._geometry(candidate), self._use(candidate)
             group = group_of(candidate, geometry.layout)
             self._groups.setdefault(group, candidate)
             if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
@@ -344,15 +344,28 @@ class Planner:
         # Further traces leave most sums unchanged, so their estimates are kept.
         key = (found, self.composed_error(found.unseen), geometry, use)
         if key not in self._composed:
-            self._composed[key] = self._sum(*key)
+            # Tensors are added up once for all uses of the allocator; other candidates have those.
+            worst = typical = None
+            for each in {use, *self._uses.values()}:
+                worst, typical = self._sum(found, geometry, each, worst, typical)
+                memory = memory_estimate(worst, typical, geometry.micro_batches, self._target.gpu, key[1])
+                self._composed[found, key[1], geometry, each] = memory
         return self._composed[key], Origin.COMPOSED
 
-    def _sum(self, found: Sum, error: float, geometry: BatchGeometry, use: AllocatorUse) -> MemoryEstimate:
+    def _sum(
+        self,
+        found: Sum,
+        geometry: BatchGeometry,
+        use: AllocatorUse,
+        worst_alike: Forecast | None,
+        typical_alike: Forecast | None,
+    ) -> tuple[Forecast, Forecast]:
+        """Return the sums of forecasts for a use of the allocator, from those for another one."""
         forecasts = [(self._forecast(term.group, geometry, use), term.weight) for term in found.terms]
-        worst = mixed([(pair[0], weight) for pair, weight in forecasts])
-        same = geometry.typical == geometry.worst
-        typical = worst if same else mixed([(pair[1], weight) for pair, weight in forecasts])
-        return memory_estimate(worst, typical, geometry.micro_batches, self._target.gpu, error)
+        worst = mixed([(pair[0], weight) for pair, weight in forecasts], worst_alike)
+        if geometry.typical == geometry.worst:
+            return worst, worst
+        return worst, mixed([(pair[1], weight) for pair, weight in forecasts], typical_alike)
 
     def _forecast(
         self, group: Group, geometry: BatchGeometry, use: AllocatorUse = DEFAULT_USE

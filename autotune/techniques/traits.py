@@ -39,16 +39,19 @@ def layer_period(plan: TrainingPlan) -> int:
     return lcm(*(technique.layer_period(plan) for technique in catalogue()))
 
 
+@cache
 def geometry_knobs() -> frozenset[str]:
     """Return the names of the techniques on which the batch geometry of a plan depends."""
     return frozenset(technique.name for technique in catalogue() if technique.only_sizes or technique.also_sizes)
 
 
+@cache
 def size_knobs() -> frozenset[str]:
     """Return the names of the techniques that change only the sizes of micro-batches."""
     return frozenset(technique.name for technique in catalogue() if technique.only_sizes)
 
 
+@cache
 def allocator_knobs() -> frozenset[str]:
     """Return the names of the techniques that change only how the caching allocator serves a step."""
     return frozenset(technique.name for technique in catalogue() if technique.only_allocator)

@@ -4,12 +4,16 @@ A training step branches on values: whether a padding mask is all true, how many
 begin. Those are integers and booleans computed from the batch alone, so a small real tensor is kept next to the fake
 one and every operator runs on both. Floating-point data is never computed. Where code reads a floating-point value, an
 assumption is returned and counted.
+
+Most large values, such as attention masks, are never read: they are computed once something reads them, or writes to
+what they are computed from.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,6 +25,8 @@ from autotune.virtual.tensors import tensors_of
 
 # A mask over 4096 x 4096 positions is still computed (16 MiB); larger tensors have no known values.
 _LARGEST = 2**24
+# Values with at most so many elements are computed at once, which takes no longer than to put it off.
+_FEW = 1024
 _SAMPLED = 5
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
@@ -35,18 +41,57 @@ _RANDOM = frozenset(
 )  # fmt: skip
 
 
+class Later:
+    """Values that are computed once they are read.
+
+    Args:
+        compute: returns them.
+        reads: the fake storages of what they are computed from.
+    """
+
+    def __init__(self, compute: Callable[[], torch.Tensor], reads: frozenset[int]) -> None:
+        self._compute: Callable[[], torch.Tensor] | None = compute
+        self._value: torch.Tensor | None = None
+        self.reads = reads
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The values."""
+        if self._compute is not None:
+            self._value, self._compute = self._compute(), None
+        return cast(torch.Tensor, self._value)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether they are still to be computed."""
+        return self._compute is not None
+
+
 def known(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the real values of a tensor, or None when they are not known."""
     if not isinstance(tensor, FakeTensor):
         return tensor
-    value: torch.Tensor | None = getattr(tensor, _KNOWN, None)
+    value: torch.Tensor | Later | None = getattr(tensor, _KNOWN, None)
+    value = value.value if isinstance(value, Later) else value
     return None if value is None or hasattr(value.untyped_storage(), _STALE) else value
 
 
-def set_known(tensor: torch.Tensor, value: torch.Tensor) -> None:
+def set_known(tensor: torch.Tensor, value: torch.Tensor | Later) -> None:
     """Attach real values to a fake tensor, if its type and size are among those that are kept."""
-    if _is_kept(value):
+    if isinstance(value, Later) or _is_kept(value):
         setattr(tensor, _KNOWN, value)
+
+
+def listed(tensor: Any) -> Any:
+    """Return the values of a fake tensor in nested lists, as its method ``tolist`` does, but not one by one."""
+    value = known(tensor)
+    if value is None:
+        return _listed_one_by_one(tensor)
+    with _disable_current_modes():
+        return value.tolist()
+
+
+_listed_one_by_one = FakeTensor.tolist
 
 
 def forget_known(tensor: torch.Tensor) -> None:
@@ -54,13 +99,39 @@ def forget_known(tensor: torch.Tensor) -> None:
     tensor.__dict__.pop(_KNOWN, None)
 
 
-def _known_values(tree: Any) -> Any:
-    """Return an argument of an operator, or several, with the values of the tensors in it."""
+def _is_known(tensor: torch.Tensor) -> bool:
+    value = getattr(tensor, _KNOWN, None) if isinstance(tensor, FakeTensor) else tensor
+    return (isinstance(value, Later) and value.is_pending) or known(tensor) is not None
+
+
+def _attached(tree: Any) -> Any:
+    """Return arguments of an operator with what is attached to the tensors among them, computed or not."""
     if isinstance(tree, torch.Tensor):
-        return known(tree)
+        return getattr(tree, _KNOWN) if isinstance(tree, FakeTensor) else tree
     if type(tree) in (tuple, list):
-        return type(tree)([_known_values(item) for item in tree])
+        return type(tree)([_attached(item) for item in tree])
     return tree
+
+
+def _values(tree: Any) -> Any:
+    """Return what :func:`_attached` returned with computed values."""
+    if isinstance(tree, Later):
+        return tree.value
+    if type(tree) in (tuple, list):
+        return type(tree)([_values(item) for item in tree])
+    return tree
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    words = {name: _values(value) for name, value in kwargs.items() if name != "pin_memory"}
+    if "device" in words:
+        words["device"] = torch.device("cpu")
+    values = _values(args)
+    with _disable_current_modes(), torch.no_grad():
+        if func is torch.ops.aten.histc.default:
+            # CUDA has a kernel for integers here, the CPU does not.
+            return func(values[0].double(), *values[1:], **words).to(values[0].dtype)
+        return func(*values, **words)
 
 
 def _is_kept(value: torch.Tensor) -> bool:
@@ -73,9 +144,10 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.assumptions: Counter[str] = Counter()
+        self._pending: list[weakref.ref[Later]] = []
 
     def compute(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], result: Any) -> Any:
-        """Return the operator's real result where all its tensor inputs are known, else None.
+        """Return the operator's real result where all its tensor inputs are known, or :class:`Later`, else None.
 
         Args:
             inputs: the tensors among the arguments.
@@ -84,20 +156,32 @@ class Knowledge:
         """
         if not inputs and func.overloadpacket not in _CREATORS:
             return None
+        mutable = func._schema.is_mutable
+        if mutable and self._pending:
+            self._compute_what_reads({tensor.untyped_storage()._cdata for tensor in _changed(func, args, kwargs)})
         wanted = result is None or any(_is_kept(tensor) for tensor in tensors_of(result))
-        if not wanted or func.overloadpacket in _RANDOM or any(known(tensor) is None for tensor in inputs):
-            if func._schema.is_mutable:
+        if not wanted or func.overloadpacket in _RANDOM or not all(map(_is_known, inputs)):
+            if mutable:
                 self._forget(func, args, kwargs)
             return None
-        values, words = _known_values(args), {name: _known_values(value) for name, value in kwargs.items()}
-        words.pop("pin_memory", None)
-        if "device" in words:
-            words["device"] = torch.device("cpu")
-        with _disable_current_modes(), torch.no_grad():
-            if func is torch.ops.aten.histc.default:
-                # CUDA has a kernel for integers here, the CPU does not.
-                return func(values[0].double(), *values[1:], **words).to(values[0].dtype)
-            return func(*values, **words)
+        values, words = _attached(args), {name: _attached(value) for name, value in kwargs.items()}
+        few = not isinstance(result, FakeTensor) or result.numel() <= _FEW
+        if few or mutable or not all(isinstance(tensor, FakeTensor) for tensor in inputs):
+            return _computed(func, values, words)
+        reads = frozenset(tensor.untyped_storage()._cdata for tensor in inputs)
+        reads = reads.union(*(item.reads for item in map(_attached, inputs) if isinstance(item, Later)))
+        later = Later(lambda: _computed(func, values, words), reads)
+        self._pending.append(weakref.ref(later))
+        return later
+
+    def _compute_what_reads(self, storages: set[int]) -> None:
+        """Compute pending values that follow from what is about to be overwritten."""
+        alive = [later for later in (item() for item in self._pending) if later is not None]
+        for later in alive:
+            if later.reads & storages:
+                # What is computed marks itself; what it was computed from does as well.
+                _ = later.value
+        self._pending = [weakref.ref(later) for later in alive if later.is_pending]
 
     def assume(self, what: str) -> None:
         """Count an assumption under its description."""
@@ -143,10 +227,15 @@ class Knowledge:
             set_known(found, torch.zeros(found.shape, dtype=found.dtype))
 
     def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
+        for tensor in _changed(func, args, kwargs):
+            value = getattr(tensor, _KNOWN, None)
+            if value is not None:
+                setattr(_values(value).untyped_storage(), _STALE, True)
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operator's arguments that it writes to."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[position] if position < len(args) else kwargs.get(argument.name)
-            for leaf in tree_leaves(given):
-                if isinstance(leaf, torch.Tensor) and getattr(leaf, _KNOWN, None) is not None:
-                    setattr(getattr(leaf, _KNOWN).untyped_storage(), _STALE, True)
+            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))

@@ -145,11 +145,11 @@ class _Copy:
             self._give_up(given_up.pop(index, []))
             places.append(len(self._events))
             event = self._trace.events[index]
-            if event.operator >= 0:
-                event = event._replace(operator=event.operator + shift)
+            if event.operator >= 0 and shift:
+                event = MemoryEvent(event.change_bytes, event.place, event.storage, event.operator + shift)
             if event.storage in gradients:
                 settled = self._trace.settled.get(event.storage, span.end_event)
-                taken = self._add(event._replace(storage=next(self._numbers)), Category.GRADIENT)
+                taken = self._add(_of_storage(event, next(self._numbers)), Category.GRADIENT)
                 given_up.setdefault(max(settled, index + 1), []).append(taken)
             else:
                 self._repeat(event, is_birth=self._born[event.storage] == index)
@@ -204,12 +204,12 @@ class _Copy:
         if is_birth:
             number = event.storage if before is None else next(self._numbers)
             self._current[event.storage] = number
-            self._add(event._replace(storage=number), self._trace.categories.get(event.storage))
+            self._add(_of_storage(event, number), self._trace.categories.get(event.storage))
             if before is not None and before in self._held:
-                self._give_up([event._replace(storage=before)])
+                self._give_up([_of_storage(event, before)])
         elif before is not None and before in self._held:
             # A range may free a storage that an earlier one has freed already.
-            self._add(event._replace(storage=before), None)
+            self._add(_of_storage(event, before), None)
 
     def _add(self, event: MemoryEvent, category: Category | None) -> MemoryEvent:
         self._events.append(event)
@@ -225,3 +225,7 @@ class _Copy:
     def _give_up(self, taken: Iterable[MemoryEvent]) -> None:
         for event in taken:
             self._add(event._replace(change_bytes=-self._held[event.storage], operator=-1), None)
+
+
+def _of_storage(event: MemoryEvent, number: int) -> MemoryEvent:
+    return event if event.storage == number else MemoryEvent(event.change_bytes, event.place, number, event.operator)

@@ -7,23 +7,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from autotune.virtual.dispatch import VirtualMode
+from autotune.virtual.known import listed
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import unnoticed
 from autotune.virtual.modules import movable_modules
 from autotune.virtual.records import Category, Place, Trace
+from autotune.virtual.tensors import replaced
 
 Target = Literal["cpu", "cuda"]
 
@@ -57,9 +60,11 @@ def trace(
 
             device, ledger = torch.device("cpu"), Ledger("cpu")
         fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake.cache_enabled = False
         mode = VirtualMode(ledger, fake, scratch)
         stack.enter_context(unnoticed())
         stack.enter_context(movable_modules())
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
         stack.enter_context(_tagging(ledger))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
@@ -128,11 +133,14 @@ def for_real() -> Iterator[None]:
 
 def adopt(tree: Any) -> Any:
     """Return ``tree`` with its arrays as host tensors, fake ones with known values under a running trace."""
-    with for_real():
-        real = tree_map_only(np.ndarray, torch.from_numpy, tree)
-    if not _running:
-        return tree_map_only(torch.Tensor, torch.clone, real)
-    return tree_map_only(torch.Tensor, _running[-1][0].adopt, real)
+    placed = _running[-1][0].adopt if _running else torch.clone
+
+    def read(array: Any) -> Any:
+        with for_real():
+            real = torch.from_numpy(array)
+        return placed(real)
+
+    return replaced(tree, np.ndarray, read)
 
 
 @contextmanager

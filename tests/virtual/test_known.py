@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.virtual.known import Knowledge, set_known
+from autotune.virtual import adopt, trace
+from autotune.virtual.known import Knowledge, known, set_known
 
 _NOT_BEFORE = torch.ops.aten.ge.Tensor
 _HALVED = torch.ops.aten.div.Tensor
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor:
+    found = known(tensor)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(("tokens", "is_computed"), [(64, True), (4096, True), (4097, False)])
@@ -24,7 +34,9 @@ def test_a_mask_over_too_many_tokens_is_not_computed(tokens: int, is_computed: b
     found = Knowledge().compute(_NOT_BEFORE, tuple(inputs), {}, inputs, mask)
 
     assert (found is not None) is is_computed
-    assert found is None or torch.equal(found, queries >= keys)
+    if found is not None:
+        set_known(mask, found)
+        assert torch.equal(value_of(mask), queries >= keys)
 
 
 def test_floating_point_results_are_computed_where_they_are_a_single_number() -> None:
@@ -35,3 +47,73 @@ def test_floating_point_results_are_computed_where_they_are_a_single_number() ->
             halved = _HALVED(given, 2)
         set_known(given, values)
         assert (Knowledge().compute(_HALVED, (given, 2), {}, [given], halved) is not None) is (count == 1)
+
+
+MANY = 5000
+
+
+def found_by(step: Callable[[torch.Tensor], torch.Tensor]) -> list[int] | None:
+    """Return the known values of what a traced step makes of the numbers up to MANY."""
+    found: list[list[int] | None] = []
+
+    def run(device: torch.device) -> None:
+        made = step(adopt(np.arange(MANY)))
+        value = known(made)
+        found.append(value.tolist() if value is not None else None)
+
+    trace(run, target="cpu")
+    return found[0]
+
+
+def doubled_before_it_is_overwritten(numbers: torch.Tensor) -> torch.Tensor:
+    doubled = numbers * 2
+    numbers.add_(1)
+    return doubled
+
+
+def last_of_what_is_overwritten(numbers: torch.Tensor) -> torch.Tensor:
+    part = numbers[MANY // 2 :]
+    numbers.add_(1)
+    return part
+
+
+def overwritten_through_a_part(numbers: torch.Tensor) -> torch.Tensor:
+    more = numbers + 1
+    more[MANY // 2 :].fill_(7)
+    return more
+
+
+def overwritten_by_data(numbers: torch.Tensor) -> torch.Tensor:
+    part = numbers[1:]
+    numbers.copy_(torch.empty(MANY))
+    return part
+
+
+def doubled_before_it_is_overwritten_by_data(numbers: torch.Tensor) -> torch.Tensor:
+    doubled = numbers * 2
+    numbers.copy_(torch.empty(MANY))
+    return doubled
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (doubled_before_it_is_overwritten, list(range(0, 2 * MANY, 2))),
+        (last_of_what_is_overwritten, list(range(MANY // 2 + 1, MANY + 1))),
+        (overwritten_through_a_part, [*range(1, MANY // 2 + 1), *[7] * (MANY // 2)]),
+        (overwritten_by_data, None),
+        (doubled_before_it_is_overwritten_by_data, list(range(0, 2 * MANY, 2))),
+    ],
+)
+def test_many_values_are_those_of_the_time_at_which_the_operator_ran(
+    step: Callable[[torch.Tensor], torch.Tensor], expected: list[int] | None
+) -> None:
+    assert found_by(step) == expected
+
+
+def test_known_values_are_listed() -> None:
+    def run(device: torch.device) -> None:
+        numbers = adopt(np.arange(MANY)).view(2, -1)
+        assert numbers.tolist() == np.arange(MANY).reshape(2, -1).tolist()
+
+    trace(run, target="cpu")

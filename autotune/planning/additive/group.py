@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Candidate, Choice
@@ -46,7 +46,8 @@ class Group:
         return tuple([name for name in mine if mine[name] != theirs[name]])
 
 
+@lru_cache(maxsize=1 << 16)
 def group_of(candidate: Candidate, layout: Layout) -> Group:
-    """Return the group of a candidate on micro-batches of a layout."""
+    """Return the group of a candidate on micro-batches of a layout; kept, since it is asked for at each ranking."""
     shared = size_knobs() | allocator_knobs()
     return Group(Candidate({knob: choice for knob, choice in candidate.items() if knob not in shared}), layout)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.state import AcceleratorState, PartialState
-from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
@@ -28,6 +27,7 @@ from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
 from autotune.virtual.addresses import addresses
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
+from autotune.virtual.tensors import replaced
 
 WORST_STEPS = 2
 """Optimizer steps on the largest micro-batch: the first allocates the optimizer's state, so the second is steady."""
@@ -242,7 +242,7 @@ class _Batches:
     """The micro-batches of a data loader, read once and stored outside of PyTorch's allocators."""
 
     def __init__(self, batches: list[Any]) -> None:
-        self._batches = [tree_map_only(torch.Tensor, lambda tensor: tensor.numpy().copy(), batch) for batch in batches]
+        self._batches = [replaced(batch, torch.Tensor, lambda tensor: tensor.numpy().copy()) for batch in batches]
 
     def __len__(self) -> int:
         return len(self._batches)
