@@ -12,6 +12,8 @@ from typing import Any
 
 _SMALL_WORKLOAD = Path(__file__).resolve().parents[1] / "examples" / "small_workload.py"
 _SPECIAL = {"<end>": 0, "<pad>": 1, "<unknown>": 2}
+WORD = "word"
+"""A word that the tokenizers know, as one token."""
 
 
 def _qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def write_model(directory: Path, configuration: Mapping[str, Any]) -> Path:
 
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(configuration, indent=1), encoding="utf-8")
-    tokenizer = Tokenizer(models.WordLevel(_SPECIAL, unk_token="<unknown>"))
+    tokenizer = Tokenizer(models.WordLevel({**_SPECIAL, WORD: len(_SPECIAL)}, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
     wrapped.save_pretrained(directory)
