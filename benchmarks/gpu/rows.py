@@ -1,4 +1,4 @@
-"""Writes rows with so many tokens in the format of any trainer: random tokens, or a word that is a single token."""
+"""Writes rows with so many tokens in the format of any trainer: random tokens, or a letter that is a single token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import WORD, write_rows
+from benchmarks.shapes import LETTER, write_rows
 
 Row = Mapping[str, Any]
 
@@ -30,23 +30,23 @@ def write_rows_of(trainer: str, file: Path, lengths: Iterable[int], vocabulary: 
 
 
 def _prompts(length: int, _number: int) -> Row:
-    return {"prompt": _words(length)}
+    return {"prompt": _text(length)}
 
 
 def _pairs(length: int, _number: int) -> Row:
     # TRL adds the end-of-sequence token to answers.
-    prompt, answer = _words(length // 2), _words(length - length // 2 - 1)
+    prompt, answer = _text(length // 2), _text(length - length // 2 - 1)
     return {"prompt": prompt, "chosen": answer, "rejected": answer}
 
 
 def _labelled(length: int, number: int) -> Row:
     return {
-        "prompt": _words(length // 2), "completion": _words(length - length // 2 - 1), "label": number % 2 == 0
+        "prompt": _text(length // 2), "completion": _text(length - length // 2 - 1), "label": number % 2 == 0
     }  # fmt: skip
 
 
-def _words(count: int) -> str:
-    return " ".join([WORD] * count)
+def _text(count: int) -> str:
+    return LETTER * count
 
 
 _FORMATS: Mapping[str, Callable[[int, int], Row]] = {
