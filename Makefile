@@ -33,23 +33,24 @@ probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
 	OMP_NUM_THREADS=$(PROBE_THREADS) $(BIN)/autotune probe $(SMALL)/model $(SMALL)/data.jsonl --memory-budget $(PROBE_BUDGET) --effort $(PROBE_EFFORT) --timeout $(PROBE_TIMEOUT) --output $(PROBE_OUTPUT)
 
-# Two workers: a test that waits for a process leaves its core to the other.
+# Two workers: a test that waits for a process leaves its core to the other. They take files in the order of
+# `tests/conftest.py`: the longest first, so that both end at about the same time.
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-more: $(READY)
-	$(BIN)/python -m pytest -m nightly --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m nightly --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-wheel:
 	PYTHON='$(PYTHON)' .ci/test-wheel
 
 test-lowest: $(LOWEST_READY)
-	$(LOWEST_BIN)/python -m pytest -m 'not slow and not nightly' --numprocesses 2 --dist loadfile
+	$(LOWEST_BIN)/python -m pytest -m 'not slow and not nightly' --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # What autotune says of TRL, held to another release: pip replaces the pinned TRL, and what it needs along with it.
 test-trl: $(TRL_READY)
 	$(TRL_BIN)/python -m pip install --quiet --upgrade 'trl$(addprefix ==,$(TRL))'
-	$(TRL_BIN)/python -m pytest tests/contract tests/techniques --numprocesses 2 --dist loadfile
+	$(TRL_BIN)/python -m pytest tests/contract tests/techniques --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check

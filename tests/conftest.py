@@ -20,6 +20,12 @@ from autotune.probing import JobServer, prepare
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with slow tests first: what is left at the end is short, and keeps every worker busy."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def datasets_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Keep what ``datasets`` caches out of the user's home; child processes inherit it."""

@@ -47,8 +47,21 @@ PACKED_LORA = TrainingPlan(
 PADDING_FREE = TrainingPlan(
     "sft", {**CPU, "packing": False, "padding_free": True, "max_length": None}, {"dtype": "float32"}, truncate_to=48
 )
-PLANS = pytest.mark.parametrize(
-    "plan", [PLAIN, PACKED_LORA, PADDING_FREE], ids=["plain", "packed with LoRA", "padding-free and cut"]
+BY_COMMAND = pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(PLAIN, id="plain"),
+        pytest.param(PACKED_LORA, id="packed with LoRA", marks=pytest.mark.nightly),
+        pytest.param(PADDING_FREE, id="padding-free and cut"),
+    ],
+)
+BY_SCRIPT = pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(PLAIN, id="plain", marks=pytest.mark.nightly),
+        pytest.param(PACKED_LORA, id="packed with LoRA"),
+        pytest.param(PADDING_FREE, id="padding-free and cut", marks=pytest.mark.nightly),
+    ],
 )
 
 
@@ -106,7 +119,7 @@ def run(command: list[str], directory: Path) -> None:
 
 
 @pytest.mark.slow
-@PLANS
+@BY_COMMAND
 def test_trl_runs_the_config_and_saves_the_model(bundle: Path, tmp_path: Path) -> None:
     trl = Path(sys.executable).with_name("trl")
     run([str(trl), "sft", "--config", str(bundle / "config.yaml"), "--max_steps", "1"], tmp_path)
@@ -114,7 +127,7 @@ def test_trl_runs_the_config_and_saves_the_model(bundle: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@PLANS
+@BY_SCRIPT
 def test_the_script_runs_where_it_was_moved_and_takes_overrides(bundle: Path, tmp_path: Path) -> None:
     moved = bundle.rename(tmp_path / "moved")
     run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)

@@ -61,6 +61,7 @@ def test_trl_trains_with_the_configuration_unchanged(found: tuple[Ended, Path]) 
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.nightly
 def test_the_script_trains_by_itself(found: tuple[Ended, Path]) -> None:
     _, bundle = found
     words = [sys.executable, "train.py", "--max_steps", "2", "--report_to", "none"]

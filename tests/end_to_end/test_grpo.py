@@ -72,6 +72,7 @@ def test_trl_trains_with_the_configuration_unchanged(found: tuple[str, Ended, Pa
     train([str(trl), trainer, "--config", "bundle/config.yaml"], folder)
 
 
+@pytest.mark.nightly
 def test_the_script_trains_by_itself(found: tuple[str, Ended, Path]) -> None:
     train([sys.executable, "bundle/train.py"], found[2])
 

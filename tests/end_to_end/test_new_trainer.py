@@ -83,6 +83,7 @@ def test_its_dataset_is_measured_by_the_columns_that_it_takes(
     assert "question and answer" in refused.err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_is_asked_for_sample_rows_and_passes_the_suite_once_it_has_them(checkout: Path) -> None:
     without = conformance(checkout, "-k", "toy and default_is_probed")

@@ -72,6 +72,7 @@ def test_steps_are_traced_before_the_first_probe_and_stand_beside_what_was_measu
     assert ended.err.index("Traced in") < ended.err.index("probe 0 started")
 
 
+@pytest.mark.nightly
 def test_without_a_plan_nothing_is_predicted(
     small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
 ) -> None:
@@ -198,7 +199,10 @@ def test_a_budget_that_nothing_fits_in_ends_with_1_and_says_what_might_help(
     assert "--max-length" in ended.err
 
 
-@pytest.mark.parametrize(("model_type", "packs"), [("opt", False), ("llama", True), ("qwen2", True)])
+@pytest.mark.parametrize(
+    ("model_type", "packs"),
+    [("opt", False), ("llama", True), pytest.param("qwen2", True, marks=pytest.mark.nightly)],
+)
 def test_rows_are_packed_only_where_packed_documents_stay_apart(
     model_type: str, packs: bool, small_dataset_file: Path, space: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,107 @@
+"""What holds for every trainer: no micro-batch of TRL's own data loader needs more memory than a probe's worst one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.core.candidate import Choice
+from autotune.step.run.batches import plan_batches
+from autotune.step.run.training import step_size
+from autotune.trainers import Trainer, trainers
+from autotune.virtual import phase
+from autotune.virtual.reference import run_on_cpu
+from tests.trainers.prepared import WHOLE_STEPS, Prepared
+
+Prepare = Callable[[Trainer, str], Prepared]
+Choices = Mapping[str, Choice]
+
+EPOCHS = 3
+WORST, DRAWN = "worst", "drawn"
+_SIZES: tuple[Choices, ...] = ({"per_device_train_batch_size": 4}, {"per_device_train_batch_size": 3, "max_length": 41})
+_FLAT: tuple[Choices, ...] = (
+    {"packing": "bfd", "max_length": 96, "per_device_train_batch_size": 2},
+    {"padding_free": "on", "per_device_train_batch_size": 4},
+)
+# Few short completions, since all of them are generated.
+_GENERATED: tuple[Choices, ...] = (
+    {"max_completion_length": 8, "num_generations": 2, "per_device_train_batch_size": 4},
+    {"max_new_tokens": 8, "per_device_train_batch_size": 4},
+)
+
+
+def cases(trainer: Trainer) -> Iterator[Any]:
+    """Yield the sizes that a trainer has the techniques of; all but the first are run at night."""
+    known = {item.name for item in trainer.techniques}
+    had = [item for item in (_GENERATED if trainer.generates else (*_SIZES, *_FLAT)) if item.keys() <= known]
+    for choices in had:
+        name = "-".join([trainer.name, *(f"{knob}={value}" for knob, value in choices.items())])
+        yield pytest.param(trainer, choices, id=name, marks=() if choices is had[0] else pytest.mark.nightly)
+
+
+CASES = [case for trainer in trainers().values() for case in cases(trainer)]
+
+
+@pytest.fixture(autouse=True)
+def small_vocabulary_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    # TRL's tile of 32768 words would be most of a small model's peak and hide all else.
+    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
+
+
+def run_each(trainer: Any, batches: Iterable[Any], name: str) -> None:
+    """Run forward and backward of micro-batches, each from the same state, as a phase of its own."""
+    trainer.current_gradient_accumulation_steps = 1
+    for number, batch in enumerate(batches):
+        with phase(f"{name} {number}"):
+            trainer.training_step(trainer.model, batch, None)
+        trainer.model.zero_grad(set_to_none=True)
+
+
+def worst_batches(found: Prepared, trainer: Any, packed_from: int | None, plan: Any) -> Iterator[Any]:
+    """Yield the micro-batches that a probe runs as the worst ones, twice: first calls fill caches."""
+    known = found.adapter
+    chosen = plan_batches(
+        known.sizes(trainer), step_size(plan, known.drawing(trainer)), known.collation(trainer), WHOLE_STEPS, 0,
+        packed_from,
+    )  # fmt: skip
+    given, shuffled = trainer.train_dataset, trainer.args.train_sampling_strategy
+    trainer.train_dataset = known.arranged(trainer, chosen.order, chosen.is_worst)
+    trainer.args.train_sampling_strategy = "sequential"
+    for _ in range(2):
+        yield from islice(trainer.get_train_dataloader(), int(chosen.is_worst.sum()))
+    trainer.train_dataset, trainer.args.train_sampling_strategy = given, shuffled
+
+
+@pytest.mark.parametrize(("trainer", "choices"), CASES)
+def test_no_micro_batch_of_three_epochs_needs_more_than_the_worst_of_a_probe(
+    trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
+) -> None:
+    found = prepared(trainer, max(trainer.formats, key=lambda form: len(form.columns)).name)
+    reason = found.trainer.illegal(found.candidate(choices), found.setting)
+    if reason is not None:
+        pytest.skip(reason)
+    plan = found.plan(choices)
+    built = found.built(plan, tmp_path)
+    packed_from = len(found.adapter.cut(found.rows, plan)) if found.adapter.packs(built.args) else None
+
+    # Whatever is generated is as long as it may be.
+    each = np.arange(len(built.train_dataset))
+
+    def run(_device: Any) -> None:
+        run_each(built, worst_batches(found, built, packed_from, plan), WORST)
+        built.train_dataset = found.adapter.arranged(built, each[:, None], each >= 0)
+        run_each(built, (batch for _ in range(EPOCHS) for batch in built.get_train_dataloader()), DRAWN)
+
+    peaks = {name: seen.peak_bytes - seen.start_bytes for name, seen in run_on_cpu(run, phases=(WORST, DRAWN)).items()}
+    worst = [size for name, size in peaks.items() if name.startswith(WORST)]
+    drawn = {name: size for name, size in peaks.items() if name.startswith(DRAWN)}
+    assert len(drawn) >= EPOCHS
+    largest = max(drawn, key=lambda name: drawn[name])
+    assert drawn[largest] <= max(worst[len(worst) // 2 :]), largest
+    # The longest rows come together only where the order is the dataset's own.
+    assert drawn[largest] > max(worst) / 2
