@@ -49,7 +49,19 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     model = write_small_model(folder / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
     write_rows(folder / "rows.jsonl", sample_rows(name, find_trainer(name).formats[-1].name))
     fixes = [word for fix in BRIEF.get(name, ()) for word in ("--fix", fix)]
-    words = ("probe", model, "rows.jsonl", "--trainer", name, "--device", "cpu", "--effort", "quick", *fixes, "--json")
+    words: tuple[str | Path, ...] = (
+        "probe",
+        model,
+        "rows.jsonl",
+        "--trainer",
+        name,
+        "--device",
+        "cpu",
+        "--effort",
+        "quick",
+        *fixes,
+        "--json",
+    )
     default = autotune(*words, "--no-plan", "--trials", "1", "--output", "default", folder=folder)
     assert default.code == 0, default.err
     peak_bytes = default.document["trials"][0]["peak_bytes"]
