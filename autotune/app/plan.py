@@ -170,6 +170,7 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
+    yield from problem.trainer.unlike
     if gpu is None:
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:

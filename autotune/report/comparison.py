@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus
 from autotune.report.words import BASELINE_NAME, MISSING, said_bytes, said_rate, said_share, said_status
+from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
 _EQUALLY_FAST = "equally fast"
@@ -65,7 +66,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
         *([row("rows covered", lambda one: said_share(one.row_coverage))] if drops else []),
         row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
         row("batch x accumulation", _batch),
-        row("documents per step", lambda one: _number(one.documents_per_step)),
+        row(f"{find_trainer(result.trainer).counted} per step", lambda one: _number(one.documents_per_step)),
         row("tokens per step", lambda one: _rounded(one.tokens_per_step)),
         row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
     ]

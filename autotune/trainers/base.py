@@ -99,6 +99,8 @@ class Trainer(ABC):
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
+        counted: what the rows of a global batch are, in the plural.
+        unlike: what TRL's class does unlike the other trainers and what that costs, in sentences that a report tells.
         cpu_args, cuda_args: arguments that training on that device needs.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
             where it is on.
@@ -121,6 +123,8 @@ class Trainer(ABC):
     has_command: ClassVar[bool] = True
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
+    counted: ClassVar[str] = "documents"
+    unlike: ClassVar[tuple[str, ...]] = ()
     # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.

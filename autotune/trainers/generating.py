@@ -28,6 +28,7 @@ class Generating(Prompted):
     batch together, since both are padded apart, before the generation batch is divided into micro-batches.
     """
 
+    counted = "completions"
     most_field = "max_completion_length"
 
     @abstractmethod

@@ -38,6 +38,13 @@ class OnlineDirectPreferenceOptimization(Prompted):
     has_command = False
     module = "trl.experimental.online_dpo"
     loads_by_name = False
+    counted = "prompts"
+    unlike = (
+        "With gradient checkpointing, TRL's default, OnlineDPOTrainer generates without a key-value cache.",
+        "Each token that it generates so costs a pass over all tokens before it.",
+        "It computes the logits of the whole vocabulary for every token.",
+        "It keeps the type of the checkpoint's weights.",
+    )
     most_field = "max_new_tokens"
     fields = frozenset({
         "beta", "cache_implementation", "disable_dropout", "ds3_gather_for_generation", "generation_kwargs",

@@ -45,6 +45,15 @@ def test_each_figure_stands_beside_the_baselines() -> None:
     assert shown["steps per epoch"] == ("14", "88")
 
 
+@pytest.mark.parametrize(
+    ("trainer", "counted"), [("sft", "documents"), ("grpo", "completions"), ("online_dpo", "prompts")]
+)
+def test_a_step_counts_what_its_trainer_makes_batches_of(trainer: str, counted: str) -> None:
+    result = a_result()
+    shown = cells(replace(result, trainer=trainer))
+    assert shown[f"{counted} per step"] == ("52.4", "8")
+
+
 def test_memory_is_drawn_against_the_budget_and_speed_against_the_faster() -> None:
     result = a_result()
     shares = {row.label: (row.recommended_share, row.baseline_share) for row in comparison(result, recommended(result))}

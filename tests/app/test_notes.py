@@ -1,0 +1,29 @@
+"""Notes on a run name what a trainer of TRL does unlike the others, as its documentation does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.app.notes import notes_on
+from autotune.app.options import checked_options
+from autotune.trainers import Trainer, trainers
+from tests.settings import problem, setting, workload
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
+
+
+@pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
+def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(trainer: Trainer) -> None:
+    here = setting(of=replace(workload(), trainer=trainer.name))
+    told = notes_on(problem(here, trainer=trainer.name), checked_options(trainer=trainer.name))
+    written = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for sentence in trainer.unlike:
+        assert sentence in told
+        assert sentence in written
+
+
+def test_online_dpo_is_told_to_generate_without_a_cache() -> None:
+    assert any("without a key-value cache" in sentence for sentence in trainers()["online_dpo"].unlike)
