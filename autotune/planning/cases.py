@@ -34,6 +34,7 @@ class Cases:
         groups: the technique combinations, with a candidate of each.
         evaluated: by combination, those whose traces only serve its evaluation, which has another layout than its
             training; with a candidate of each.
+        uses: the ways in which candidates use the caching allocator.
     """
 
     def __init__(self, problem: TrainerProblem, candidates: Iterable[Candidate]) -> None:
@@ -54,6 +55,7 @@ class Cases:
             if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
                 beside = group_of(candidate, geometry.evaluation.layout)
                 self.evaluated.setdefault(group, {})[beside] = candidate
+        self.uses = tuple(dict.fromkeys(self._uses.values()))
         lists: dict[tuple[Case, ...], CaseList] = {}
         self._of = {group: lists.setdefault(cases, CaseList(cases)) for group, cases in _tuples(by_group)}
 

@@ -89,6 +89,8 @@ class Estimates:
         return self._forecasts[key]
 
     def _estimate(self, group: Group, case: Case) -> _Estimated | None:
+        if case[1] not in self._cases.uses:
+            return None
         if group in self.fits:
             return self._memory(self.forecast(group, *case), case, TRACED_ERROR), Origin.TRACED
         found = self.sum(group)

@@ -239,7 +239,8 @@ class Planner:
 
     def _request(self, group: Group, point: Point) -> TraceRequest:
         timed = self._target.gpu or self._target.cpu
-        return trace_request(self._plan(group), group.layout, point[1], point[0], self._problem.setting, timed)
+        at = group.layout, point[1], point[0]
+        return trace_request(self._plan(group), *at, self._problem.setting, timed, self._cases.uses)
 
     def _points(self, group: Group) -> list[Point]:
         return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
