@@ -64,6 +64,8 @@ def prepare_environment(device: str) -> None:
 
 def preload(device: str) -> None:
     """Prepare this process for forking jobs: import all that they use, without initialising CUDA."""
+    # The collector would look at all that is imported again and again: an eighth of the time that imports take.
+    gc.disable()
     if device == "cuda":
         sys.meta_path.insert(0, _Deferring())
         _import(_PRELOADED)
@@ -74,6 +76,7 @@ def preload(device: str) -> None:
     # Freeze all live objects: the garbage collector of a job then does not visit them or copy their pages.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def import_libraries() -> None:
