@@ -12,6 +12,8 @@ from typing import Any
 
 _SMALL_WORKLOAD = Path(__file__).resolve().parents[1] / "examples" / "small_workload.py"
 _SPECIAL = {"<end>": 0, "<pad>": 1, "<unknown>": 2}
+LETTER = "w"
+"""The only letter that the tokenizers know: each of them is a token."""
 
 
 def _qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
@@ -61,13 +63,13 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
 
 def write_model(directory: Path, configuration: Mapping[str, Any]) -> Path:
     """Write a configuration and a small tokenizer, and return the directory."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(configuration, indent=1), encoding="utf-8")
-    tokenizer = Tokenizer(models.WordLevel(_SPECIAL, unk_token="<unknown>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    # The model that Qwen's tokenizers have, whatever is in the file: transformers loads no other for its architectures.
+    tokenizer = Tokenizer(models.BPE({**_SPECIAL, LETTER: len(_SPECIAL)}, []))
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
     wrapped.save_pretrained(directory)
     return directory

@@ -33,16 +33,26 @@ def run_on_cpu(
 ) -> dict[str, RealPhase]:
     """Run ``fn`` on the real CPU and return the record of each :func:`~autotune.virtual.tracing.phase`, by name.
 
+    Of phases with the same name, the first is returned.
+
     Args:
         phases: prefixes of the names of the phases to record.
     """
+    found: dict[str, RealPhase] = {}
+    for phase in phases_on_cpu(fn, lambda name: name.startswith(phases)):
+        found.setdefault(phase.name, phase)
+    return found
+
+
+def phases_on_cpu(fn: Callable[[torch.device], object], wanted: Callable[[str], bool]) -> tuple[RealPhase, ...]:
+    """Run ``fn`` on the real CPU and return every phase whose name is ``wanted``, in the order in which they begin."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         fn(torch.device("cpu"))
         # The profiler would count storages that are freed after it ends as live for the rest of the process.
         gc.collect()
     allocations: list[tuple[int, int, int, str]] = []
-    spans: list[tuple[str, int, int]] = []
+    spans: list[tuple[int, int, str]] = []
     stack: list[tuple[Any, str]] = [(event, "") for event in profiler.profiler.kineto_results.experimental_event_tree()]
     while stack:
         event, parent = stack.pop()
@@ -50,18 +60,18 @@ def run_on_cpu(
         if tag == _EventType.Allocation:
             if fields.device.type == "cpu":
                 allocations.append((event.start_time_ns, fields.alloc_size, fields.total_allocated, parent))
-        elif event.name.startswith(phases):
-            spans.append((event.name, event.start_time_ns, event.end_time_ns))
+        elif wanted(event.name):
+            spans.append((event.start_time_ns, event.end_time_ns, event.name))
         stack.extend((child, event.name) for child in event.children)
     allocations.sort(key=lambda item: item[0])
     # The profiler's total starts from what it has recorded earlier in this process.
     zero = allocations[0][2] - allocations[0][1]
-    found = {}
-    for name, start, end in spans:
+    found = []
+    for start, end, name in sorted(spans):
         inside = [(size, total - zero, parent) for time, size, total, parent in allocations if start <= time <= end]
         earlier = [total - zero for time, _, total, _ in allocations if time < start]
         # A phase may allocate nothing.
         before = earlier[-1] if earlier else 0
         levels = [before, *(total for _, total, _ in inside)]
-        found[name] = RealPhase(name, before, max(levels), levels[-1], tuple(inside))
-    return found
+        found.append(RealPhase(name, before, max(levels), levels[-1], tuple(inside)))
+    return tuple(found)

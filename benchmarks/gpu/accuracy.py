@@ -52,6 +52,7 @@ class Outcome:
         predictions: by kind.
         reasons: by ``measured`` or a kind of prediction, why there is none.
         flat: whether rows lie end to end in a micro-batch.
+        trainer: name of the trainer.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Outcome:
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     flat: bool = False
+    trainer: str = "sft"
 
     @property
     def status(self) -> str:
@@ -181,17 +183,18 @@ def pairs(outcomes: Iterable[Outcome], kind: str, figure: str) -> list[Pair]:
 
 
 def groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """Return outcomes by model, and by each choice of a knob for which they have several."""
+    """Return outcomes by model, by trainer, and by each choice of a knob for which they have several."""
     found: dict[str, list[Outcome]] = {}
-    chosen = [outcome for outcome in outcomes if outcome.choices]
-    varied = [knob for knob in (chosen[0].choices if chosen else ()) if len({one.choices[knob] for one in chosen}) > 1]
     for outcome in outcomes:
         found.setdefault(outcome.model, []).append(outcome)
-    for knob in varied:
-        for choice in sorted(
-            {outcome.choices[knob] for outcome in chosen}, key=lambda one: (isinstance(one, str), one)
-        ):
-            found[f"{knob}={choice}"] = [outcome for outcome in chosen if outcome.choices[knob] == choice]
+    trainers = dict.fromkeys(outcome.trainer for outcome in outcomes)
+    for trainer in trainers if len(trainers) > 1 else ():
+        found[f"trainer {trainer}"] = [outcome for outcome in outcomes if outcome.trainer == trainer]
+    for knob in dict.fromkeys(knob for outcome in outcomes for knob in outcome.choices):
+        having = [outcome for outcome in outcomes if knob in outcome.choices]
+        choices = {outcome.choices[knob] for outcome in having}
+        for choice in sorted(choices, key=lambda one: (isinstance(one, str), one)) if len(choices) > 1 else ():
+            found[f"{knob}={choice}"] = [outcome for outcome in having if outcome.choices[knob] == choice]
     return found
 
 

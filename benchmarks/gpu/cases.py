@@ -20,17 +20,19 @@ class Scenario:
     Attributes:
         model: name of its shape.
         lengths: from tokens of a row to how many rows have them.
-        rows: per optimizer step.
-        max_length: tokens of a packed row; without packing, rows are not cut.
+        rows: per optimizer step; completions, where the trainer generates them.
+        max_length: tokens of a packed row; without packing, rows are not cut. None for a trainer that cuts nothing.
         fix: choices of all its cases, unless they say otherwise.
+        trainer: its name.
     """
 
     name: str
     model: str
     lengths: Mapping[int, int]
     rows: int
-    max_length: int
+    max_length: int | None
     fix: Mapping[str, Choice] = field(default_factory=dict)
+    trainer: str = "sft"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Case:
 
 
 _ADAPTER: Mapping[str, Choice] = {"lora": "r16", "precision": "bfloat16"}
+_SHORT_COMPLETIONS: Mapping[str, Choice] = {"max_completion_length": 128}
+_SHORT_ANSWERS: Mapping[str, Choice] = {"max_new_tokens": 128}
 
 SCENARIOS = (
     Scenario("0.5b rows of 1024", "qwen2.5-0.5b", {1024: 64}, 16, 1024),
@@ -68,6 +72,12 @@ SCENARIOS = (
     Scenario("7b adapter rows of 1024", "qwen2.5-7b", {1024: 32}, 4, 1024, _ADAPTER),
     Scenario("7b adapter rows of 2048", "qwen2.5-7b", {2048: 16}, 4, 2048, _ADAPTER),
     Scenario("7b adapter rows of 512", "qwen2.5-7b", {512: 64}, 2, 2048, _ADAPTER),
+    Scenario("0.5b pairs", "qwen2.5-0.5b", {512: 64}, 8, 1024, trainer="dpo"),
+    Scenario("0.5b labelled answers", "qwen2.5-0.5b", {512: 64}, 8, 1024, trainer="kto"),
+    Scenario("0.5b ranked pairs", "qwen2.5-0.5b", {512: 64}, 8, 1024, trainer="reward"),
+    Scenario("0.5b prompts", "qwen2.5-0.5b", {256: 64}, 16, None, _SHORT_COMPLETIONS, "grpo"),
+    Scenario("0.5b prompts, leave one out", "qwen2.5-0.5b", {256: 64}, 16, None, _SHORT_COMPLETIONS, "rloo"),
+    Scenario("0.5b prompts, answers in pairs", "qwen2.5-0.5b", {256: 64}, 8, None, _SHORT_ANSWERS, "online_dpo"),
 )
 """What is trained. Fewer rows make a step where steps take longer, so that a probe takes seconds."""
 
@@ -103,6 +113,7 @@ _BY_SCENARIO = (
         (4, {"gradient_checkpointing": "offload"}),
         (2, {**_NO_CHECKPOINTING, "precision": "float32"}),
         (8, {"activation_offloading": "on"}),
+        (4, {**_NO_CHECKPOINTING, "attention": "flex_attention"}),
     ),
     _cases("0.5b rows of 4096", (1, _NO_CHECKPOINTING), (4, {}), (2, {**_NO_CHECKPOINTING, "liger": "on"}), (1, {})),
     _cases(
@@ -150,6 +161,12 @@ _BY_SCENARIO = (
         (2, {**_NO_CHECKPOINTING, "liger": "on"}),
     ),
     _cases("7b adapter rows of 512", (1, {"packing": "bfd"}), (1, {**_NO_CHECKPOINTING, "packing": "bfd"})),
+    _cases("0.5b pairs", (4, {}), (2, {**_NO_CHECKPOINTING, "liger": "on"}), (2, {"reference": "precomputed"})),
+    _cases("0.5b labelled answers", (4, {}), (2, {**_NO_CHECKPOINTING, "activation_offloading": "on"})),
+    _cases("0.5b ranked pairs", (4, {}), (8, _NO_CHECKPOINTING)),
+    _cases("0.5b prompts", (16, {}), (4, {"liger": "on"}), (8, {"lora": "r16"})),
+    _cases("0.5b prompts, leave one out", (8, {}), (4, _NO_CHECKPOINTING)),
+    _cases("0.5b prompts, answers in pairs", (4, {}), (2, _NO_CHECKPOINTING)),
     # What does not fit, or barely does.
     _cases("0.5b rows of 1024", (8, _NO_CHECKPOINTING), (4, _NO_CHECKPOINTING), limit_bytes=20 * GIB),
     _cases("1.5b rows of 1024", (8, {}), (4, _NO_CHECKPOINTING), limit_bytes=24 * GIB),

@@ -59,8 +59,11 @@ def compare(
     """
     end_seconds = time.monotonic() + seconds
     planned = planned_machine(None if device == "cuda" else device)
-    models = {scenario.name: scenario.model for scenario in scenarios}
-    unknown = [Outcome(case.name, case.scenario, models[case.scenario], case.limit_bytes) for case in cases]
+    known = {scenario.name: scenario for scenario in scenarios}
+    unknown = [
+        Outcome(case.name, case.scenario, of.model, case.limit_bytes, trainer=of.trainer)
+        for case, of in ((case, known[case.scenario]) for case in cases)
+    ]
     record = Record(file, planned.machine, SCHEDULE, unknown)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as directory,

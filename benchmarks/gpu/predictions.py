@@ -30,9 +30,8 @@ def predict(pool: TracePool, prepared: Mapping[str, Prepared], cases: Sequence[C
         folder: for the caches of traces.
     """
     known = {name: [case for case in cases if case.scenario == name] for name in prepared}
-    traced = {
-        pool.trace(prepared[case.scenario].trace_request(case)): case for case in cases if case.scenario in prepared
-    }
+    asked = {case: prepared[case.scenario].trace_request(case) for case in cases if case.scenario in prepared}
+    traced = {pool.trace(request): case for case, request in asked.items() if request is not None}
     with ThreadPoolExecutor(max(1, len(prepared))) as planners:
         planned = {
             name: planners.submit(_plan, pool, where, known[name], folder / name, tell)

@@ -28,11 +28,12 @@ from autotune.techniques.packing import NONE, SEPARATING
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from benchmarks.gpu.cases import Case, Scenario
-from benchmarks.shapes import write_rows
+from benchmarks.gpu.rows import write_rows_of
 
-_TRAINER = "sft"
 _ATTENTIONS = ("sdpa", "eager")
 _SEED = 42
+_TRACED = find_trainer("sft").name
+"""The trainer whose rows are sequences of so many tokens, so that the largest micro-batch follows from them alone."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Prepared:
     def candidate(self, case: Case) -> Candidate:
         """Return the choices of all techniques."""
         # The baseline does not pack, so that its normal form has no length beyond that of the rows.
-        changes = {"max_length": self.scenario.max_length, **case.choices}
+        length = self.scenario.max_length
+        changes = {**({} if length is None else {"max_length": length}), **case.choices}
         return self.problem.normal(self.problem.baseline.but(**changes))
 
     def limit_bytes(self, case: Case) -> int:
@@ -61,14 +63,19 @@ class Prepared:
     def flat(self, case: Case) -> bool:
         """Whether rows lie end to end in a micro-batch."""
         candidate = self.candidate(case)
-        return candidate["packing"] in SEPARATING or candidate["padding_free"] == ON
+        return candidate.get("packing") in SEPARATING or candidate.get("padding_free") == ON
 
     def probe_request(self, case: Case, schedule: Schedule) -> ProbeRequest:
         """Return the request that measures a case."""
         return probe_request(self.problem, self.candidate(case), schedule, self.limit_bytes(case), _SEED)
 
-    def trace_request(self, case: Case) -> TraceRequest:
-        """Return the request that traces a case, with all layers, on the rows of the probe's largest micro-batch."""
+    def trace_request(self, case: Case) -> TraceRequest | None:
+        """Return the request that traces a case, with all layers, on the rows of the probe's largest micro-batch.
+
+        None where a row is more than a number of tokens: what is predicted of those comes from the planner alone.
+        """
+        if self.problem.trainer.name != _TRACED:
+            return None
         setting, gpu = self.problem.setting, self.planned.gpu
         return TraceRequest(
             plan=self.problem.trainer.plan(self.candidate(case), setting),
@@ -118,9 +125,9 @@ def prepare(scenario: Scenario, model: Path, planned: Planned, server: JobServer
     """
     folder.mkdir(parents=True, exist_ok=True)
     lengths = (tokens for tokens, count in scenario.lengths.items() for _ in range(count))
-    rows = write_rows(folder / "rows.jsonl", lengths, _vocabulary(model))
+    rows = write_rows_of(scenario.trainer, folder / "rows.jsonl", lengths, _vocabulary(model))
     reader = WorkloadReader(server, folder, ignore)
-    workload = reader.read(_TRAINER, model_source(str(model), "random"), dataset_source(str(rows)))
+    workload = reader.read(scenario.trainer, model_source(str(model), "random"), dataset_source(str(rows)))
     return prepared(scenario, reader.check_attention(workload, inspect_machine("cpu"), _ATTENTIONS), planned)
 
 
@@ -130,7 +137,7 @@ def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepar
     Raises:
         InputError: the software that is installed cannot do what the scenario fixes.
     """
-    trainer = find_trainer(_TRAINER)
+    trainer = find_trainer(scenario.trainer)
     options = checked_options(
         trainer=trainer.name,
         global_batch_size=scenario.rows,

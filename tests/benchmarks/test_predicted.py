@@ -35,11 +35,15 @@ def case(rows: int, limit_bytes: int | None = None, **choices: str) -> Case:
     return Case("tiny", Candidate({"per_device_train_batch_size": rows, **choices}), limit_bytes)
 
 
+GENERATING = Scenario(
+    "tiny prompts", "model", {16: 32}, 8, None, {"max_completion_length": 16, "num_generations": 4}, "grpo"
+)
 CHECKPOINTED = case(4)
 PACKED = case(2, packing="bfd", gradient_checkpointing="off")
 TOO_LARGE = case(4, 4 * MIB)
 IMPOSSIBLE = case(4, liger="on")
-CASES = (PACKED, CHECKPOINTED, TOO_LARGE, IMPOSSIBLE)
+GENERATED = Case("tiny prompts", Candidate({"per_device_train_batch_size": 4}))
+CASES = (PACKED, CHECKPOINTED, TOO_LARGE, IMPOSSIBLE, GENERATED)
 
 # Traces take their time where others use the cores too.
 SECONDS = 800.0
@@ -53,7 +57,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(file: Path) -> dict[str, Outcome]:
-    return {outcome.name: outcome for outcome in compare("cpu", {"model": TINY}, [SCENARIO], CASES, file, SECONDS)}
+    scenarios = [SCENARIO, GENERATING]
+    return {outcome.name: outcome for outcome in compare("cpu", {"model": TINY}, scenarios, CASES, file, SECONDS)}
 
 
 def test_cases_are_measured_and_predicted_at_the_same_shape(outcomes: dict[str, Outcome]) -> None:
@@ -70,6 +75,14 @@ def test_a_plan_of_few_traces_predicts_what_the_trace_of_the_case_does(outcomes:
     for one in (PACKED, CHECKPOINTED):
         predicted = outcomes[one.name].predictions
         assert predicted["planned"].allocated_bytes == pytest.approx(predicted["traced"].allocated_bytes, rel=0.01)
+
+
+def test_a_trainer_that_generates_is_measured_and_planned(outcomes: dict[str, Outcome]) -> None:
+    found = outcomes[GENERATED.name]
+    assert found.measured is not None
+    assert (found.measured.status, found.measured.reason) == (ProbeStatus.OK, "")
+    assert found.measured.worst_tokens == 4 * (16 + 16)
+    assert found.predictions["planned"].allocated_bytes > 0
 
 
 def test_what_runs_out_of_memory_is_compared_as_well(outcomes: dict[str, Outcome]) -> None:

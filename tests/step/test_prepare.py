@@ -64,14 +64,21 @@ FORMATS: dict[str, tuple[str, Rows]] = {
 
 @pytest.fixture
 def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path) -> Callable[..., PrepareReply]:
-    def run(rows: Rows | None, *, model: Path | None = None, init: Init = "random", **source: str) -> PrepareReply:
+    def run(
+        rows: Rows | None,
+        *,
+        model: Path | None = None,
+        init: Init = "random",
+        trainer: str = "sft",
+        **source: str,
+    ) -> PrepareReply:
         file = tmp_path / "rows.jsonl"
         if rows is not None:
             write_rows(file, rows)
         request = PrepareRequest(
             model=ModelSource(str(model or small_model_directory), init),
             dataset=DatasetSource(**{"name": "rows.jsonl", "path": "json", "data_files": str(file), **source}),
-            trainer="sft",
+            trainer=trainer,
             tokenized_directory=str(tmp_path / "tokenized"),
         )
         return prepare(job_server, request, tmp_path / "prepare")
@@ -154,6 +161,13 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareRep
 def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., PrepareReply], rows: Rows, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepared(rows)
+
+
+def test_prompts_of_which_no_tokenizer_makes_a_token_are_told(
+    prepared: Callable[..., PrepareReply], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"No row of rows.jsonl has a token\. .*texts are empty"):
+        prepared([{"prompt": ""}] * 3, trainer="grpo")
 
 
 def test_a_broken_line_is_told_by_its_number(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:

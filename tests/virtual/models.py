@@ -24,8 +24,17 @@ EVERY_ARCHITECTURE = [
 ]
 """Two architectures for every run of the tests, and the others for the nightly one."""
 
-# Takes FlashAttention's function over only where it is installed.
-_LATE = {"falcon": {"num_attention_heads": 4, "hidden_size": 64, "ffn_hidden_size": 128}}
+_FURTHER: dict[str, dict[str, Any]] = {
+    # Takes FlashAttention's function over only where it is installed.
+    "falcon": {"num_attention_heads": 4, "hidden_size": 64, "ffn_hidden_size": 128},
+    "qwen3": {**_DENSE, "head_dim": 16},
+    # Every second layer attends to a window only.
+    "gemma3_text": {**_DENSE, "head_dim": 16, "sliding_window": 24, "sliding_window_pattern": 2},
+    "opt": {"num_attention_heads": 4, "hidden_size": 64, "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "mixtral": {**_DENSE, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+FAMILIES = ("llama", "qwen3", "gemma3_text", "mistral", "opt", "mixtral", "gpt_neox")
+"""One architecture of each family that every trainer's phases are compared on."""
 
 
 def config_of(architecture: str, **changes: Any) -> Any:
@@ -40,7 +49,7 @@ def config_of(architecture: str, **changes: Any) -> Any:
         "bos_token_id": 1,
         "eos_token_id": 1,
         "tie_word_embeddings": True,
-        **{**ARCHITECTURES, **_LATE}[architecture],
+        **{**ARCHITECTURES, **_FURTHER}[architecture],
         **changes,
     }
     config = AutoConfig.for_model(architecture, **shape)

@@ -9,7 +9,7 @@ from torch import nn
 from autotune.virtual import phase, trace
 from autotune.virtual.dispatch import UnknownShapeError
 from autotune.virtual.records import Category, Place
-from autotune.virtual.reference import run_on_cpu
+from autotune.virtual.reference import phases_on_cpu, run_on_cpu
 
 
 def _training_of_a_small_network(device: torch.device) -> None:
@@ -30,6 +30,20 @@ def test_a_training_loop_has_the_peak_that_the_cpu_has() -> None:
 
     for name, expected in real.items():
         assert traced.phase(name).device_peak.bytes == pytest.approx(expected.peak_bytes, rel=0.002)
+
+
+def test_phases_of_one_name_are_compared_with_the_cpu_in_their_order() -> None:
+    def growing(device: torch.device) -> None:
+        held = []
+        for words in (256, 1024, 4096):
+            with phase("outer"), phase("inner"):
+                held.append(torch.empty(words, device=device))
+
+    traced = [found.device_peak.bytes for found in trace(growing, target="cpu").phases if found.name == "inner"]
+    real = phases_on_cpu(growing, {"inner"}.__contains__)
+
+    assert [found.peak_bytes for found in real] == traced == [1024, 5120, 21504]
+    assert run_on_cpu(growing, phases="inner") == {"inner": real[0]}
 
 
 def test_every_byte_of_the_peak_has_a_category() -> None:

@@ -43,8 +43,14 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     def read(asked: PrepareRequest) -> DatasetProfile:
         loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model)
         rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
+        profile = dataset_profile(asked, loaded, rows)
+        if not profile.documents.tokens:
+            raise InputError(
+                f"No row of {asked.dataset.name} has a token.",
+                hint=f"Look whether its texts are empty, and whether the tokenizer of {asked.model.name} knows them.",
+            )
         save_rows(rows, asked.tokenized_directory)
-        return replace(dataset_profile(asked, loaded, rows), dropped=dropped)
+        return replace(profile, dropped=dropped)
 
     dataset, absent = read(request), absent_entries(known)
     if request.evaluation is None:

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState, PartialState
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import EVALUATE, SAVE
+from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.rows import Counts
@@ -102,7 +102,8 @@ def traced_training(
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **_NOT_TRACED)
             known = adapter(plan.trainer)
-            trainer = _build(known, plan, planned, model_config, processor, rows, device)
+            with phase(CONSTRUCTION):
+                trainer = _build(known, plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
             known.watch(trainer, phase)

@@ -1,0 +1,59 @@
+"""Writes rows with so many tokens in the format of any trainer: random tokens, or a letter that is a single token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shapes import LETTER, write_rows
+
+Row = Mapping[str, Any]
+
+
+def write_rows_of(trainer: str, file: Path, lengths: Iterable[int], vocabulary: int) -> Path:
+    """Write a row for each length, and return the file.
+
+    Args:
+        trainer: name of the trainer whose format they have.
+        lengths: tokens of each row: of a prompt, where the trainer generates the completions; of a prompt and an
+            answer, each of half of them, where it learns from answers; else of the whole row.
+    """
+    if trainer not in _FORMATS:
+        return write_rows(file, lengths, vocabulary)
+    row = _FORMATS[trainer]
+    with file.open("w", encoding="utf-8") as lines:
+        for number, length in enumerate(lengths):
+            lines.write(json.dumps(row(length, number)) + "\n")
+    return file
+
+
+def _prompts(length: int, _number: int) -> Row:
+    return {"prompt": _text(length)}
+
+
+def _pairs(length: int, _number: int) -> Row:
+    # TRL adds the end-of-sequence token to answers.
+    prompt, answer = _text(length // 2), _text(length - length // 2 - 1)
+    return {"prompt": prompt, "chosen": answer, "rejected": answer}
+
+
+def _labelled(length: int, number: int) -> Row:
+    return {
+        "prompt": _text(length // 2), "completion": _text(length - length // 2 - 1), "label": number % 2 == 0
+    }  # fmt: skip
+
+
+def _text(count: int) -> str:
+    return LETTER * count
+
+
+_FORMATS: Mapping[str, Callable[[int, int], Row]] = {
+    "dpo": _pairs,
+    "kto": _labelled,
+    "reward": _pairs,
+    "grpo": _prompts,
+    "rloo": _prompts,
+    "online_dpo": _prompts,
+}

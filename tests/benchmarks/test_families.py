@@ -1,0 +1,44 @@
+"""The bars of the comparison with the CPU: every phase of every trainer, on seven families of models."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from autotune.trainers import trainers
+from benchmarks.plan.families import CASES, SETUPS, Case, compared, worst_of
+
+MEDIAN_ERROR, WORST_ERROR = 0.005, 0.03
+# What no other test in every run compares: sliding windows in generation, OPT, and adapted experts.
+EVERY_RUN = {
+    Case("gemma3_text", "online_dpo", lora=False),
+    Case("opt", "kto", lora=True),
+    Case("mixtral", "dpo", lora=True),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=f"{case.family}-{case.trainer}-{case.weights}",
+            marks=() if case in EVERY_RUN else pytest.mark.nightly,
+        )
+        for case in CASES
+    ],
+)
+def test_every_phase_is_traced_as_the_cpu_has_it(case: Case) -> None:
+    phases = compared(case)
+    worst = worst_of(phases)
+    assert abs(worst.error) <= WORST_ERROR, f"{worst.name}: {worst.traced_bytes} for {worst.real_bytes}"
+    assert median(abs(phase.error) for phase in phases) <= MEDIAN_ERROR
+
+
+def test_every_trainer_is_compared_with_and_without_checkpointing_in_each_of_its_variants() -> None:
+    assert SETUPS.keys() == trainers().keys()
+    for name, setup in SETUPS.items():
+        found = [(case.lora, case.checkpointing, dict(case.variant)) for case in CASES if case.trainer == name]
+        ways = [(lora, on, dict(way)) for lora in (False, True) for on in (False, True) for way in setup.variants]
+        assert all(way in found for way in ways), name
