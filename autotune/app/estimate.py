@@ -64,7 +64,8 @@ def estimate(
         def fitted(layout: Layout, at: Shape) -> Fit:
             anchors = Anchors(Basis.CONSTANT, (at,))
             wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
-            requests = [trace_request(plan, layout, at, depth, setting, planned.gpu) for depth, _ in wanted]
+            allocators = (plan.allocator,)
+            requests = [trace_request(plan, layout, at, depth, setting, planned.gpu, allocators) for depth, _ in wanted]
             replies = traces.get(requests)
             failed = next((reply for reply in replies if isinstance(reply, Untraceable)), None)
             if failed is not None:

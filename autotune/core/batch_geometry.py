@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Layout(StrEnum):
@@ -84,6 +85,14 @@ class BatchGeometry:
     apart: tuple[PhaseGeometry, ...] = ()
     rivals: tuple[Shape, ...] = ()
     evaluation: BatchGeometry | None = None
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.layout, self.worst, self.typical, self.tokens, self.micro_batches, self.apart))
+
+    def __hash__(self) -> int:
+        # A ranking looks the geometries of all candidates up.
+        return self._hash
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -147,6 +147,7 @@ class TraceRequest:
         limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes the allocator free its
             cache first, as a real one does.
         allocator: how the caching allocator is used, for the figures of the reply outside of its ``replays``.
+        allocators: further ways to use it that the trace is replayed for.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
     """
 
@@ -162,6 +163,12 @@ class TraceRequest:
     limit_bytes: int | None = None
     allocator: AllocatorUse = field(default_factory=AllocatorUse)
     varied: bool = False
+    allocators: tuple[AllocatorUse, ...] = ()
+
+    @property
+    def replayed(self) -> tuple[AllocatorUse, ...]:
+        """The ways to use the caching allocator that the trace is replayed for; a CPU has none."""
+        return tuple(dict.fromkeys((self.allocator, *self.allocators))) if self.target == "cuda" else ()
 
 
 @dataclass(frozen=True)
@@ -213,8 +220,8 @@ class TraceReply:
         assumptions: what was assumed where the step depends on the values of real data, and how often.
         seconds: time that the trace took.
         sections: memory over the second step on the worst micro-batch, part by part.
-        replays: allocated and reserved bytes for every way to use the caching allocator, without a limit; empty with
-            the target ``cpu``, which has none.
+        replays: allocated and reserved bytes for the ways to use the caching allocator that were asked for, without a
+            limit; empty with the target ``cpu``, which has none.
     """
 
     layers: int
@@ -234,9 +241,17 @@ class TraceReply:
     replays: tuple[Replayed, ...] = ()
 
     def replayed(self, allocator: AllocatorUse) -> Replayed:
-        """Return the figures for one way to use the caching allocator, or the reply's own where there is no choice."""
-        own = Replayed(allocator, self.allocated_bytes, self.reserved_bytes)
-        return next((found for found in self.replays if found.allocator == allocator), own)
+        """Return the figures for one way to use the caching allocator, or the reply's own where there is no choice.
+
+        Raises:
+            LookupError: the trace was not replayed for it.
+        """
+        if not self.replays:
+            return Replayed(allocator, self.allocated_bytes, self.reserved_bytes)
+        for found in self.replays:
+            if found.allocator == allocator:
+                return found
+        raise LookupError(f"the trace was not replayed for {allocator}")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from autotune.core.plan import AllocatorUse
 from autotune.core.protocol import TraceRequest
 from autotune.planning.additive.group import Group
 from autotune.planning.extrapolation.fit import Fit, Point
-from autotune.planning.extrapolation.forecast import Forecast, mixed
+from autotune.planning.extrapolation.forecast import Forecast
+from autotune.planning.extrapolation.mixing import mixed
 from autotune.planning.tracing.store import Traces
 from autotune.trainers.problem import TrainerProblem
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.gpu import Gpu
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
 from autotune.trainers import find_trainer
 
 
 def trace_request(
-    plan: TrainingPlan, layout: Layout, shape: Shape, layers: int, setting: Setting, gpu: Gpu | None
+    plan: TrainingPlan,
+    layout: Layout,
+    shape: Shape,
+    layers: int,
+    setting: Setting,
+    gpu: Gpu | None,
+    allocators: Sequence[AllocatorUse] = (),
 ) -> TraceRequest:
-    """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes."""
+    """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
+
+    Args:
+        allocators: the ways to use the caching allocator that figures are wanted for, beside PyTorch's default.
+    """
     trainer = find_trainer(plan.trainer)
     dataset = setting.workload.dataset
     trainable = round(dataset.trainable_tokens / dataset.documents.tokens, 3)
@@ -25,4 +37,5 @@ def trace_request(
         trainable=trainable,
         layers=layers,
         gpu=gpu,
+        allocators=tuple(allocators),
     )

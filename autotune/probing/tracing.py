@@ -38,7 +38,7 @@ Way = list[int]
 """The indices of the requests of one technique combination, which differ only in sizes."""
 # Additional time of the first trace of a process, in which all operators are new, compared with its later ones, in
 # traces: measured for Llama-3.1-8B with SFT, DPO and GRPO.
-_START_TRACES = 4.0
+_START_TRACES = 1.0
 # Most jobs per server, if traces may share a process.
 _MOST_JOBS = 4
 # Each has one of torch's processes, of about half a GiB.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
@@ -13,22 +14,30 @@ from autotune.virtual.costs import Work
 from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches
 from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Trace
 
+# Looked up for every event: an enumeration's own `value` takes longer.
+_NAMES = {category: category.value for category in Category}
+
 Timing = Callable[[Iterable[Work]], StepTime]
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """A local maximum of the device's live bytes: the event, its operator, and the bytes by category.
-
-    Attributes:
-        sized: the operator with the shape of its last output or, without outputs, its last input.
-    """
+    """A local maximum of the device's live bytes: the event, its operator if it has one, and the bytes by category."""
 
     event: int
-    operator: str
-    sized: str
-    in_backward: bool
+    operator: OperatorRecord | None
     levels: Mapping[str, int]
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether it is in the backward pass."""
+        return self.operator is not None and self.operator.in_backward
+
+    def name(self, *, sized: bool) -> str:
+        """Return the operator's name; if sized, with the shape of its last output or, without any, its last input."""
+        if self.operator is None:
+            return ""
+        return f"{self.operator.name} {self.operator.shapes[-1:]}" if sized else self.operator.name
 
 
 def sections(
@@ -56,32 +65,33 @@ def sections(
     """
     endings = [phase for phase in trace.phases if phase.name in after and phase.first_event >= step.end_event]
     moments = list(_moments(trace, max([step.end_event, *(phase.end_event for phase in endings)])))
+    host_levels = list(accumulate(event.change_bytes if event.place is Place.HOST else 0 for event in trace.events))
     apart = {MICRO_BATCH, *of_run, *of_step, *leading}
     before = max(
         (moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)),
         key=lambda moment: sum(moment.levels.values()),
         default=None,
     )
-    start = [_Moment(0, "", "", False, before.levels if before else {})]
-    found = [_section(trace, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
+    start = [_Moment(0, None, before.levels if before else {})]
+    found = [_section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
     for phase in trace.phases:
         if phase.name in of_run:
             time = timing(_works(trace, phase.first_operator, phase.end_operator)) if timing else None
             events = (phase.first_event, phase.end_event)
-            found.append(_section(trace, Part(phase.name, Occurrence.BEFORE), moments, events, time))
+            found.append(_section(host_levels, Part(phase.name, Occurrence.BEFORE), moments, events, time))
     event, operator = step.first_event, step.first_operator
     for part, phase in _in_step(trace, step, of_step, leading):
         time = timing(_works(trace, operator, phase.end_operator)) if timing else None
-        found.append(_section(trace, part, moments, (event, phase.end_event), time))
+        found.append(_section(host_levels, part, moments, (event, phase.end_event), time))
         event, operator = phase.end_event, phase.end_operator
     time = timing(_works(trace, operator, step.end_operator)) if timing else None
-    found.append(_section(trace, Part(OPTIMIZER_STEP, Occurrence.ONCE), moments, (event, step.end_event), time))
+    found.append(_section(host_levels, Part(OPTIMIZER_STEP, Occurrence.ONCE), moments, (event, step.end_event), time))
     for phase in endings:
         time = timing(_works(trace, phase.first_operator, phase.end_operator)) if timing else None
         events = (phase.first_event, max(phase.end_event, phase.first_event + 1))
         # What is held all the time counts as well: a phase may allocate nothing.
-        held = [_Moment(phase.first_event, "", "", False, _held(trace, phase.first_event)), *moments]
-        found.append(_section(trace, Part(phase.name, Occurrence.AFTER), held, events, time))
+        held = [_Moment(phase.first_event, None, _held(trace, phase.first_event)), *moments]
+        found.append(_section(host_levels, Part(phase.name, Occurrence.AFTER), held, events, time))
     return tuple(found)
 
 
@@ -90,7 +100,7 @@ def _held(trace: Trace, event: int) -> Mapping[str, int]:
     levels: dict[str, int] = defaultdict(int)
     for before in trace.events[:event]:
         if before.place is Place.DEVICE:
-            levels[trace.categories.get(before.storage, Category.TEMPORARY).value] += before.change_bytes
+            levels[_NAMES[trace.categories.get(before.storage, Category.TEMPORARY)]] += before.change_bytes
     return {name: size for name, size in levels.items() if size}
 
 
@@ -113,22 +123,16 @@ def _works(trace: Trace, first: int, end: int) -> Iterable[Work]:
 
 
 def _section(
-    trace: Trace, part: Part, moments: list[_Moment], events: tuple[int, int], time: StepTime | None
+    host_levels: Sequence[int], part: Part, moments: list[_Moment], events: tuple[int, int], time: StepTime | None
 ) -> Section:
     first, end = events
     chosen = [moment for moment in moments if first <= moment.event < end]
     names = sorted({name for moment in chosen for name in moment.levels})
-    levels = {name: tuple(moment.levels.get(name, 0) for moment in chosen) for name in names}
+    levels = {name: tuple([moment.levels.get(name, 0) for moment in chosen]) for name in names}
     backward = next((index for index, moment in enumerate(chosen) if moment.in_backward), len(chosen))
-    host = host_peak = 0
-    for index, event in enumerate(trace.events[:end]):
-        if event.place is Place.HOST:
-            host += event.change_bytes
-        if index >= first:
-            host_peak = max(host_peak, host)
     # An optimizer that loops over parameters runs the same operators for each; the sizes distinguish them.
-    moments_named = (moment.sized if part.phase == OPTIMIZER_STEP else moment.operator for moment in chosen)
-    return Section(part, tuple(moments_named), levels, host_peak, time, backward)
+    moments_named = tuple([moment.name(sized=part.phase == OPTIMIZER_STEP) for moment in chosen])
+    return Section(part, moments_named, levels, max([0, *host_levels[first:end]]), time, backward)
 
 
 def _moments(trace: Trace, end: int) -> Iterator[_Moment]:
@@ -137,10 +141,7 @@ def _moments(trace: Trace, end: int) -> Iterator[_Moment]:
     rising: tuple[int, OperatorRecord | None] | None = None
 
     def moment(event: int, operator: OperatorRecord | None) -> _Moment:
-        held = {name: size for name, size in levels.items() if size}
-        if operator is None:
-            return _Moment(event, "", "", False, held)
-        return _Moment(event, operator.name, f"{operator.name} {operator.shapes[-1:]}", operator.in_backward, held)
+        return _Moment(event, operator, {name: size for name, size in levels.items() if size})
 
     for index, event in enumerate(trace.events[:end]):
         if event.place is not Place.DEVICE:
@@ -148,7 +149,7 @@ def _moments(trace: Trace, end: int) -> Iterator[_Moment]:
         if event.change_bytes < 0 and rising is not None:
             yield moment(*rising)
             rising = None
-        levels[trace.categories.get(event.storage, Category.TEMPORARY).value] += event.change_bytes
+        levels[_NAMES[trace.categories.get(event.storage, Category.TEMPORARY)]] += event.change_bytes
         if event.change_bytes > 0:
             known = 0 <= event.operator < len(trace.operators)
             rising = (index, trace.operators[event.operator] if known else None)

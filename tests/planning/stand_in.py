@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autotune.core.plan import AllocatorUse
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.protocol import Replayed, TracedPeak, TraceReply, TraceRequest
 from autotune.core.step_time import StepTime
@@ -78,8 +77,8 @@ def _answer(request: TraceRequest) -> Traced:
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
         replays=tuple(
-            Replayed(AllocatorUse(growing), allocated_bytes, round((1.01 if growing else 1.05) * allocated_bytes))
-            for growing in (False, True)
+            Replayed(use, allocated_bytes, round((1.01 if use.expandable_segments else 1.05) * allocated_bytes))
+            for use in request.replayed
         ),
     )  # fmt: skip
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Candidate
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.additive.group import Group
 from autotune.planning.additive.model import AdditiveModel
-from autotune.planning.extrapolation.forecast import Forecast, mixed
+from autotune.planning.extrapolation.forecast import Forecast
+from autotune.planning.extrapolation.mixing import Table, mixed, mixed_rows
 
 STEP = (Part(MICRO_BATCH, Occurrence.FIRST), False)
 UPDATE = (Part(OPTIMIZER_STEP, Occurrence.ONCE), False)
@@ -23,6 +27,10 @@ def group(kind: Layout = Layout.EQUAL, **choices: str) -> Group:
 def forecast(step_bytes: int, update_bytes: int) -> Forecast:
     stretches = {STEP: {"activation": step_bytes}, UPDATE: {"temporary": update_bytes}}
     return Forecast(stretches, 0.0, 0, 0, 0, {})
+
+
+def seconds(whole: float) -> StepTime:
+    return StepTime(whole, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
 def weights(composition: AdditiveModel, wanted: Group) -> dict[Group, float]:
@@ -85,3 +93,22 @@ def test_what_would_be_less_than_nothing_is_nothing() -> None:
     little = mixed([(forecast(10, 5), 1.0), (forecast(20, 0), -1.0)])
     assert little.stretches[STEP] == {}
     assert little.peak_bytes == pytest.approx(5)
+
+
+def test_many_micro_batches_are_added_up_like_each_by_itself() -> None:
+    known = [[forecast(100, 60), forecast(10, 0)], [forecast(80, 0), forecast(20, 5)], [forecast(0, 8), forecast(5, 5)]]
+    weights = (1.0, 1.5, -0.5)
+    together = mixed_rows([(Table(rows), weight) for rows, weight in zip(known, weights, strict=True)])
+    one_by_one = [mixed(list(zip(row, weights, strict=True))) for row in zip(*known, strict=True)]
+    assert together == one_by_one
+    assert together[0].stretches == {STEP: {"activation": 220}, UPDATE: {"temporary": 56}}
+
+
+def test_the_time_of_a_part_that_one_micro_batch_lacks_is_not_added_up() -> None:
+    further = Part(MICRO_BATCH, Occurrence.FURTHER)
+    first, several = STEP[0], {STEP[0]: seconds(2.0), further: seconds(1.0)}
+    one, two = forecast(1, 1), replace(forecast(1, 1), times=several)
+    one = replace(one, times={first: seconds(4.0)})
+    found = mixed_rows([(Table([one, two]), 1.0), (Table([one, two]), 0.5)])
+    assert [list(each.times) for each in found] == [[first], [first, further]]
+    assert found[1].times[further].seconds == pytest.approx(1.5)

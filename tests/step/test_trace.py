@@ -283,9 +283,10 @@ def test_an_optimizer_that_takes_all_parameters_at_once_holds_as_much_again(run:
     assert max(at_once.levels["temporary"]) - max(fused.levels["temporary"]) == pytest.approx(parameters, rel=0.05)
 
 
-def test_one_trace_is_replayed_for_every_use_of_the_allocator(run: Any) -> None:
-    reply = run()
+def test_one_trace_is_replayed_for_every_use_of_the_allocator_that_is_asked_for(run: Any) -> None:
     uses = [AllocatorUse(*settings) for settings in product((False, True), repeat=2)]
+    reply = run(allocators=tuple(uses))
+    assert [found.allocator for found in run().replays] == [AllocatorUse()]
 
     assert [found.allocator for found in reply.replays] == uses
     own = reply.replayed(AllocatorUse())
@@ -301,7 +302,9 @@ def test_the_figures_of_a_reply_are_those_of_the_use_that_was_asked_for(run: Any
     reply = run(allocator=use)
 
     assert reply.reserved_bytes == reply.replayed(use).reserved_bytes
-    assert reply.replays == run().replays
+    assert reply.replays == run(allocators=(use,)).replays[1:]
+    with pytest.raises(LookupError):
+        reply.replayed(AllocatorUse())
 
 
 def test_a_cpu_has_no_use_of_an_allocator_to_choose(run: Any) -> None:

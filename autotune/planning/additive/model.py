@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.core.candidate import Choice
 from autotune.planning.additive.design import Level
@@ -28,6 +29,14 @@ class Sum:
 
     terms: tuple[Term, ...]
     unseen: int
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.terms, self.unseen))
+
+    def __hash__(self) -> int:
+        # A ranking looks the sums of all candidates up.
+        return self._hash
 
 
 class AdditiveModel:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from operator import mul
 from statistics import fmean
 from typing import TypeVar
+
+import numpy as np
 
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import AllocatorUse
@@ -17,7 +18,7 @@ from autotune.core.timeline import Occurrence, Part, Section
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.shape import Anchors, layer_weights
-from autotune.planning.extrapolation.times import mixed_times
+from autotune.planning.extrapolation.times import mixed_times, weighted_sum
 
 T = TypeVar("T")
 DEFAULT_USE = AllocatorUse()
@@ -225,14 +226,14 @@ class _Series:
         self.stretch = stretch
         self._levels = levels
         self.moments = max((len(values) for point in levels for values in point.values()), default=0)
-        self._totals = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
+        found = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
+        self._totals = np.array(found, dtype=np.float64)
 
     def highest(self, weights: Sequence[float]) -> Mapping[str, int]:
         """Return the extrapolated bytes by category at the moment with the largest extrapolated total."""
-        totals = [sum(map(mul, weights, values)) for values in zip(*self._totals, strict=True)]
-        if not totals:
+        if not self.moments:
             return {}
-        moment = totals.index(max(totals))
+        moment = int(np.argmax(weighted_sum(self._totals, weights)))
         found: dict[str, float] = {}
         for weight, levels in zip(weights, self._levels, strict=True):
             for name, values in levels.items():

@@ -1,4 +1,4 @@
-"""Weighted sums of times."""
+"""Weighted sums of figures, and of times."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter, mul
 
+import numpy as np
+import numpy.typing as npt
+
 from autotune.core.step_time import StepTime
 
+Figures = npt.NDArray[np.float64]
 _NAMES = tuple(field.name for field in fields(StepTime))
 _figures = attrgetter(*_NAMES)
 
@@ -18,3 +22,15 @@ def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     columns = zip(*[_figures(time) for time, _ in terms], strict=True)
     sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}
     return StepTime(**{**sums, "flops": round(sums["flops"])})
+
+
+def weighted_sum(figures: Sequence[Figures] | Figures, weights: Sequence[float]) -> Figures:
+    """Return the weighted sum of arrays of one shape, of which there is at least one.
+
+    They are added one after another: a matrix product adds in an order that differs between machines, and so may the
+    last digit.
+    """
+    total = weights[0] * figures[0]
+    for weight, each in zip(weights[1:], figures[1:], strict=True):
+        total += weight * each
+    return total

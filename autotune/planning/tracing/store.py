@@ -42,8 +42,7 @@ class Traces:
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
         keys = [self._key(request) for request in requests]
-        asked = zip(keys, requests, strict=True)
-        missing = {key: request for key, request in asked if key not in self._known and not self._find(key)}
+        missing = self._missing(zip(keys, requests, strict=True))
         for key, traced in zip(missing, self._run(list(missing.values())), strict=True):
             self._known[key] = traced
             if not isinstance(traced, Untraceable) or traced.lasting:
@@ -56,8 +55,22 @@ class Traces:
             yield from self._tracer(requests)
 
     def _key(self, request: TraceRequest) -> str:
-        # The model is identified by its fingerprint, not by its path.
-        return fingerprint("trace", replace(request, model=ModelSource("")), self._identity)
+        # The model is identified by its fingerprint, not by its path; a reply may have more replays than are asked for.
+        return fingerprint("trace", replace(request, model=ModelSource(""), allocators=()), self._identity)
+
+    def _missing(self, asked: Iterable[tuple[str, TraceRequest]]) -> dict[str, TraceRequest]:
+        """Return the requests to run, by key: those that are not known, and those that lack a replay."""
+        missing: dict[str, TraceRequest] = {}
+        for key, request in asked:
+            known = self._known[key] if key in self._known or self._find(key) else None
+            if isinstance(known, Untraceable):
+                continue
+            replays = tuple(found.allocator for found in known.replays) if known is not None else ()
+            if known is None or not set(request.replayed) <= set(replays):
+                # Replayed again for what is known too: of two search spaces, neither drops what the other needs.
+                others = missing[key].allocators if key in missing else replays
+                missing[key] = replace(request, allocators=(*request.allocators, *others))
+        return missing
 
     def _keep(self, key: str, traced: Traced) -> None:
         kind = "untraceable" if isinstance(traced, Untraceable) else "reply"

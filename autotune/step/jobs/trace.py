@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, product, repeat
+from itertools import chain, repeat
 from typing import Any
 
 from autotune.core.plan import AllocatorUse
@@ -30,7 +30,6 @@ from autotune.virtual.varied import SHARES, MicroBatch, varied
 
 # For a GPU that is only known by its memory size: most GPUs in use for training run the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
-_ALLOCATOR_USES = tuple(AllocatorUse(*settings) for settings in product((False, True), repeat=2))
 
 
 def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
@@ -67,7 +66,7 @@ def _trace(request: TraceRequest) -> TraceReply:
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart
     traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
-    replays = tuple(_replay_of(traced, request, use) for use in _ALLOCATOR_USES) if request.target == "cuda" else ()
+    replays = tuple(_replay_of(traced, request, use) for use in request.replayed)
     own, fits = _allocator(traced, request, replays)
     return TraceReply(
         layers=model_config.get_text_config().num_hidden_layers,
