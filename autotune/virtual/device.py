@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
@@ -73,11 +73,18 @@ def _rng_state(device: Any = None) -> torch.Tensor:
 _real_address = torch.UntypedStorage.data_ptr
 
 
-def _address(storage: torch.UntypedStorage) -> int:
-    # Activation offloading identifies a tensor by the address of its storage plus the offset of the view
-    # (trl/models/activation_offloading.py, _get_unique_tensor_key): storages without memory get addresses so far apart
-    # that no two views collide.
-    return int(_real_address(storage) or storage._cdata << _ADDRESS_BITS)
+def _addressed(ledger: Ledger) -> Callable[[torch.UntypedStorage], int]:
+    """Return a function that gives storages without memory addresses.
+
+    Activation offloading identifies a tensor by the address of its storage plus the offset of the view
+    (trl/models/activation_offloading.py, _get_unique_tensor_key), for a while after the tensor is gone. The addresses
+    are so far apart that no two views collide, and none is used again.
+    """
+
+    def address(storage: torch.UntypedStorage) -> int:
+        return int(_real_address(storage)) or (ledger.number(storage) + 1) << _ADDRESS_BITS
+
+    return address
 
 
 _MODULE = ModuleType(f"torch.{NAME}")
@@ -136,7 +143,7 @@ def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterato
         # A fake tensor has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
-        stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _address))
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _addressed(ledger)))
         stack.enter_context(_data_first_on_the_host())
         # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):

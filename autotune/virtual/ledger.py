@@ -81,6 +81,14 @@ class Ledger:
         for number, size in reversed(taken):
             self._add(-size, place, number, operator=-1)
 
+    def number(self, storage: torch.UntypedStorage) -> int:
+        """Return the number of a live storage, which no other one of the trace has.
+
+        Raises:
+            KeyError: it was never recorded: its tensors are on the meta device.
+        """
+        return self._live[storage._cdata][0]
+
     def is_untagged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage has no category yet."""
         known = self._live.get(tensor.untyped_storage()._cdata)

@@ -75,6 +75,8 @@ for name, args in CASES.items():
 def addresses(device):
     held = [torch.empty(4, device=device) for _ in range(99)]
     found["addresses"] = sorted(tensor.untyped_storage().data_ptr() for tensor in held)
+    # Each is gone before the next is made, so that the host's allocator may use its place again.
+    found["successive"] = [torch.empty(4, device=device).untyped_storage().data_ptr() for _ in range(99)]
 
 
 trace(addresses)
@@ -172,3 +174,8 @@ def test_selective_checkpointing_computes_flash_attention_once(found: dict[str, 
 def test_the_address_of_a_storage_is_that_of_no_view_of_another(found: dict[str, Any]) -> None:
     # Activation offloading adds the place of a view, in elements, to the address of its storage.
     assert min(later - earlier for earlier, later in pairwise(found["addresses"])) > 2**40
+
+
+def test_no_storage_gets_the_address_of_one_that_is_gone(found: dict[str, Any]) -> None:
+    # TRL takes a tensor at the address of one that it has just offloaded for the same, and keeps it on the device.
+    assert len(set(found["successive"])) == len(found["successive"])
