@@ -123,7 +123,17 @@ def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[Way]
         ways = by_libraries.setdefault(f"{request.target} {request.model.name} {libraries_of(request.plan)}", {})
         ways.setdefault(same_step(request.plan), []).append(index)
     kinds = [list(ways.values()) for ways in by_libraries.values()]
-    return min((_jobs(kinds, servers, times) for times in range(1, _MOST_JOBS + 1)), key=partial(_length, servers))
+    given = [kinds, *(_with_halves(kinds, number) for number in range(len(kinds)))]
+    shared = (_jobs(each, servers, times) for each in given for times in range(1, _MOST_JOBS + 1))
+    return min(shared, key=partial(_length, servers))
+
+
+def _with_halves(kinds: Sequence[Sequence[Way]], number: int) -> list[list[Way]]:
+    """Return the technique combinations with the last one of a kind divided in two, since all have the same size."""
+    found = [list(ways) for ways in kinds]
+    last = found[number].pop()
+    found[number] += [way for (way,) in _halves([last])] if len(last) > 1 else [last]
+    return found
 
 
 def _jobs(kinds: Sequence[Sequence[Way]], servers: int, times: int) -> list[list[Way]]:
