@@ -107,6 +107,7 @@ def test_its_memory_is_planned_for_a_gpu_that_is_not_here(
     assert all(item["memory"]["peak_bytes"] > 0 for item in traced)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_is_probed_and_its_bundle_is_written(
     checkout: Path, small_model_directory: Path, rows_file: Path, tmp_path: Path

@@ -201,7 +201,7 @@ def test_a_budget_that_nothing_fits_in_ends_with_1_and_says_what_might_help(
 
 @pytest.mark.parametrize(
     ("model_type", "packs"),
-    [("opt", False), ("llama", True), pytest.param("qwen2", True, marks=pytest.mark.nightly)],
+    [("opt", False), *(pytest.param(name, True, marks=pytest.mark.nightly) for name in ("llama", "qwen2"))],
 )
 def test_rows_are_packed_only_where_packed_documents_stay_apart(
     model_type: str, packs: bool, small_dataset_file: Path, space: Path, tmp_path: Path
