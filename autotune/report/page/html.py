@@ -8,7 +8,6 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from autotune import __version__
 from autotune.core.result import Result
 from autotune.report.page.charts import charts
 from autotune.report.page.values import values
@@ -22,7 +21,6 @@ def html(result: Result) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
     return template.render(
-        version=__version__,
         shown=shown,
         charts=drawn,
         statuses=sorted({trial.status for trial in shown.trials}),

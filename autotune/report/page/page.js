@@ -25,7 +25,7 @@
       const layout = coloured({
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 60, r: 16, t: 28, b: 48 },
         font: { color: "var(--ink)", family: "system-ui, sans-serif", size: 13 }, hovermode: "closest",
-        legend: { orientation: "h", y: -0.22 }, hoverlabel: { align: "left" },
+        legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hoverlabel: { align: "left" },
         xaxis: { ...axis, automargin: true, ...xaxis }, yaxis: { ...axis, automargin: true, ...yaxis }, ...rest,
       }, style);
       Plotly.react(name, coloured(figure.data, style), layout, { responsive: true, displaylogo: false, displayModeBar: false });
