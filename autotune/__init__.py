@@ -1,8 +1,8 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
 ``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``lengths`` shows what a dataset's lengths are,
-``catalogue`` lists the knobs. Importing this package imports nothing heavy: torch and TRL are loaded in processes of
-their own, or when a result is turned into ``trl`` objects.
+``report`` writes a page about what a search found, ``catalogue`` lists the knobs. Importing this package imports
+nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autotune.api.lengths import lengths
     from autotune.api.plan import plan
     from autotune.api.probe import probe
+    from autotune.api.report import report
     from autotune.api.result import ProbeResult
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
     from autotune.errors import AutotuneError, InputError
@@ -32,6 +33,7 @@ __all__ = [
     "lengths",
     "plan",
     "probe",
+    "report",
 ]
 __version__ = "0.1.0"
 

@@ -110,6 +110,11 @@ def test_no_plan_was_probed_twice(found: tuple[Ended, Path]) -> None:
     assert len(plans) == len({json.dumps(plan, sort_keys=True) for plan in plans})
 
 
+def test_its_page_has_the_verdict(found: tuple[Ended, Path]) -> None:
+    page = (found[1] / "report.html").read_text(encoding="utf-8")
+    assert "the speed of TRL&#39;s default" in page or "fastest candidate that fits" in page
+
+
 def test_trl_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_path: Path) -> None:
     trl = Path(sys.executable).with_name("trl")
     done = subprocess.run(

@@ -1,0 +1,67 @@
+"""The use case behind ``autotune report``: reads ``result.json`` and writes a page about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from autotune.core.codec import DecodeError, decode
+from autotune.core.result import SCHEMA, Result
+from autotune.emit.files import write_text
+from autotune.errors import InputError
+
+_RESULT = "result.json"
+PAGE = "report.html"
+_FILES = {"html": PAGE, "markdown": "report.md"}
+
+
+def write_report(where: Path, output: Path | None, form: str) -> Path:
+    """Write the report of a run and return its file; see :func:`autotune.report`."""
+    if form not in _FILES:
+        raise InputError(f"There is no report in {form!r}.", hint=f"It is {' or '.join(_FILES)}.")
+    source = where / _RESULT if where.is_dir() else where
+    result = read_result(source)
+    target = output if output is not None else source.parent / _FILES[form]
+    write_page(result, target, form)
+    return target
+
+
+def write_page(result: Result, file: Path, form: str = "html") -> None:
+    """Write the report of a result to a file.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    # Templates are read only where a report is written.
+    from autotune.report.page import html, markdown
+
+    write_text(file, html(result) if form == "html" else markdown(result))
+
+
+def read_result(file: Path) -> Result:
+    """Return the result in a file.
+
+    Raises:
+        InputError: there is none, or it is of another schema.
+    """
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"There is no result to report on: {file} cannot be read ({error.strerror}).",
+            hint="Give the directory that `autotune probe` wrote.",
+        ) from error
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON: {error}.", hint="Give what `autotune probe` wrote.") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise InputError(
+            f"{file} is no result of schema {SCHEMA}, but of {schema!r}.",
+            hint="Run `autotune probe` with this version.",
+        )
+    try:
+        return decode(Result, document)
+    except DecodeError as error:
+        raise InputError(
+            f"{file} was written by another version: {error}.", hint="Run `autotune probe` with this version."
+        ) from error

@@ -1,0 +1,42 @@
+"""``autotune report``: a page of HTML, or Markdown, of what a run found."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+SUMMARY = "write a page about what a run found"
+DESCRIPTION = (
+    "Reads the result.json of a run of `autotune probe` and writes one page that opens from disk: the verdict, memory\n"
+    "against speed, what each choice contributed, every trial. It needs no network and nothing is measured again."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments; their names are those of ``autotune.report``."""
+    parser.add_argument("directory", metavar="DIR", help="what `autotune probe` wrote, or its result.json")
+    parser.add_argument("--output", metavar="FILE", help="where to write (default: DIR/report.html or report.md)")
+    parser.add_argument("--format", choices=("html", "markdown"), help="default: html")
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+
+
+def epilog() -> str:
+    """Return the end of the help."""
+    return "example:\n  autotune report autotune-Qwen2.5-0.5B-data"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the report and return the exit code."""
+    options = dict(vars(arguments))
+    shown = options.pop("open", False)
+
+    from autotune.api.report import report
+    from autotune.cli.console import stdout_console
+
+    file = report(**options)
+    stdout_console().print(f"wrote {file}", soft_wrap=True, markup=False, highlight=False)
+    if shown:
+        import webbrowser
+
+        webbrowser.open(Path(file).absolute().as_uri())
+    return 0

@@ -1,0 +1,68 @@
+"""``autotune report`` reads what ``autotune probe`` wrote, and says what it cannot read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.api.report import report
+from autotune.emit.document import json_text
+from autotune.errors import InputError
+from autotune.report.page import html, markdown
+from tests.report.examples import a_result
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    (tmp_path / "result.json").write_text(json_text(a_result()), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_page_lies_beside_the_result_and_is_that_of_the_result(written: Path) -> None:
+    file = report(written)
+    assert file == written / "report.html"
+    assert file.read_text(encoding="utf-8") == html(a_result().written)
+
+
+def test_the_file_itself_can_be_named_and_so_can_the_page(written: Path, tmp_path: Path) -> None:
+    file = report(written / "result.json", output=tmp_path / "further" / "page.md", format="markdown")
+    assert file.read_text(encoding="utf-8") == markdown(a_result())
+
+
+def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"There is no result to report on: .*result.json cannot be read"):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no result of schema 1, but of None"),
+        ('{"schema": 7}', "is no result of schema 1, but of 7"),
+        ('{"schema": 1}', "was written by another version: Result lacks"),
+    ],
+)
+def test_what_is_no_result_is_told_apart(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        report(tmp_path)
+
+
+def test_a_result_of_a_later_version_with_more_in_it_is_read(written: Path) -> None:
+    document = json.loads((written / "result.json").read_text(encoding="utf-8"))
+    (written / "result.json").write_text(json.dumps({**document, "new": 1}), encoding="utf-8")
+    assert report(written).exists()
+
+
+def test_another_format_is_refused(written: Path) -> None:
+    with pytest.raises(InputError, match="There is no report in 'pdf'"):
+        report(written, format="pdf")  # type: ignore[arg-type]
+
+
+def test_a_page_that_cannot_be_written_is_told(written: Path) -> None:
+    (written / "file").write_text("", encoding="utf-8")
+    with pytest.raises(InputError):
+        report(written, output=written / "file" / "page.html")

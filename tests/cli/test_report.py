@@ -1,0 +1,42 @@
+"""The command ``autotune report``: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.boundary import run
+from autotune.emit.document import json_text
+from tests.report.examples import a_result
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    (tmp_path / "result.json").write_text(json_text(a_result()), encoding="utf-8")
+    return tmp_path
+
+
+def test_it_says_what_it_wrote(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["autotune", "report", str(bundle)]) == 0
+    assert capsys.readouterr().out == f"wrote {bundle / 'report.html'}\n"
+    assert (bundle / "report.html").exists()
+
+
+def test_a_page_for_a_pull_request_is_markdown(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["autotune", "report", str(bundle), "--format", "markdown", "--output", str(bundle / "page.md")]) == 0
+    assert (bundle / "page.md").read_text(encoding="utf-8").startswith("# 2.3")
+
+
+def test_the_page_is_opened_where_that_is_asked_for(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert run(["autotune", "report", str(bundle), "--open"]) == 0
+    assert opened == [(bundle / "report.html").as_uri()]
+
+
+def test_where_there_is_no_result_it_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["autotune", "report", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert "There is no result to report on" in shown
+    assert "Traceback" not in shown
