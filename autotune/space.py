@@ -159,6 +159,7 @@ def resolve(
         for spelling in file.choices[knob]:
             choice = technique.parse(spelling, setting)
             impossible = technique.impossible(choice, setting)
+            impossible = impossible or _ruled_out(knob, choice, baseline, techniques, setting, wishes)
             if impossible:
                 left_out.append(LeftOut(knob, choice, impossible))
             elif knob in setting.allowed or _may_be_exact(technique, choice, baseline, reachable, setting):
@@ -197,6 +198,19 @@ def _recipe(
 ) -> Candidate:
     known = {technique.name: technique for technique in techniques}
     return baseline.but(**{knob: known[knob].parse(spelling, setting) for knob, spelling in recipe.items()})
+
+
+def _ruled_out(
+    knob: str, choice: Choice, baseline: Candidate, techniques: Iterable[Technique], setting: Setting, wishes: Wishes
+) -> str | None:
+    """Return why a choice cannot stand beside what the user fixed, or None."""
+    with_it = baseline.but(**{knob: choice})
+    for fixed in (technique for technique in techniques if technique.name in wishes.fixed):
+        mine = baseline[fixed.name]
+        conflict = fixed.conflict(mine, with_it, setting)
+        if conflict and not fixed.conflict(mine, baseline, setting):
+            return conflict
+    return None
 
 
 def _reachable(file: SpaceFile, setting: Setting) -> dict[str, tuple[Choice, ...]]:

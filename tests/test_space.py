@@ -39,6 +39,16 @@ def test_nothing_that_changes_training_is_searched_unless_it_is_allowed() -> Non
     assert {item.knob for item in found.unlockable} == {"lora", "packing", "precision", "optimizer", "quantization"}
 
 
+def test_what_cannot_stand_beside_a_fixed_choice_is_not_offered() -> None:
+    found = space(
+        setting(machine=GPU, allowed=frozenset({"peft_config"})), fixed={"peft_config": '{"peft_type":"IA3"}'}
+    )
+    assert "lora" not in {item.knob for item in found.unlockable}
+    (reason,) = {item.reason for item in found.left_out if item.knob == "lora"}
+    assert reason == "lora is another adapter than that of peft_config"
+    assert "quantization" in {item.knob for item in found.unlockable}
+
+
 def test_what_is_allowed_is_searched_with_what_it_makes_exact() -> None:
     found = space(setting(machine=GPU, allowed=frozenset({"lora"})))
     assert "r16" in found.choices["lora"]

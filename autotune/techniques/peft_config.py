@@ -70,7 +70,7 @@ class PeftConfig(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason beside lora, which is another adapter."""
         if choice != NONE and candidate["lora"] != NONE:
-            return f"lora={candidate['lora']} is another adapter than that of peft_config"
+            return "lora is another adapter than that of peft_config"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
