@@ -1,6 +1,6 @@
 """How long ``autotune plan`` takes for Llama-3.1-8B's shape over the whole default space, and how much memory it uses.
 
-Run ``python -m benchmarks.plan.speed``; it plans with an empty cache, again from it, and the
+Run ``python -m benchmarks.plan.speed [--trainer dpo]``; it plans with an empty cache, again from it, and the
 fastest candidate by itself with an empty one, and prints a Markdown table.
 The model has weights that are never made, and a small tokenizer; what is cached goes to a temporary directory.
 """
@@ -26,6 +26,7 @@ def main() -> None:
     """Plan twice and print the table."""
     parser = argparse.ArgumentParser(description="Speed of planning.")
     parser.add_argument("--gpu", default="H100-80GB")
+    parser.add_argument("--trainer", default="sft")
     parser.add_argument("--seq-len", type=int, default=1024)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -34,6 +35,7 @@ def main() -> None:
         print("| what | cache | wall | processor | largest process | candidates | traces run |")
         print("|---|---|--:|--:|--:|--:|--:|", flush=True)
         command = ["plan", str(model), "--seq-len", str(arguments.seq_len), "--gpu", arguments.gpu, "--json"]
+        command += ["--trainer", arguments.trainer]
         for cache in ("empty", "filled"):
             found = _row("the whole space", cache, command, Path(folder, "cache"))
         fixed = [f"--fix={knob}={choice}" for knob, choice in found["estimates"][0]["candidate"].items()]
