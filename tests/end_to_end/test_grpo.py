@@ -91,7 +91,8 @@ def train(words: list[str], folder: Path) -> None:
         (("--reward-funcs", "unknown"), "There is no reward function 'unknown'"),
         (("--completion-length", "nothing"), "The dataset has no column 'nothing'"),
         (("--completion-length", "0"), "A completion length of 0 is not possible"),
-        (("--global-batch-size", "512"), "a generation batch needs 64 prompts, and the dataset has 8"),
+        # Too many for the smallest part of a step that a generation may serve, an eighth.
+        (("--global-batch-size", "1024"), "a generation batch needs 128 prompts, and the dataset has 8"),
         (("--fix", "num_generations=3"), "cannot be divided into groups of the 3 completions"),
     ],
 )
