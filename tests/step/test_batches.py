@@ -37,6 +37,16 @@ def test_of_rows_of_equal_length_those_with_more_trainable_tokens_are_worse() ->
     assert worst(sizes([8, 8, 8, 2], trainable=[1, 8, 4, 2]), 2) == [{1, 3}, {1, 2}]
 
 
+def test_narrower_rows_with_more_trainable_tokens_are_run_too_beside_the_widest_and_alone() -> None:
+    rows = sizes([9, 9, 8, 8, 8], trainable=[1, 1, 7, 8, 6])
+    assert worst(rows, 2) == [{0, 3}, {0, 1}, {2, 3}]
+    assert worst(rows, 1) == [{0}, {3}]
+
+
+def test_where_the_widest_rows_have_the_most_trainable_tokens_there_is_nothing_else_to_run() -> None:
+    assert worst(sizes([9, 8, 8, 2], trainable=[9, 7, 6, 1]), 2) == [{0, 1}]
+
+
 def test_a_shorter_row_beside_equal_ones_matters_only_where_rows_are_padded() -> None:
     rows = sizes([8, 8, 8, 2, 5])
     assert worst(rows, 2) == [{0, 4}, {0, 1}]

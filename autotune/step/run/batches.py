@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -201,14 +202,18 @@ def _after_others(in_step: int) -> int:
 
 
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the row indices of the micro-batches that may need the most memory, the likeliest first.
+    """Return the row indices of the micro-batches that may need the most memory, the widest first.
 
-    Among rows of equal length, those with the most trainable tokens come first.
+    Among rows of equal length, those with the most trainable tokens come first. Beside the widest micro-batch come
+    those with more trainable tokens, if there are any: on a GPU, TRL computes logits of trainable tokens only
+    (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need less than rows that
+    are narrower and all answer.
     """
     if collation.blocks:
         own, beside = sizes.widest.tolist(), sizes.beside.tolist() if sizes.beside is not None else None
         every = block_rows(len(own), rows)
-        return tuple(every[place] for place in worst_blocks(blocks_of(own, beside, rows, collation.multiple)))
+        widest = [every[place] for place in worst_blocks(blocks_of(own, beside, rows, collation.multiple))]
+        return (*widest, *_heavier(sizes, widest, [every[sizes.trainable[every].sum(axis=1).argmax()]]))
     longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
     chosen = worst_micro_batches(
         sizes.widest[longest_first].tolist(),
@@ -217,7 +222,26 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
         multiple=collation.multiple,
         shortest=sizes.shortest[longest_first].tolist() if sizes.lengths.shape[1] > 1 else None,
     )
-    return tuple(longest_first[list(positions)] for positions in chosen)
+    widest = [longest_first[list(positions)] for positions in chosen]
+    most_trainable = np.lexsort((-sizes.widest, -sizes.trainable))
+    # Padding makes all rows as wide as the widest one, so that the others may be any.
+    with_widest = np.concatenate([longest_first[:1], most_trainable[most_trainable != longest_first[0]]])
+    return (*widest, *_heavier(sizes, widest, [np.resize(order, rows) for order in (with_widest, most_trainable)]))
+
+
+def _heavier(sizes: RowSizes, chosen: Sequence[Counts], further: Iterable[Counts]) -> list[Counts]:
+    """Return those of further micro-batches that have more trainable tokens than any that is as wide."""
+
+    def needs(rows: Counts) -> tuple[int, int]:
+        return int(sizes.trainable[rows].sum()), int(sizes.widest[rows].max())
+
+    found: list[Counts] = []
+    for rows in further:
+        trainable, width = needs(rows)
+        known = map(needs, (*chosen, *found))
+        if not any(others >= trainable and other_width >= width for others, other_width in known):
+            found.append(rows)
+    return found
 
 
 def drawn(population: int, count: int, seed: int) -> Counts:
