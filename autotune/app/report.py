@@ -7,10 +7,10 @@ from pathlib import Path
 
 from autotune.core.codec import DecodeError, decode
 from autotune.core.result import SCHEMA, Result
+from autotune.emit.bundle import RESULT
 from autotune.emit.files import write_text
 from autotune.errors import InputError
 
-_RESULT = "result.json"
 PAGE = "report.html"
 _FILES = {"html": PAGE, "markdown": "report.md"}
 
@@ -19,7 +19,7 @@ def write_report(where: Path, output: Path | None, form: str) -> Path:
     """Write the report of a run and return its file; see :func:`autotune.report`."""
     if form not in _FILES:
         raise InputError(f"There is no report in {form!r}.", hint=f"It is {' or '.join(_FILES)}.")
-    source = where / _RESULT if where.is_dir() else where
+    source = where / RESULT if where.is_dir() else where
     result = read_result(source)
     target = output if output is not None else source.parent / _FILES[form]
     write_page(result, target, form)

@@ -110,3 +110,11 @@ def test_the_command_that_searches_again_has_the_options_that_were_given() -> No
         "autotune probe 'a model' rows.jsonl --effort quick --no-plan --memory-budget 8GiB --allow lora,precision "
         "--fix packing=none --fix max_length=512"
     )
+
+
+def test_phases_that_were_timed_alone_have_no_chart_of_memory() -> None:
+    result = a_result()
+    assert result.recommended is not None
+    timed = replace(result, recommended=replace(result.recommended, seconds={"generation": 1.0, "micro-batch": 2.0}))
+    assert values(timed).phases
+    assert "phases" not in [chart.name for chart in charts(values(timed))]

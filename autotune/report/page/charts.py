@@ -43,7 +43,7 @@ def charts(shown: Values) -> tuple[Chart, ...]:
     found = []
     if shown.points:
         found.append(Chart("front", "Memory and speed", _said_front(shown), _front(shown)))
-    if shown.phases:
+    if any(row.peak_bytes is not None for row in shown.phases):
         found.append(Chart("phases", "Memory of each phase", _said_phases(shown), _phases(shown)))
     if any(item.speedup is not None for item in shown.contributions):
         found.append(Chart("choices", "What each choice contributed", _said_choices(shown), _choices(shown)))
