@@ -151,9 +151,10 @@ def test_a_probe_out_of_memory_names_the_generation(
     job_server: JobServer, prompts: PrepareReply, tmp_path: Path
 ) -> None:
     request = request_of(
-        prompts, per_device_train_batch_size=1, gradient_accumulation_steps=32, max_completion_length=400
+        prompts, per_device_train_batch_size=1, gradient_accumulation_steps=128, max_completion_length=400
     )
-    request = replace(request, limit_bytes=16 * 2**20)
+    # Generating all completions at once needs 58 MiB, training on one of them at a time 23 MiB.
+    request = replace(request, limit_bytes=24 * 2**20)
     ended = probe(job_server, request, tmp_path / "probe", timeout_seconds=240)
     assert ended.status is ProbeStatus.OUT_OF_MEMORY
     assert ended.out_of_memory is not None
