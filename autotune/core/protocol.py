@@ -33,6 +33,7 @@ class Job(StrEnum):
     PROBE = "probe"
     TRACE = "trace"
     MEASURE_SPEEDS = "measure_speeds"
+    READ_COMMAND = "read_command"
 
 
 @dataclass(frozen=True)
@@ -308,6 +309,24 @@ class SpeedsReply:
     """The measured speeds, in the same fields as a GPU's."""
 
     speeds: GpuSpeeds
+
+
+@dataclass(frozen=True)
+class ReadCommandRequest:
+    """Read a user's command with TRL's own parser. The reply is a :class:`autotune.core.configuration.ReadCommand`.
+
+    Attributes:
+        words: the words after ``trl NAME``, with ``--config FILE``.
+        given: the keys and values of that file, without those that a parser outside of the classes takes.
+        device: the kind of device that the training is for.
+        capability: CUDA's compute capability of that device; None where it is not known.
+    """
+
+    trainer: str
+    words: tuple[str, ...]
+    given: Mapping[str, object]
+    device: DeviceKind
+    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

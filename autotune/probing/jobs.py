@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.core.configuration import ReadCommand
 from autotune.core.exchange import ExchangeError, read_reply
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import (
@@ -20,6 +21,7 @@ from autotune.core.protocol import (
     PrepareRequest,
     ProbeReply,
     ProbeRequest,
+    ReadCommandRequest,
     SpeedsReply,
     SpeedsRequest,
     TraceReplies,
@@ -88,6 +90,15 @@ def trace_all(
     asked = TraceRequests(tuple(requests))
     found = _expect(TraceReplies, server.run(Job.TRACE, asked, folder, timeout_seconds), folder)
     return found.replies, _failed_with(found.failure, folder) if found.failure is not None else None
+
+
+def read_command(server: JobServer, request: ReadCommandRequest, folder: Path) -> ReadCommand:
+    """Read a user's command with TRL's own parser and classes.
+
+    Raises:
+        AutotuneError: the job failed; the message names its log.
+    """
+    return _expect(ReadCommand, server.run(Job.READ_COMMAND, request, folder), folder)
 
 
 def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> SpeedsReply:

@@ -1,0 +1,80 @@
+"""Says what is wrong with the keys of a configuration, all of it at once, and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from autotune.app.check.asked import Written
+from autotune.core.configuration import Fault, Override, ReadCommand
+from autotune.core.verdict import Finding, Severity
+from autotune.inspection.legacy import legacy_of
+from autotune.trainers import trainers
+
+_FOLLOWED_NOWHERE = "trust_remote_code"
+
+
+def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
+    """Return what is wrong with a configuration or silently changed in it, in the order of its file."""
+    found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
+    if read.refused and not any(item.severity is Severity.ERROR for item in found):
+        found.append(Finding(Severity.ERROR, f"TRL refuses it: {_sentence(read.refused)}"))
+    last = 1 << 30
+    return tuple(sorted(found, key=lambda item: item.line or last))
+
+
+def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
+    for fault in read.faults:
+        old = legacy_of(written.trainer, fault.key, written.values.get(fault.key))
+        if old is not None:
+            yield _finding(written, Severity.ERROR, fault.key, old.sentence())
+        elif not fault.unknown:
+            yield _finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
+        elif written.command.script is None:
+            yield _finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
+        else:
+            said = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
+            yield _finding(written, Severity.NOTE, fault.key, said)
+
+
+def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
+    others = [item.name for item in trainers().values() if fault.key in item.fields and item.name != written.trainer]
+    if others:
+        return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."
+    near = difflib.get_close_matches(fault.key, read.names, n=1, cutoff=0.75)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate.{hint}"
+
+
+def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
+    """Yield keys that the classes still take, with a meaning that changed."""
+    wrong = {fault.key for fault in read.faults}
+    for key, value in written.values.items():
+        old = legacy_of(written.trainer, key, value) if key not in wrong else None
+        if old is not None and not old.same:
+            yield _finding(written, Severity.SILENT if old.no_effect else Severity.NOTE, key, old.sentence())
+
+
+def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
+    yield from (_overridden(written, item) for item in read.overrides)
+    for said in read.warnings:
+        key = next((name for name in written.values if f"`{name}`" in said), "")
+        yield _finding(written, Severity.SILENT, key, f"TRL warns: {_sentence(said)}")
+    if written.values.get(_FOLLOWED_NOWHERE):
+        said = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
+        yield _finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, said)
+
+
+def _overridden(written: Written, item: Override) -> Finding:
+    return _finding(
+        written, Severity.SILENT, item.key, f"{item.key} is {item.given!r} here, and TRL makes it {item.used!r}."
+    )
+
+
+def _finding(written: Written, severity: Severity, key: str, message: str) -> Finding:
+    line = written.line(key) if key else None
+    return Finding(severity, message, key, written.place if line is not None else "", line)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
