@@ -145,7 +145,7 @@ def resolve(
     """
     techniques = tuple(techniques)
     baseline = starting_point(techniques, setting, wishes)
-    reachable = _reachable(file, setting)
+    reachable = _reachable(file, techniques, setting, wishes)
     choices: dict[str, tuple[Choice, ...]] = {}
     left_out: list[LeftOut] = []
     unlockable: list[Unlockable] = []
@@ -213,15 +213,20 @@ def _ruled_out(
     return None
 
 
-def _reachable(file: SpaceFile, setting: Setting) -> dict[str, tuple[Choice, ...]]:
-    return {knob: file.choices[knob] for knob in sorted(setting.allowed) if knob in file.choices}
+def _reachable(
+    file: SpaceFile, techniques: Iterable[Technique], setting: Setting, wishes: Wishes
+) -> dict[str, list[Choice]]:
+    """Return the choices of the knobs that the user allowed and did not fix."""
+    known = {technique.name: technique for technique in techniques}
+    open_knobs = [knob for knob in sorted(setting.allowed - wishes.fixed.keys()) if knob in file.choices]
+    return {knob: [known[knob].parse(spelling, setting) for spelling in file.choices[knob]] for knob in open_knobs}
 
 
 def _may_be_exact(
     technique: Technique,
     choice: Choice,
     baseline: Candidate,
-    reachable: Mapping[str, tuple[Choice, ...]],
+    reachable: Mapping[str, Sequence[Choice]],
     setting: Setting,
 ) -> bool:
     # A choice can be exact beside another that the user allowed, such as bf16 weights under a frozen model.
