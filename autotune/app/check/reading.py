@@ -30,7 +30,7 @@ def read(task: Task, tracer: ServerTracer) -> ReadCommand:
         hardware.kind if hardware is not None else "cuda",
         hardware.compute_capability if hardware is not None else None,
     )
-    return read_command(tracer.server, request, tracer.folder / "read")
+    return read_command(tracer.server, request, tracer.new_folder())
 
 
 def plan_of(task: Task, read: ReadCommand, config: Configuration) -> UserPlan:

@@ -24,6 +24,7 @@ class Task:
 
     Attributes:
         planned: the device that it is for; None where none is named or here, which only reading does without.
+        absent: why there is none, in words.
     """
 
     asked: Asked
@@ -31,6 +32,7 @@ class Task:
     planned: Planned | None
     budget_bytes: int
     started: float
+    absent: str = ""
 
     @property
     def trainer(self) -> Trainer:
