@@ -63,7 +63,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "trainer",
-    [pytest.param(name, marks=pytest.mark.nightly) if name not in ("sft", "dpo") else name for name in CLASSES],
+    [pytest.param(name, marks=pytest.mark.nightly) if name != "sft" else name for name in CLASSES],
 )
 def test_what_will_not_fit_is_stopped_before_its_first_step(
     trainer: str, small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path
