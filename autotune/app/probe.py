@@ -101,6 +101,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         },
         output_directory=str(out.directory),
         comparisons=options.effort.comparisons,
+        timelines=ahead.timelines(record.candidate for record in (outcome.winner, outcome.baseline) if record),
     )
     result = result_of(outcome, problem, facts)
     write_bundle(result, out.directory)

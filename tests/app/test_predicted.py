@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.ahead import speeds_of, target_of, traced_ahead
+from autotune.app.ahead import Ahead, speeds_of, target_of, traced_ahead
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.events import Event, Noted
@@ -191,6 +191,18 @@ def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
     assert ahead.predictor is not None
     (note,) = ahead.notes()
     assert f"could not be traced and were not predicted: {UNTRACEABLE} is not supported" in note
+
+
+def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_path: Path) -> None:
+    here, tracer = problem_of(), AnalyticTracer()
+    ahead = traced_ahead(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
+    found = ahead.timelines([here.baseline])[here.baseline]
+    assert ahead.predictor is not None
+    prediction = ahead.predictor.predict(here.baseline)
+    assert prediction is not None
+    assert found.need_bytes == prediction.need_bytes
+    assert (found.traced, found.followed) == (True, True)
+    assert Ahead().timelines([here.baseline]) == {}
 
 
 def test_a_cpu_is_measured_once(tmp_path: Path) -> None:
