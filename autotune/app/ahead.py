@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,10 +80,19 @@ class Ahead:
         limit = options.timeout_seconds
         return options if limit is None else replace(options, timeout_seconds=max(0.0, limit - self.spent_seconds))
 
-    def timelines(self, candidates: Iterable[Candidate]) -> Mapping[Candidate, MemoryTimeline]:
-        """Return the memory of candidates through one step, of those that can be estimated."""
+    def timelines(self, candidates: Sequence[Candidate], *, traces: bool) -> Mapping[Candidate, MemoryTimeline]:
+        """Return the memory of candidates through one step, of those that can be estimated.
+
+        Args:
+            traces: whether to trace those that were not traced yet; only while the tracing processes run.
+        """
         planner = self.planner
-        found = {candidate: planner.timeline(candidate) for candidate in candidates} if planner is not None else {}
+        if planner is None:
+            return {}
+        if traces:
+            with suppress(AutotuneError):
+                planner.trace(candidates)
+        found = {candidate: planner.timeline(candidate) for candidate in candidates}
         return {candidate: timeline for candidate, timeline in found.items() if timeline is not None}
 
     def notes(self) -> tuple[str, ...]:

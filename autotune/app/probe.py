@@ -82,6 +82,10 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
                 predictor=ahead.predictor,
             )
             outcome = run_search(run, listener)
+            compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
+            limit = options.timeout_seconds
+            in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
+            timelines = ahead.timelines(compared, traces=in_time)
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
@@ -101,7 +105,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         },
         output_directory=str(out.directory),
         comparisons=options.effort.comparisons,
-        timelines=ahead.timelines(record.candidate for record in (outcome.winner, outcome.baseline) if record),
+        timelines=timelines,
     )
     result = result_of(outcome, problem, facts)
     write_bundle(result, out.directory)

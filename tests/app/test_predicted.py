@@ -195,14 +195,15 @@ def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
 
 def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_path: Path) -> None:
     here, tracer = problem_of(), AnalyticTracer()
-    ahead = traced_ahead(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
-    found = ahead.timelines([here.baseline])[here.baseline]
-    assert ahead.predictor is not None
-    prediction = ahead.predictor.predict(here.baseline)
-    assert prediction is not None
-    assert found.need_bytes == prediction.need_bytes
+    ahead = traced_ahead(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
+    assert ahead.timelines([here.baseline], traces=False) == {}
+    found = ahead.timelines([here.baseline], traces=True)[here.baseline]
     assert (found.traced, found.followed) == (True, True)
-    assert Ahead().timelines([here.baseline]) == {}
+    assert ahead.planner is not None
+    memory = ahead.planner.estimate(here.baseline).memory
+    assert memory is not None
+    assert found.need_bytes == memory.device_bytes
+    assert Ahead().timelines([here.baseline], traces=True) == {}
 
 
 def test_a_cpu_is_measured_once(tmp_path: Path) -> None:
