@@ -91,10 +91,10 @@ def shown_levels(timeline: MemoryTimeline) -> dict[str, tuple[int, ...]]:
     }
 
 
-def said_untraced(names: Iterable[str], *, planned: bool) -> str:
+def said_untraced(names: Iterable[str], *, predicted: bool) -> str:
     """Return why the memory of a step is not shown of those with these names; an empty text where there are none."""
     missing = " and ".join(names)
     if not missing:
         return ""
-    why = "its step was not traced" if planned else "predictions were turned off, and with them traces"
+    why = "its step was not traced" if predicted else "predictions were turned off, and with them traces"
     return f"What is live when in a step of {missing} is not known: {why}."

@@ -13,6 +13,7 @@ import pytest
 from autotune.report.page import html
 from autotune.units import GIB
 from tests.report.examples import traced
+from tests.report.test_page_of_plan import planned
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -112,6 +113,18 @@ def test_the_theme_changes_by_keyboard_and_the_charts_with_it(shown: Any) -> Non
     shown.find_element("id", "theme").send_keys(Keys.ENTER)
     assert ink() != before
     assert shown.get_log("browser") == []
+
+
+def test_the_page_of_a_plan_is_drawn_and_filtered_as_well(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    file.write_text(html(planned()), encoding="utf-8")
+    browser.get(file.as_uri())
+    names = {element.get_attribute("id") for element in browser.find_elements("css selector", ".chart")}
+    assert names == {"front", "step_recommended", "step_default", "breakdown", "lengths"}
+    assert all(browser.find_elements("css selector", f"#{name} svg.main-svg") for name in names)
+    browser.find_element("id", "status").send_keys("does not fit")
+    assert rows_shown(browser) == 1
+    assert browser.get_log("browser") == []
 
 
 def test_pictures_are_left_for_whoever_changed_the_page(shown: Any, tmp_path: Path) -> None:

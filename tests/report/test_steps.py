@@ -25,7 +25,8 @@ OKABE_ITO = {"#0072b2", "#cc79a7", "#d55e00", "#009e73", "#e69f00", "#f0e442", "
 
 def course(timeline: MemoryTimeline, budget_bytes: int = 24 * GIB) -> Any:
     """Return the figure of a step."""
-    return step_charts([Step("recommended", "recommended", timeline)], budget_bytes)[0].figure
+    _, chart = step_charts([Step("recommended", "recommended", timeline)], budget_bytes)
+    return chart.figure
 
 
 def test_every_byte_of_a_moment_is_in_one_part() -> None:

@@ -14,6 +14,10 @@ from autotune.units import format_bytes, format_rate
 # The colours of Okabe and Ito, which people who are colour-blind tell apart (https://jfly.uni-koeln.de/color/); marks
 # differ as well.
 _RECOMMENDED, _DEFAULT, _OTHER = "var(--recommended)", "var(--default)", "var(--other)"
+_FAR = 2
+"""How many times the budget candidates may need to be drawn."""
+_MANY = 200
+"""From so many candidates on, their marks are smaller."""
 _ROLES = {
     "other": (_OTHER, "circle", 8),
     "default": (_DEFAULT, "square", 12),
@@ -61,18 +65,32 @@ def _front(shown: Values) -> Figure:
             traces.append({
                 "type": "scatter", "mode": "markers", "name": labels[role],
                 "x": [point.peak_bytes / unit for point in points], "y": [point.tokens_per_second for point in points],
-                "marker": {"color": colour, "symbol": symbol, "size": size},
+                "marker": {"color": colour, "symbol": symbol, "size": size if len(points) < _MANY else size / 2},
                 "text": [_hovered(point) for point in points], "hovertemplate": "%{text}<extra></extra>",
             })  # fmt: skip
-    budget = shown.budget_bytes / unit
+    budget, most, drawn = (
+        shown.budget_bytes / unit,
+        max(point.peak_bytes for point in shown.points),
+        _drawn_up_to(shown),
+    )
+    anchor = "right" if shown.budget_bytes > max(drawn, shown.budget_bytes) / 2 else "left"
+    reach = {"range": [0, 1.03 * drawn / unit]} if drawn < most else {"rangemode": "tozero"}
     return {
         "data": traces,
         "layout": {
-            "xaxis": {"title": {"text": f"{shown.words.memory} ({name})"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": f"{shown.words.memory} ({name})"}, **reach},
             "yaxis": {"title": {"text": "tokens per second"}, "rangemode": "tozero"},
-            **upright(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True),
+            **upright(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True, anchor=anchor),
         },
     }
+
+
+def _drawn_up_to(shown: Values) -> float:
+    """Return the memory up to which candidates are drawn: those far above the budget would make the rest small."""
+    compared = (1.05 * point.peak_bytes for point in shown.points if point.role != "other")
+    return min(
+        max(point.peak_bytes for point in shown.points), max(_FAR * shown.budget_bytes, max(compared, default=0.0))
+    )
 
 
 def _hovered(point: Point) -> str:
@@ -175,7 +193,9 @@ def _rates(_: Sequence[float]) -> tuple[int, str]:
 def _said_front(shown: Values) -> str:
     best = sorted((point for point in shown.points if point.on_front), key=lambda point: point.peak_bytes)
     told = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in best)
-    budget = format_bytes(shown.budget_bytes)
+    budget, drawn = format_bytes(shown.budget_bytes), _drawn_up_to(shown)
+    beyond = sum(point.peak_bytes > drawn for point in shown.points)
+    told += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
     return (
         f"{len(shown.points):,} candidates by {shown.words.memory} and speed; the budget is {budget}. "
         f"Those that nothing beats in both: {told}."

@@ -31,14 +31,14 @@ class Chart:
     tall: bool = False
 
 
-def upright(at: float, label: str, *, below_legend: bool = False, at_end: bool = False) -> Figure:
+def upright(at: float, label: str, *, below_legend: bool = False, anchor: str = "auto") -> Figure:
     """Return a dashed vertical line with its label, for a layout.
 
     Args:
         below_legend: whether the legend is above the chart, where the label would be.
-        at_end: whether the line is near the right end, so that the label has its room on the left.
+        anchor: the end of the label that is at the line: ``left``, ``right``, or ``auto``.
     """
-    place = {"yanchor": "top" if below_legend else "bottom", "xanchor": "right" if at_end or below_legend else "auto"}
+    place = {"yanchor": "top" if below_legend else "bottom", "xanchor": anchor}
     return {
         "shapes": [
             {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",

@@ -61,7 +61,7 @@ def result_values(result: Result) -> Values:
             if one.timeline is not None and (role == "recommended" or one.timeline != (chosen and chosen.timeline))
         ),
         untraced=said_untraced(
-            (name for _, name, one in known if one.timeline is None), planned=result.settings.get("plan") is not False
+            (name for _, name, one in known if one.timeline is None), predicted=result.settings.get("plan") is not False
         ),
         figures=comparison(result, chosen) if chosen is not None else (),
         phases=phase_rows(chosen) if chosen is not None else (),

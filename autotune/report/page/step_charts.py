@@ -46,10 +46,8 @@ def step_charts(steps: Sequence[Step], budget_bytes: int) -> list[Chart]:
         for step in steps
         for figure in (_course(step.timeline, budget_bytes, most),)
     ]
-    return [
-        *courses,
-        Chart("breakdown", "Memory at the peak", _said_parts(steps), _breakdown(steps, budget_bytes, most)),
-    ]
+    parts = _breakdown(steps, budget_bytes, most)
+    return [Chart("breakdown", "Memory at the peak", _said_parts(steps), parts, tall=True), *courses]
 
 
 def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
@@ -136,7 +134,8 @@ def _breakdown(steps: Sequence[Step], budget_bytes: int, most: int) -> Figure:
             "type": "bar", "orientation": "h", "name": part, "y": [plain(step) for step in shown],
             "x": [parts.get(part, 0) / unit for parts in shown.values()],
             "marker": {
-                "color": _COLOURS[part], "pattern": {"shape": _PATTERNS.get(part, ""), "fgcolor": "var(--page)"},
+                "color": _COLOURS[part],
+                "pattern": {"shape": _PATTERNS.get(part, ""), "fillmode": "overlay", "fgcolor": "var(--page)"},
             },
             "text": [f"{part}: {format_bytes(parts.get(part, 0))}" for parts in shown.values()],
             "textposition": "none", "hoverinfo": "text",
@@ -144,7 +143,7 @@ def _breakdown(steps: Sequence[Step], budget_bytes: int, most: int) -> Figure:
         for part in _ordered(names)
     ]  # fmt: skip
     line = (
-        upright(budget_bytes / unit, f"budget {format_bytes(budget_bytes)}", at_end=True)
+        upright(budget_bytes / unit, f"budget {format_bytes(budget_bytes)}", anchor="right")
         if budget_bytes <= most
         else {}
     )
