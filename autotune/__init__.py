@@ -1,7 +1,7 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
 ``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``lengths`` shows what a dataset's lengths are,
-``report`` writes a page about what a search found or a plan predicts, ``catalogue`` lists the knobs. Importing this package imports
+``report`` writes a page about what either found, ``catalogue`` lists the knobs. Importing this package imports
 nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
 """
 
