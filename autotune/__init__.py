@@ -1,7 +1,8 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
-``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``lengths`` shows what a dataset's lengths are,
-``report`` writes a page about what either found, ``catalogue`` lists the knobs. Importing this package imports
+``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``check`` says before a job starts whether its
+configuration runs and fits, ``lengths`` shows what a dataset's lengths are, ``report`` writes a page about a search or
+a plan, ``catalogue`` lists the knobs. Importing this package imports
 nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autotune.api.catalogue import catalogue
+    from autotune.api.check import check
     from autotune.api.estimate import estimate
     from autotune.api.lengths import lengths
     from autotune.api.plan import plan
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from autotune.api.report import report
     from autotune.api.result import ProbeResult
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
-    from autotune.errors import AutotuneError, InputError
+    from autotune.core.verdict import Verdict
+    from autotune.errors import AutotuneError, InputError, WillNotFit
 
 __all__ = [
     "AutotuneError",
@@ -28,7 +31,10 @@ __all__ = [
     "MemoryEstimate",
     "Plan",
     "ProbeResult",
+    "Verdict",
+    "WillNotFit",
     "catalogue",
+    "check",
     "estimate",
     "lengths",
     "plan",
@@ -40,6 +46,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "AutotuneError": "autotune.errors",
     "InputError": "autotune.errors",
+    "WillNotFit": "autotune.errors",
+    "Verdict": "autotune.core.verdict",
     "Estimate": "autotune.core.estimate",
     "MemoryEstimate": "autotune.core.estimate",
     "Plan": "autotune.core.estimate",

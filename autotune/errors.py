@@ -28,6 +28,20 @@ class StudyMismatchError(AutotuneError):
     """The study found on disk belongs to another workload, hardware, software or search space."""
 
 
+class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as what it means)
+    """A configuration was checked, and will not run or not fit.
+
+    Attributes:
+        verdict: the :class:`autotune.Verdict`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, verdict: object, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.verdict = verdict
+
+
 class JobLostError(AutotuneError):
     """A job's process ended before it could say why: it was killed, or took too long. Another time it may not."""
 

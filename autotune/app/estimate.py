@@ -8,25 +8,19 @@ from dataclasses import replace
 from autotune.app.options import check_evaluation, checked_options
 from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
 from autotune.app.requests import traces_of
-from autotune.app.user_plan import user_plan
-from autotune.core.batch_geometry import Layout, Shape
+from autotune.app.user_plan import configuration_of, peft_words, user_plan
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.model import model_source
-from autotune.planning.extrapolation.fit import Fit, points
-from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
-from autotune.planning.extrapolation.shape import Anchors, Basis
-from autotune.planning.planner import depths_of
-from autotune.planning.requests import trace_request
+from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.planning.tracing.cache import user_cache
-from autotune.planning.varied import varied_bytes
-from autotune.planning.vllm import assumed, engine_of, with_vllm
-from autotune.probing.tracing import ServerTracer, Untraceable
+from autotune.planning.vllm import assumed, engine_of
+from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 
 
@@ -46,7 +40,7 @@ def estimate(
                 f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
                 hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
             )
-    user = user_plan(config, peft_config, evaluates=eval_shape is not None)
+    user = user_plan(configuration_of(config), peft_words(peft_config), evaluates=eval_shape is not None)
     plan = user.plan
     check_evaluation(find_trainer(plan.trainer), evaluates=eval_shape is not None)
     source, planned = model_source(model, "random"), planned_machine(gpu)
@@ -58,41 +52,29 @@ def estimate(
     with ServerTracer(planned.cores, listener) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, listener)
         setting = Setting(workload, planned.machine, rows, 1.0)
-        traces = traces_of(workload, planned.machine, tracer, cache)
-        layers = len(workload.model.layer_kinds)
-
-        def fitted(layout: Layout, at: Shape) -> Fit:
-            anchors = Anchors(Basis.CONSTANT, (at,))
-            wanted = points(depths_of(plan, workload.model.layer_kinds), anchors)
-            allocators = (plan.allocator,)
-            requests = [trace_request(plan, layout, at, depth, setting, planned.gpu, allocators) for depth, _ in wanted]
-            replies = traces.get(requests)
-            failed = next((reply for reply in replies if isinstance(reply, Untraceable)), None)
-            if failed is not None:
-                raise AutotuneError(
-                    f"{model} cannot be traced: {failed.reason}", hint="`autotune probe` can measure it."
-                )
-            found = [reply for reply in replies if not isinstance(reply, Untraceable)]
-            return Fit(anchors, dict(zip(wanted, found, strict=True)))
-
-        fit = fitted(layout, traced)
-        forecast = worst = fit.forecast(layers, traced, micro_batches, plan.allocator)
+        steps = PlanTracer(traces_of(workload, planned.machine, tracer, cache), setting, planned.gpu)
+        geometry = BatchGeometry(layout, traced, traced, rows * tokens, micro_batches, rows * micro_batches, rows)
         if eval_shape is not None:
-            evaluated = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
-            beside = fitted(*evaluated).forecast(layers, evaluated[1], 1, plan.allocator)
-            worst = forecast.taking(EVALUATE, beside, per_step=0.0)
-        added_bytes = varied_bytes(traces, plan, layout, traced, layers, setting, planned.gpu)
-    memory = memory_estimate(worst, forecast, micro_batches, planned.gpu, TRACED_ERROR)
-    shared = with_vllm(memory, plan, setting)
-    if isinstance(shared, str):
-        raise AutotuneError(
-            f"{model} cannot be trained like that: {shared}.", hint="Raise vllm_gpu_memory_utilization."
-        )
+            beside = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
+            evaluation = BatchGeometry(*beside, beside[1], 0, 1, 0, 0)
+            geometry = replace(geometry, evaluation=evaluation)
+        sized = Sized(plan, geometry)
+        try:
+            memory = steps.memory(sized)
+        except UntraceableError as error:
+            raise AutotuneError(
+                f"{model} cannot be traced: {error}", hint="`autotune probe` can measure it."
+            ) from error
+        except VllmError as error:
+            raise AutotuneError(
+                f"{model} cannot be trained like that: {error}.", hint="Raise vllm_gpu_memory_utilization."
+            ) from error
+        added_bytes = steps.varied_bytes(sized)
     engine = engine_of(plan, workload.model)
     of_vllm = assumed(engine, workload.model) if engine is not None else ()
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
-    assumptions = (*user.assumptions, *about_sizes, *sorted(fit.assumptions), *of_vllm)
-    return replace(shared, varied_bytes=added_bytes, assumptions=assumptions)
+    assumptions = (*user.assumptions, *about_sizes, *memory.assumptions, *of_vllm)
+    return replace(memory, varied_bytes=added_bytes, assumptions=assumptions)
 
 
 def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:

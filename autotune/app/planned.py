@@ -88,6 +88,7 @@ def planned_workload(
     cache: Cache,
     listener: Listener,
     evaluation: DatasetSource | None = None,
+    checked: tuple[str, ...] | None = None,
 ) -> Workload:
     """Return the workload, with the self-test of those attention implementations that run on a CPU.
 
@@ -96,14 +97,15 @@ def planned_workload(
     Args:
         dataset: None: a placeholder of a few words, whose lengths are not meaningful.
         evaluation: the rows that training is evaluated on, or None.
+        checked: the attention implementations to test; None: all that the options leave.
 
     Raises:
         InputError: the model or the dataset cannot be used.
     """
     here = inspect_machine("cpu")
-    states = [_state(model.name)]
-    states += [_state(source.data_files or source.path) for source in (dataset, evaluation) if source is not None]
-    name, wanted = options.trainer.name, attentions(options, here)
+    states = [state_of(model.name)]
+    states += [state_of(source.data_files or source.path) for source in (dataset, evaluation) if source is not None]
+    name, wanted = options.trainer.name, attentions(options, here) if checked is None else checked
     asked = name, model, dataset, evaluation, options.rollouts
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
@@ -111,9 +113,12 @@ def planned_workload(
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
-    reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
+    reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
     rows = dataset or _stand_in(options.trainer, tracer.folder)
-    workload = reader.read_checked(options, model, rows, here, evaluation)
+    adapter = fixed_peft(options)
+    workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter)
+    if wanted:
+        workload = reader.check_attention(workload, here, wanted)
     if all(state is not None for state in states):
         cache.put(key, encode(workload))
     return workload
@@ -150,7 +155,7 @@ def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:
     return DatasetSource("a stand-in for data", "json", str(file))
 
 
-def _state(name: str) -> list[tuple[str, int, int]] | None:
+def state_of(name: str) -> list[tuple[str, int, int]] | None:
     """Return names, sizes and times of change of the files that a path names, or None where it names none."""
     path = Path(name)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Converts a user's existing trainer configuration into a training plan, and checks every field of it.
+"""Converts the values of a user's configuration into a training plan, and checks every field of it.
 
 Its fields are of four kinds: those passed to the traced trainer unchanged; sizes, which the shape of a micro-batch
 replaces; those without effect on memory and time of a step; and all others, which have to be at their defaults.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from autotune.core.configuration import Configuration
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
 from autotune.errors import InputError
 from autotune.trainers import Trainer, trainers
@@ -79,32 +80,53 @@ class UserPlan:
     assumptions: tuple[str, ...]
 
 
-def user_plan(config: object, peft_config: object | None, *, evaluates: bool = False) -> UserPlan:
-    """Return the plan of a trainer's configuration and a PEFT configuration.
+def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: bool = False) -> UserPlan:
+    """Return the plan of a trainer's configuration.
 
     Args:
+        model: fields of ``trl.ModelConfig``, where they are not in the configuration's ``model_init_kwargs``.
         evaluates: whether evaluation is traced too.
 
     Raises:
-        InputError: it is for an unknown trainer or kind of PEFT, or sets something that a trace does not support; the
-            message names it.
+        InputError: it is for an unknown trainer, or sets something that a trace does not support; the message names it.
     """
-    names = [kind.__name__ for kind in type(config).__mro__]
-    trainer = next((item for item in trainers().values() if item.config_class in names), None)
-    if trainer is None or not dataclasses.is_dataclass(config):
+    trainer = next((item for item in trainers().values() if item.config_class == config.kind), None)
+    if trainer is None:
         known = ", ".join(item.config_class for item in trainers().values())
-        raise InputError(f"A {names[0]} is no configuration that autotune knows.", hint=f"It knows {known}.")
+        raise InputError(f"A {config.kind} is no configuration that autotune knows.", hint=f"It knows {known}.")
     own, sizes = trainer.config_fields, _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
     traced = _TRACED | own.traced | _fields(trainer, only_sizes=False)
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
-    _check(config, trainer.config_class, traced | sizes | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
-    args = {name: _plain(name, value) for name, value in _values(config, traced | sizes) if value is not None}
-    loading = _values_of_loading(config)
-    words, assumptions = _model_words(loading)
-    plan = TrainingPlan(trainer.name, args, {**words, **_peft_words(peft_config)})
+    _check(config, traced | sizes | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
+    kept = sorted((traced | sizes) & config.values.keys())
+    args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
+    words, assumptions = _model_words({**model, **_values_of_loading(config)})
+    plan = TrainingPlan(trainer.name, args, {**model, **words})
     if evaluates:
         plan = dataclasses.replace(plan, args={**plan.args, "eval_strategy": EVALUATED})
     return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, evaluates=evaluates)))
+
+
+def configuration_of(config: object) -> Configuration:
+    """Return the values of a configuration object, under the name of the class of TRL that it is derived from.
+
+    Raises:
+        InputError: it is no configuration.
+    """
+    names = [kind.__name__ for kind in type(config).__mro__]
+    known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise InputError(f"A {names[0]} is no configuration that autotune knows.")
+    fields = dataclasses.fields(config)
+    defaults = {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default for field in fields
+    }
+    values = {field.name: getattr(config, field.name, defaults[field.name]) for field in fields}
+    return Configuration(
+        next((name for name in names if name in known), names[0]),
+        {name: value.value if isinstance(value, Enum) else value for name, value in values.items()},
+        {name: value.value if isinstance(value, Enum) else value for name, value in defaults.items()},
+    )
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
@@ -113,52 +135,46 @@ def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
     return frozenset(path[1] for path in paths if path[0] == "args" and len(path) == 2)
 
 
-def _values(config: object, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    return ((name, getattr(config, name)) for name in sorted(names) if hasattr(config, name))
-
-
-def _check(config: Any, kind: str, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
+def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
     """Check that fields that are not understood are at their defaults.
 
     Raises:
         InputError: a field is not.
     """
-    for field in dataclasses.fields(config):
-        if field.name in understood or field.name.startswith(beginnings):
+    for name, value in config.values.items():
+        if name in understood or name.startswith(beginnings):
             continue
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        value = getattr(config, field.name, default)
-        if value != default and value not in (None, {}, []):
+        if value != config.defaults[name] and value not in (None, {}, []):
             raise InputError(
-                f"What {kind}({field.name}={value!r}) does to memory is not known to autotune.",
+                f"What {config.kind}({name}={value!r}) does to memory is not known to autotune.",
                 hint="Leave it out, or let autotune probe measure it.",
             )
 
 
-def _plain(name: str, value: object) -> object:
-    """Return a value in its JSON form.
+def _json(name: str, value: object) -> object:
+    """Return a value that JSON has.
 
     Raises:
-        InputError: it has none.
+        InputError: it has none like it.
     """
-    plain = value.value if isinstance(value, Enum) else value
     try:
-        json.dumps(plain)
+        json.dumps(value)
     except TypeError as error:
         raise InputError(
             f"{name}={value!r} cannot be handed to the process that traces.", hint="Give words and numbers only."
         ) from error
-    return plain
+    return value
 
 
-def _config_assumptions(config: Any, trainer: Trainer, *, evaluates: bool) -> Iterator[str]:
-    yield from (said for name, said in trainer.config_fields.assumed.items() if getattr(config, name, None))
-    if getattr(config.eval_strategy, "value", config.eval_strategy) != NO_EVALUATION and not evaluates:
+def _config_assumptions(config: Configuration, trainer: Trainer, *, evaluates: bool) -> Iterator[str]:
+    yield from (said for name, said in trainer.config_fields.assumed.items() if config.values.get(name))
+    if config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION and not evaluates:
         yield "evaluation is left out"
 
 
-def _values_of_loading(config: Any) -> Mapping[str, Any]:
-    loading = dict(config.model_init_kwargs or {})
+def _values_of_loading(config: Configuration) -> Mapping[str, Any]:
+    given = config.values.get("model_init_kwargs")
+    loading = dict(given) if isinstance(given, Mapping) else {}
     for name, value in loading.items():
         if name not in _LOADING | _LOADING_WITHOUT_EFFECT and value is not None:
             raise InputError(
@@ -170,7 +186,7 @@ def _values_of_loading(config: Any) -> Mapping[str, Any]:
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:
     dtype = str(loading.get("dtype") or loading.get("torch_dtype") or "float32").removeprefix("torch.")
-    words: dict[str, object] = {"dtype": dtype, "use_peft": False}
+    words: dict[str, object] = {"dtype": dtype, "use_peft": bool(loading.get("use_peft"))}
     if loading.get("attn_implementation"):
         words["attn_implementation"] = loading["attn_implementation"]
     quantization = loading.get("quantization_config")
@@ -199,16 +215,20 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
     return words, () if same else (f"4-bit weights are expanded to {dtype}, as TRL would, not to {computes}",)
 
 
-def _peft_words(peft_config: Any) -> dict[str, object]:
+def peft_words(peft_config: object | None) -> dict[str, object]:
+    """Return the fields of ``trl.ModelConfig`` that say what a PEFT configuration says.
+
+    Raises:
+        InputError: it is of another kind than LoRA, or sets something that a trace does not support.
+    """
     if peft_config is None:
         return {}
-    kind = type(peft_config).__name__
-    if kind != "LoraConfig":
-        raise InputError(f"A {kind} is not understood.", hint="peft.LoraConfig is.")
-    _check(peft_config, kind, _LORA_WITHOUT_EFFECT | _LORA_WORDS.keys())
-    given = {word: getattr(peft_config, name) for name, word in _LORA_WORDS.items()}
+    if type(peft_config).__name__ != "LoraConfig":
+        raise InputError(f"A {type(peft_config).__name__} is not understood.", hint="peft.LoraConfig is.")
+    config = configuration_of(peft_config)
+    _check(config, _LORA_WITHOUT_EFFECT | _LORA_WORDS.keys())
+    given = {word: config.values[name] for name, word in _LORA_WORDS.items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
     # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
-    task = getattr(peft_config.task_type, "value", peft_config.task_type)
     words = {word: value for word, value in plain.items() if value is not None}
-    return {"use_peft": True, "lora_task_type": task, **words}
+    return {"use_peft": True, "lora_task_type": config.values["task_type"], **words}

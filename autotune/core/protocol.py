@@ -33,6 +33,8 @@ class Job(StrEnum):
     PROBE = "probe"
     TRACE = "trace"
     MEASURE_SPEEDS = "measure_speeds"
+    READ_COMMAND = "read_command"
+    BUILD = "build"
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,40 @@ class SpeedsReply:
     """The measured speeds, in the same fields as a GPU's."""
 
     speeds: GpuSpeeds
+
+
+@dataclass(frozen=True)
+class ReadCommandRequest:
+    """Read a user's command with TRL's own parser. The reply is a :class:`autotune.core.configuration.ReadCommand`.
+
+    Attributes:
+        words: the words after ``trl NAME``, with ``--config FILE``.
+        given: the keys and values of that file, without those that a parser outside of the classes takes.
+        device: the kind of device that the training is for.
+        capability: CUDA's compute capability of that device; None where it is not known.
+    """
+
+    trainer: str
+    words: tuple[str, ...]
+    given: Mapping[str, object]
+    device: DeviceKind
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Build the trainer of a plan on the virtual device. The reply is a :class:`autotune.core.configuration.Built`.
+
+    Attributes:
+        rows: tokens of the parts of rows of the dataset, as in :class:`TraceRequest`.
+        capability: CUDA's compute capability of the device that is planned for, or None.
+    """
+
+    plan: TrainingPlan
+    model: ModelSource
+    target: DeviceKind
+    rows: tuple[tuple[int, ...], ...]
+    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,11 @@ def said_bytes(count: float | None) -> str:
     return MISSING if count is None else format_bytes(count)
 
 
+def printable(text: str) -> str:
+    """Return text from outside in which control characters, which a terminal would obey, are written as codes."""
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
+
 def said_rate(tokens_per_second: float | None) -> str:
     """Return a token rate, or a dash where it was not measured."""
     return MISSING if tokens_per_second is None else format_rate(tokens_per_second)

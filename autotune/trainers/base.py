@@ -19,6 +19,7 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
+from autotune.core.workload import Workload
 from autotune.techniques.base import Effect, Technique
 from autotune.techniques.traits import without_sizes
 
@@ -291,7 +292,12 @@ class Trainer(ABC):
         assert isinstance(env, dict)
         assert isinstance(peft, dict)
         assert truncate_to is None or isinstance(truncate_to, int)
-        return TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env, peft)
+        plan = TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env, peft)
+        return self.completed(plan, setting.workload)
+
+    def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+        """Return a plan with what follows from the workload beside its arguments."""
+        return plan
 
 
 def _put(tree: dict[str, object], path: str, value: object) -> None:

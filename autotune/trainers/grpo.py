@@ -44,7 +44,9 @@ class GroupRelativePolicyOptimization(Generating):
             "use_adaptive_entropy", "use_bias_correction_kl", "vllm_importance_sampling_clip_max",
             "vllm_importance_sampling_clip_min", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
         }),
+        # The class fills in steps_per_generation from generation_batch_size, and the other way round.
         without_effect=frozenset({
+            "generation_batch_size",
             "chat_template_kwargs", "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min", "entropy_target",
             "log_completions", "log_completions_hub_repo", "log_multimodal", "log_unique_prompts", "model_init_kwargs",
             "num_completions_to_print", "num_generations_eval", "ref_model_mixup_alpha", "ref_model_sync_steps",

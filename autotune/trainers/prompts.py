@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.setting import Setting
+from autotune.core.workload import Workload
 from autotune.trainers.base import DatasetFormat, Trainer
 from autotune.trainers.geometry import widest_of
 
@@ -90,9 +89,8 @@ class Prompted(Trainer):
         """Return all columns of the dataset: tokenising keeps them, since reward functions may read them."""
         return batch.select([name for name in batch.schema.names if name not in (PROMPT, COMPLETION)])
 
-    def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
-        """Return the plan, with the reward functions and what is assumed of completions."""
-        plan, workload = super().plan(candidate, setting), setting.workload
+    def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+        """Return the plan with the reward functions, and with what is assumed of completions."""
         most, drawn = required(plan, self.most_field), self.padded_together(plan)
         assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
         return replace(plan, rewards=workload.rollouts.rewards or (NO_REWARD,), completions=assumed)

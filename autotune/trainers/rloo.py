@@ -35,7 +35,9 @@ class LeaveOneOut(Generating):
             "normalize_advantages", "repetition_penalty", "reward_clip_range", "reward_weights", "router_aux_loss_coef",
             "temperature", "top_k", "top_p",
         }),
+        # The class fills in steps_per_generation from generation_batch_size, and the other way round.
         without_effect=frozenset({
+            "generation_batch_size",
             "chat_template_kwargs", "log_completions", "log_multimodal",
             "log_unique_prompts", "model_init_kwargs", "num_completions_to_print", "num_generations_eval",
             "ref_model_mixup_alpha", "ref_model_sync_steps", "shuffle_dataset", "trust_remote_code", "vllm_group_port",

@@ -10,9 +10,10 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig
 from transformers import BitsAndBytesConfig, TrainingArguments
-from trl import DPOConfig, KTOConfig, ModelConfig, RewardConfig, SFTConfig
+from trl import DPOConfig, GRPOConfig, KTOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
 
-from autotune.app.user_plan import user_plan
+from autotune.app.user_plan import UserPlan, configuration_of, peft_words
+from autotune.app.user_plan import user_plan as of_configuration
 from autotune.core.batch_geometry import Layout
 from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError
@@ -28,8 +29,19 @@ def sft(**options: Any) -> SFTConfig:
     return SFTConfig(**{"use_cpu": True, "bf16": False, "report_to": "none", **options})
 
 
+def user_plan(config: object, peft_config: object | None) -> UserPlan:
+    return of_configuration(configuration_of(config), peft_words(peft_config))
+
+
 def plan_of(config: object, peft_config: object | None = None) -> TrainingPlan:
     return user_plan(config, peft_config).plan
+
+
+@pytest.mark.parametrize("config_class", [GRPOConfig, RLOOConfig])
+def test_the_sizes_of_generations_that_a_configuration_fills_in_are_taken(config_class: Any) -> None:
+    config = config_class(use_cpu=True, bf16=False, report_to="none", gradient_accumulation_steps=2)
+    assert config.generation_batch_size == 16
+    assert plan_of(config).args["steps_per_generation"] == 2
 
 
 def test_the_default_configuration_comes_to_trls_defaults() -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from autotune.core.protocol import CheckPackingRequest, Job, PrepareRequest, ProbeRequest, SpeedsRequest, TraceRequests
+from autotune.core.protocol import (
+    BuildRequest,
+    CheckPackingRequest,
+    Job,
+    PrepareRequest,
+    ProbeRequest,
+    ReadCommandRequest,
+    SpeedsRequest,
+    TraceRequests,
+)
 from autotune.step.job import JobType
+from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
 from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import probe
+from autotune.step.jobs.read_command import read_command
 from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace_all
 
@@ -15,5 +26,7 @@ JOBS: dict[str, JobType] = {
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
     Job.PROBE: JobType(ProbeRequest, probe),
     Job.TRACE: JobType(TraceRequests, trace_all),
+    Job.BUILD: JobType(BuildRequest, build),
+    Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),
     Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),
 }

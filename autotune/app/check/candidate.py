@@ -1,0 +1,95 @@
+"""Reads a training plan as a candidate, so that the rules and the choices of techniques can be applied to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.space import SpaceFile
+from autotune.techniques.base import Technique
+from autotune.trainers import Trainer
+
+# Choices can depend on one another, as use_peft on lora and peft_config.
+_PASSES = 2
+
+
+@dataclass(frozen=True)
+class AsCandidate:
+    """A training plan in the words of techniques.
+
+    Attributes:
+        candidate: the choices; of a technique that has no such choice, the nearest.
+        exact: the techniques whose entries are those of the plan.
+    """
+
+    candidate: Candidate
+    exact: frozenset[str]
+
+
+def as_candidate(plan: TrainingPlan, trainer: Trainer, setting: Setting, file: SpaceFile) -> AsCandidate:
+    """Return the candidate whose plan is nearest to a plan."""
+    candidate = Candidate({technique.name: technique.default(setting) for technique in trainer.techniques})
+    exact: set[str] = set()
+    for _ in range(_PASSES):
+        exact = set()
+        for technique in trainer.techniques:
+            choice, same = _nearest(technique, plan, candidate, setting, file.choices.get(technique.name, ()))
+            candidate = candidate.but(**{technique.name: choice})
+            exact |= {technique.name} if same else set()
+    return AsCandidate(candidate, frozenset(exact))
+
+
+def _nearest(
+    technique: Technique, plan: TrainingPlan, candidate: Candidate, setting: Setting, listed: tuple[Choice, ...]
+) -> tuple[Choice, bool]:
+    """Return the choice whose entries agree with a plan the most, and whether all of them do."""
+    found: list[tuple[tuple[bool, bool, float], Choice]] = []
+    for spelling in (*_numbers(technique, plan), technique.default(setting), *listed, *_spellings(technique)):
+        try:
+            choice = technique.parse(spelling, setting)
+        except InputError:
+            continue
+        beside = candidate.but(**{technique.name: choice})
+        entries = _own(technique, technique.plan(choice, beside, setting))
+        agreeing = sum(_agrees(value, lookup(plan, path)) for path, value in entries.items())
+        whole = agreeing == len(entries)
+        # Of choices with the same entries, one that is possible beside the others is meant.
+        possible = technique.conflict(choice, beside, setting) is None
+        found.append(((whole, possible, agreeing if whole else agreeing / len(entries)), choice))
+    (whole, _, agreed), choice = max(found, key=lambda item: item[0])
+    # A choice without entries agrees with everything; another one's switch may be on.
+    switched = not agreed and any(lookup(plan, path) not in (None, False) for path in technique.writes)
+    return choice, whole and not switched
+
+
+def _spellings(technique: Technique) -> tuple[Choice, ...]:
+    return tuple(option.choice for option in technique.options)
+
+
+def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:
+    """Return the numbers that a plan has where the technique writes."""
+    values = (lookup(plan, path) for path in sorted(technique.writes))
+    return tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
+
+
+def _own(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the entries that tell a choice: rows of a micro-batch alone, where accumulation follows from them."""
+    named = f"args.{technique.name}"
+    return {named: entries[named]} if named in entries and technique.only_sizes else entries
+
+
+def _agrees(value: object, actual: object) -> bool:
+    return value == actual or (actual is None and value in (False, None, {}))
+
+
+def lookup(plan: TrainingPlan, path: str) -> object:
+    """Return the entry of a plan at a path such as ``args.FIELD``, or None."""
+    head, *rest = path.split(".")
+    value: object = getattr(plan, head)
+    for name in rest:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,204 @@
+"""The second half of a check: of a configuration that can be read, whether it fits, and what it does silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from autotune.app.check.candidate import as_candidate
+from autotune.app.check.launch import Launching
+from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
+from autotune.app.check.problems import mentioned, of_building
+from autotune.app.check.remedy import Remedies
+from autotune.app.check.silent import silently
+from autotune.app.check.sources import Sources, sources
+from autotune.app.check.task import Task, fatal
+from autotune.app.options import Options, check_evaluation, checked_options
+from autotune.app.planned import CPU, Planned, planned_machine, planned_workload
+from autotune.app.requests import traces_of
+from autotune.app.user_plan import UserPlan
+from autotune.app.workload import WorkloadReader
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.configuration import Built, Configuration, ReadCommand
+from autotune.core.events import Listener, StageStarted
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.protocol import BuildRequest
+from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict
+from autotune.core.workload import Workload
+from autotune.inspection.yaml_edit import Edit, edited, unified_diff
+from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
+from autotune.planning.tracing.cache import Cache
+from autotune.probing.jobs import build
+from autotune.probing.server import JobServer
+from autotune.probing.tracing import ServerTracer
+from autotune.techniques.max_length import token_coverage
+from autotune.techniques.packing import CUTTING, SEPARATING
+from autotune.trainers import Trainer
+from autotune.trainers.evaluation import whole_geometry
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A configuration that TRL accepts, and what is known of it."""
+
+    task: Task
+    read: ReadCommand
+    config: Configuration
+    launching: Launching
+    user: UserPlan
+    found: tuple[Finding, ...]
+
+    def verdict(self, planned: Planned, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
+        """Return the verdict.
+
+        Raises:
+            InputError: the model or the data cannot be used.
+        """
+        task, trainer = self.task, self.task.trainer
+        named = sources(task.asked, self.read, self.config)
+        check_evaluation(trainer, evaluates=named.evaluation is not None)
+        options = checked_options(trainer=trainer.name)
+        plan, workload = self._workload(named, options, planned, tracer, cache, listener)
+        geometry = whole_geometry(trainer, plan, workload)
+        setting = Setting(workload, planned.machine, max(1, round(geometry.documents)), 0.0, _everything(trainer))
+        built = self._built(plan, geometry, workload, planned, tracer)
+        known = as_candidate(plan, trainer, setting, options.file)
+        given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
+        found = (*self.found, *self._placed(silently(plan, geometry, trainer, setting, known, given)))
+        found = (*found, *of_building(task.written, built, found))
+        found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
+        more: dict[str, object] = {
+            "model": named.model.name,
+            "dataset": workload.dataset.name,
+            "plan": plan,
+            "documents_per_step": geometry.documents,
+            "processes": self.launching.processes,
+        }
+        if fatal(found):
+            return task.wrong(found, **more)
+        if not self.launching.alone:
+            return task.verdict(Outcome.UNKNOWN, reason=_several(self.launching), findings=found, **more)
+        steps = PlanTracer(traces_of(workload, planned.machine, tracer, cache), setting, planned.gpu)
+        sized = Sized(plan, geometry)
+        answer = self._answer(sized, steps, workload, planned, tracer, listener)
+        remedy = None
+        if answer.outcome is Outcome.DOES_NOT_FIT or (
+            answer.outcome is Outcome.TOO_CLOSE and answer.need is not None and answer.need.bytes > task.budget_bytes
+        ):
+            listener(StageStarted("Looking for the smallest change that fits"))
+            kept = replace(
+                setting,
+                token_coverage=token_coverage(known.candidate, setting),
+                allowed=setting.allowed - {GLOBAL_BATCH},
+            )
+            remedies = Remedies(plan, known, trainer, kept, options.file, steps)
+            remedy = self._remedy(remedies, planned, answer)
+        answered: dict[str, object] = {"need": answer.need, "reason": answer.reason, "remedy": remedy}
+        return task.verdict(answer.outcome, findings=found, **answered, **more)
+
+    def _built(
+        self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload, planned: Planned, tracer: ServerTracer
+    ) -> Built:
+        """Return what TRL's trainer says to the plan itself; a trace has other sizes than the plan."""
+        hardware, dataset = planned.machine.hardware, workload.dataset
+        trainable = dataset.trainable_tokens / dataset.documents.tokens
+        rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
+        request = BuildRequest(plan, workload.model_source, hardware.kind, rows, hardware.compute_capability)
+        return build(tracer.server, request, tracer.new_folder())
+
+    def _workload(
+        self,
+        named: Sources,
+        options: Options,
+        planned: Planned,
+        tracer: ServerTracer,
+        cache: Cache,
+        listener: Listener,
+    ) -> tuple[TrainingPlan, Workload]:
+        plan, trainer = self.user.plan, self.task.trainer
+        attention = str(plan.model.get("attn_implementation") or "sdpa")
+        technique = next(item for item in trainer.techniques if item.name == "attention")
+        packs = bool(plan.args.get("padding_free")) or (
+            bool(plan.args.get("packing")) and plan.args.get("packing_strategy", CUTTING) in SEPARATING
+        )
+        here = planned_machine(CPU).machine
+        wanted = (attention,) if packs and technique.unavailable(attention, here) is None else ()
+        if self.task.asked.probe:
+            # The rows themselves are needed, which are not kept.
+            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
+            workload = reader.read(trainer.name, named.model, named.dataset, named.evaluation, options.rollouts)
+            workload = reader.check_attention(workload, here, wanted) if wanted else workload
+        else:
+            rows = named.dataset, tracer, cache, listener, named.evaluation
+            workload = planned_workload(options, named.model, *rows, checked=wanted)
+        plan = replace(plan, launch=Launch(self.launching.processes))
+        return trainer.completed(plan, workload), workload
+
+    def _answer(
+        self,
+        sized: Sized,
+        steps: PlanTracer,
+        workload: Workload,
+        planned: Planned,
+        tracer: ServerTracer,
+        listener: Listener,
+    ) -> Answer:
+        budget_bytes, file = self.task.budget_bytes, self.task.written.file
+        if self.task.asked.probe:
+            listener(StageStarted("Running the worst micro-batches"))
+            hardware = planned.machine.hardware
+            with JobServer(hardware.kind, threads=hardware.threads) as server:
+                found = probed(sized.plan, workload, planned, budget_bytes, server, tracer.new_folder())
+            return with_shape(found, sized.geometry)
+        if file is not None:
+            folder = file.path.parent
+            known = studied(self.config, sized.plan, folder, workload, planned, budget_bytes)
+            if known is not None:
+                return with_shape(known, sized.geometry)
+        try:
+            return traced(steps, sized, planned, budget_bytes)
+        except UntraceableError as error:
+            return Answer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
+        except VllmError as error:
+            return Answer(Outcome.CANNOT_RUN, None, str(error))
+
+    def _remedy(self, remedies: Remedies, planned: Planned, answer: Answer) -> Remedy | None:
+        extra_bytes = CPU_PROCESS_BYTES if planned.gpu is None else 0
+        changed = remedies.smallest(self.task.budget_bytes, extra_bytes)
+        if changed is None:
+            return None
+        file, now = self.task.written.file, answer.need.memory if answer.need is not None else None
+        diff = ""
+        if file is not None and not any(f"--{path[-1]}" in self.task.written.command.words for path in changed.keys):
+            edits = [
+                Edit(path, {path[-1]: value} if value is not None else None) for path, value in changed.keys.items()
+            ]
+            diff = unified_diff(file.text, edited(file, edits), str(file.path))
+        slower = None
+        if now is not None and now.step_seconds and changed.memory.step_seconds:
+            slower = changed.memory.step_seconds / now.step_seconds
+        keys = {".".join(path): value for path, value in changed.keys.items()}
+        memory = changed.memory
+        return Remedy(keys, diff, memory.device_bytes, memory.most_bytes + extra_bytes, slower)
+
+    def _placed(self, findings: Iterable[Finding]) -> Iterable[Finding]:
+        for item in findings:
+            key = item.key or mentioned(self.task.written, item.message) if item.severity is not Severity.NOTE else ""
+            line = self.task.written.line(key) if key else None
+            yield item if line is None else replace(item, line=line, file=self.task.written.place)
+
+
+def _everything(trainer: Trainer) -> frozenset[str]:
+    """Return all names of ``--allow``: the user has decided."""
+    return frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
+
+
+def _several(started: Launching) -> str:
+    by = f" by {started.engine}" if started.engine else ""
+    many = f"{started.processes} processes" if started.processes > 1 else "1 process"
+    return f"{many}{by}: what each of them needs is not traced yet"
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())

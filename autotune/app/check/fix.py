@@ -1,0 +1,46 @@
+"""Rewrites the keys of a configuration file that TRL no longer has; comments and order stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.app.check.asked import Asked, written
+from autotune.core.verdict import Finding, Fixed, Severity
+from autotune.emit.files import write_text
+from autotune.errors import InputError
+from autotune.inspection.legacy import legacy_of
+from autotune.inspection.yaml_edit import Edit, edited, unified_diff
+
+
+def fix_legacy(config: str, trainer: str | None, output: str | None) -> Fixed:
+    """Write a configuration file with the keys that TRL has now; see :func:`autotune.api.check.fix_legacy`."""
+    text = written(Asked(config=config, trainer=trainer))
+    file = text.file
+    assert file is not None
+    edits, left = [], []
+    for key, value in file.values.items():
+        old = legacy_of(text.trainer, key, value)
+        if old is None:
+            continue
+        if old.write is not None:
+            clash = next((name for name in old.write if name in file.values and name != key), None)
+            if clash is None:
+                edits.append(Edit((key,), old.write))
+                continue
+            left.append(_finding(text.place, file.line(key), key, f"{old.sentence()} The file has {clash} already."))
+        elif old.by_hand:
+            left.append(_finding(text.place, file.line(key), key, old.sentence()))
+        elif not old.accepted or old.no_effect:
+            edits.append(Edit((key,), None))
+    after = edited(file, edits)
+    if after == file.text:
+        return Fixed(str(file.path), "", tuple(left))
+    place = Path(output) if output is not None else file.path
+    if place.is_dir():
+        raise InputError(f"{place} is a directory.", hint="Give the name of a file with --output.")
+    write_text(place, after)
+    return Fixed(str(place), unified_diff(file.text, after, str(file.path)), tuple(left))
+
+
+def _finding(file: str, line: int | None, key: str, message: str) -> Finding:
+    return Finding(Severity.SILENT, message, key, file, line)

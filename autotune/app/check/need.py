@@ -1,0 +1,209 @@
+"""Finds the memory that a training needs: what a study measured of it, a real run, or a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune.app.planned import Planned
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.codec import DecodeError, decode
+from autotune.core.configuration import Configuration
+from autotune.core.effort import EFFORTS
+from autotune.core.measurement import Measurement
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import ProbeRequest
+from autotune.core.result import Result
+from autotune.core.status import ProbeStatus
+from autotune.core.verdict import Need, Outcome, Source, judged
+from autotune.core.workload import Workload
+from autotune.inspection.machine import environment
+from autotune.planning.single import PlanTracer, Sized
+from autotune.probing import JobServer, probe
+from autotune.trainers import find_trainer
+from autotune.units import MIB
+
+RESULT = "result.json"
+CPU_PROCESS_BYTES = 40 * MIB
+"""What a process on a CPU may hold beside its tensors. Real runs of recommended configurations of about 100 MiB held 4
+to 35 MiB more than was measured of them, since they tokenise in the same process and train for longer (README)."""
+# What TRL's and transformers' classes make of their own defaults (__post_init__).
+_FILLED_IN = frozenset({"bf16", "gradient_checkpointing_kwargs", "pad_to_multiple_of", "steps_per_generation"})
+# Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published); where
+# the device has this many times what is needed, they are not worth their time.
+_FAR = 1.5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a check with the need that it follows from.
+
+    Attributes:
+        reason: for an outcome without a need.
+    """
+
+    outcome: Outcome
+    need: Need | None
+    reason: str = ""
+
+
+def traced(tracer: PlanTracer, sized: Sized, planned: Planned, budget_bytes: int) -> Answer:
+    """Return what traces of a plan say.
+
+    Raises:
+        UntraceableError: a step of it cannot be traced.
+        VllmError: vLLM cannot run beside it.
+    """
+    geometry, memory = sized.geometry, tracer.memory(sized)
+    least_bytes = round(memory.device_bytes * (1 - memory.error))
+    most_bytes = memory.most_bytes + (CPU_PROCESS_BYTES if planned.gpu is None else 0)
+    varied_bytes = None
+    if most_bytes <= budget_bytes < _FAR * memory.device_bytes and geometry.typical != geometry.worst:
+        varied_bytes = tracer.varied_bytes(sized)
+        most_bytes += varied_bytes or 0
+    need = Need(
+        Source.TRACED,
+        memory.device_bytes,
+        least_bytes,
+        most_bytes,
+        geometry.worst.rows,
+        round(geometry.worst.tokens),
+        memory=replace(memory, varied_bytes=varied_bytes),
+        varied_bytes=varied_bytes,
+    )
+    return Answer(judged(need, budget_bytes), need)
+
+
+def needs_more(need: Need, budget_bytes: int) -> bool:
+    """Return whether a need that was found for a larger budget lacks what is only traced near the limit."""
+    return need.varied_bytes is None and budget_bytes < _FAR * need.bytes
+
+
+def probed(
+    plan: TrainingPlan, workload: Workload, planned: Planned, budget_bytes: int, server: JobServer, folder: Path
+) -> Answer:
+    """Return what a real run of a plan's worst micro-batches shows, on this machine's device and within the budget."""
+    hardware = planned.machine.hardware
+    evaluation = workload.evaluation
+    effort = EFFORTS["quick"]
+    request = ProbeRequest(
+        plan=_on_device(plan, hardware.kind == "cpu"),
+        model=workload.model_source,
+        device=hardware.kind,
+        tokenized_directory=workload.dataset.tokenized_directory,
+        schedule=effort.confirmation,
+        limit_bytes=budget_bytes,
+        evaluation_directory=evaluation.tokenized_directory if evaluation is not None else None,
+    )
+    measured = probe(server, request, folder, None)
+    out_of_memory = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
+    if not measured.ok and measured.status not in out_of_memory:
+        return Answer(Outcome.CANNOT_RUN, None, measured.reason)
+    held_bytes = _held(measured)
+    need = Need(
+        Source.PROBED,
+        held_bytes,
+        held_bytes,
+        held_bytes,
+        measured.worst_rows or 0,
+        (measured.worst_tokens or 0) // max(1, measured.worst_rows or 1),
+        phase=_largest(measured.peaks) if measured.ok else _phase(measured),
+        tokens_per_second=measured.tokens_per_second,
+    )
+    return Answer(Outcome.FITS if measured.ok else Outcome.DOES_NOT_FIT, need, measured.reason)
+
+
+def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
+    trainer = find_trainer(plan.trainer)
+    args = dict(plan.args)
+    for path, value in (trainer.cpu_args if on_cpu else trainer.cuda_args).items():
+        head, _, key = path.partition(".")
+        known = args.get(head)
+        args[head] = {**(known if isinstance(known, Mapping) else {}), key: value} if key else value
+    return replace(plan, args=args)
+
+
+def _held(measured: Measurement) -> int:
+    """Return what a run held of its device; of one that ran out, what it had and then asked for."""
+    ended = measured.out_of_memory
+    if ended is not None:
+        return (ended.held_bytes or 0) + (ended.requested_bytes or 0)
+    found = (measured.device_bytes, measured.reserved_bytes, measured.peak_bytes)
+    return max(size for size in found if size is not None)
+
+
+def _phase(measured: Measurement) -> str:
+    return measured.out_of_memory.phase if measured.out_of_memory is not None else ""
+
+
+def _largest(peaks: Mapping[str, int]) -> str:
+    return max(peaks, key=lambda name: peaks[name], default="")
+
+
+def studied(
+    config: Configuration, plan: TrainingPlan, folder: Path, workload: Workload, planned: Planned, budget_bytes: int
+) -> Answer | None:
+    """Return what the study measured whose bundle a configuration is of; None if it measured something else.
+
+    Args:
+        folder: the configuration's.
+    """
+    result = _result(folder)
+    if result is None or result.recommended is None or not result.confirmed:
+        return None
+    hardware, known = planned.machine.hardware, result.hardware
+    same = (
+        (known.kind, known.name, known.processes) == (hardware.kind, hardware.name, hardware.processes),
+        result.trainer == plan.trainer,
+        result.workload.model.fingerprint == workload.model.fingerprint,
+        result.workload.dataset.lengths == workload.dataset.lengths,
+        dict(result.environment) == environment(planned.machine),
+        _trains_like(result.recommended.plan, plan, config),
+    )
+    if not all(same):
+        return None
+    chosen = result.recommended
+    held_bytes = max(
+        size for size in (chosen.device_bytes, chosen.reserved_bytes, chosen.peak_bytes, 0) if size is not None
+    )
+    need = Need(
+        Source.STUDIED,
+        held_bytes,
+        held_bytes,
+        held_bytes,
+        chosen.per_device_train_batch_size,
+        chosen.max_length or 0,
+        phase=_largest(chosen.peaks),
+        tokens_per_second=chosen.tokens_per_second,
+    )
+    return Answer(judged(need, budget_bytes), need)
+
+
+def with_shape(answer: Answer, geometry: BatchGeometry) -> Answer:
+    """Return an answer whose need names the largest micro-batch that the plan makes."""
+    if answer.need is None:
+        return answer
+    worst = geometry.worst
+    return replace(answer, need=replace(answer.need, rows=worst.rows, tokens=round(worst.tokens)))
+
+
+def _result(folder: Path) -> Result | None:
+    try:
+        return decode(Result, json.loads((folder / RESULT).read_text(encoding="utf-8")))
+    except (OSError, ValueError, DecodeError):
+        return None
+
+
+def _trains_like(measured: TrainingPlan, plan: TrainingPlan, config: Configuration) -> bool:
+    """Whether a configuration has all that was measured, and nothing else that matters to a step."""
+    differing = (name for name in plan.args if config.values.get(name) != config.defaults.get(name))
+    further = {name for name in differing if name not in measured.args} - _FILLED_IN
+    model = {name: value for name, value in measured.model.items() if value not in (None, False)}
+    return (
+        not further
+        and all(plan.args.get(name, config.values.get(name)) == value for name, value in measured.args.items())
+        and all(plan.model.get(name) == value for name, value in model.items())
+        and plan.env == measured.env
+    )

@@ -1,0 +1,117 @@
+"""Says what is wrong with the keys of a configuration, all of it at once, and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+from autotune.app.check.asked import Written
+from autotune.core.configuration import Built, Fault, Override, ReadCommand
+from autotune.core.verdict import Finding, Severity
+from autotune.inspection.legacy import legacy_of
+from autotune.trainers import trainers
+
+_FOLLOWED_NOWHERE = "trust_remote_code"
+
+
+def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
+    """Return what is wrong with a configuration or silently changed in it, in the order of its file."""
+    found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
+    if read.refused and not any(item.severity is Severity.ERROR for item in found):
+        found.append(refused(written, read.refused))
+    last = 1 << 30
+    return tuple(sorted(found, key=lambda item: item.line or last))
+
+
+def of_building(written: Written, built: Built, known: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what TRL's trainer said when it was built by the plan, as far as it is not known yet.
+
+    Only what is about a key that the user wrote is told: traces set some arguments of their own.
+    """
+    told = {item.key for item in known if item.severity is not Severity.NOTE}
+    given = _given(written)
+    if built.refused:
+        yield refused(written, built.refused)
+    for item in built.overrides:
+        if item.key in given and item.key not in told:
+            yield _overridden(written, item)
+    for said in built.warnings:
+        key = mentioned(written, said)
+        if key and key not in told:
+            yield _finding(written, Severity.SILENT, key, f"TRL warns: {_sentence(said)}")
+
+
+def refused(written: Written, said: str) -> Finding:
+    """Return the finding that TRL refuses the configuration, at the first of its keys that TRL mentions."""
+    return _finding(written, Severity.ERROR, mentioned(written, said), f"TRL refuses it: {_sentence(said)}")
+
+
+def mentioned(written: Written, text: str) -> str:
+    """Return the first key that a text mentions of those that the user wrote, or nothing."""
+    places = {name: re.search(rf"\b{re.escape(name)}\b", text) for name in _given(written)}
+    found = {name: place.start() for name, place in places.items() if place is not None}
+    return min(found, key=lambda name: found[name], default="")
+
+
+def _given(written: Written) -> list[str]:
+    words = [word.lstrip("-").partition("=")[0] for word in written.command.words if word.startswith("--")]
+    return [*written.values, *words]
+
+
+def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
+    for fault in read.faults:
+        old = legacy_of(written.trainer, fault.key, written.values.get(fault.key))
+        if old is not None:
+            yield _finding(written, Severity.ERROR, fault.key, old.sentence())
+        elif not fault.unknown:
+            yield _finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
+        elif written.command.script is None:
+            yield _finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
+        else:
+            said = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
+            yield _finding(written, Severity.NOTE, fault.key, said)
+
+
+def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
+    others = [item.name for item in trainers().values() if fault.key in item.fields and item.name != written.trainer]
+    if others:
+        return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."
+    near = difflib.get_close_matches(fault.key, read.names, n=1, cutoff=0.75)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate.{hint}"
+
+
+def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
+    """Yield keys that the classes still take, with a meaning that changed."""
+    wrong = {fault.key for fault in read.faults}
+    for key, value in written.values.items():
+        old = legacy_of(written.trainer, key, value) if key not in wrong else None
+        if old is not None and not old.same:
+            # The parser takes any text for a field of text; the trainer fails later.
+            taken = Severity.SILENT if old.no_effect else Severity.NOTE
+            yield _finding(written, taken if old.accepted else Severity.ERROR, key, old.sentence())
+
+
+def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
+    yield from (_overridden(written, item) for item in read.overrides)
+    for said in read.warnings:
+        yield _finding(written, Severity.SILENT, mentioned(written, said), f"TRL warns: {_sentence(said)}")
+    if written.values.get(_FOLLOWED_NOWHERE):
+        said = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
+        yield _finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, said)
+
+
+def _overridden(written: Written, item: Override) -> Finding:
+    return _finding(
+        written, Severity.SILENT, item.key, f"{item.key} is {item.given!r} here, and TRL makes it {item.used!r}."
+    )
+
+
+def _finding(written: Written, severity: Severity, key: str, message: str) -> Finding:
+    line = written.line(key) if key else None
+    return Finding(severity, message, key, written.place if line is not None else "", line)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."

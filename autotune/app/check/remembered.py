@@ -1,0 +1,121 @@
+"""Keeps verdicts: the same files, software and options have the same one, which then needs neither torch nor TRL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotune.app.check.asked import Asked, Written
+from autotune.app.check.need import RESULT, needs_more
+from autotune.app.planned import Planned, state_of
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.verdict import Outcome, Verdict, headline, judged
+from autotune.inspection.machine import environment
+from autotune.planning.tracing.cache import Cache, fingerprint
+from autotune.planning.tracing.sources import source_digest
+
+# A file whose content decides the verdict, beside a path whose names, sizes and times do.
+_MOST_HASHED_BYTES = 1 << 20
+# Keys of directories that a training writes to.
+_OUTPUTS = ("output_dir", "logging_dir")
+# What a real run showed, or could not show, may be otherwise the next time.
+_LASTING = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
+
+
+class Verdicts:
+    """The verdicts of earlier checks."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def get(self, key: str | None, budget_bytes: int) -> Verdict | None:
+        """Return the verdict that is kept under a key, for a budget; None if there is none, or not for this budget."""
+        document: Any = self._cache.get(key) if key is not None else None
+        if key is None or document is None:
+            return None
+        try:
+            return _within(replace(decode(Verdict, document), from_cache=True), budget_bytes)
+        except DecodeError:
+            self._cache.drop(key)
+            return None
+
+    def put(self, key: str | None, verdict: Verdict) -> None:
+        """Keep a verdict, if it would be the same the next time."""
+        if key is not None and verdict.outcome in _LASTING:
+            self._cache.put(key, encode(verdict))
+
+
+def _within(known: Verdict, budget_bytes: int) -> Verdict | None:
+    """Return a verdict for another budget, where that changes neither the answer nor what has to be traced."""
+    need = known.need
+    if known.budget_bytes == budget_bytes or need is None:
+        return known
+    outcome = judged(need, budget_bytes)
+    if not known.outcome is outcome is Outcome.FITS or (
+        budget_bytes < known.budget_bytes and needs_more(need, budget_bytes)
+    ):
+        return None
+    line = headline(outcome, need, budget_bytes, known.reason)
+    return replace(known, budget_bytes=budget_bytes, headline=line)
+
+
+def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
+    """Return a hash of everything that a verdict depends on; None if some of it is not on this machine.
+
+    The budget is no part of it, since the free memory of a machine changes all the time.
+
+    Every word and every value of the file that names a file or a directory stands for what is there.
+    """
+    if asked.probe:
+        return None
+    words = sorted(set(_words(asked, written)))
+    named = {word: _state(Path(word)) for word in words if _exists(word)}
+    text = written.file.text if written.file is not None else ""
+    local = _local(asked, written)
+    if not all(name in named for name in local):
+        return None
+    beside = _state(written.file.path.parent / RESULT) if written.file is not None else None
+    software = environment(planned.machine)
+    device = planned.described.name, planned.machine.hardware.memory_bytes
+    return fingerprint("verdict", asked.settings, text, named, beside, device, software, source_digest())
+
+
+def _words(asked: Asked, written: Written) -> Iterator[str]:
+    yield from (*asked.command, asked.model or "", asked.dataset or "")
+    yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def _local(asked: Asked, written: Written) -> list[str]:
+    """Return the names of the model and the data: a verdict about what lies elsewhere is not kept."""
+    model = asked.model or written.values.get("model_name_or_path")
+    data = asked.dataset or written.values.get("dataset_name")
+    items = written.values.get("datasets")
+    files = [item.get("data_files") or item.get("path") for item in items] if isinstance(items, list) else []
+    return [str(name) for name in (model, data, *(() if data else files)) if name]
+
+
+def _exists(word: str) -> bool:
+    try:
+        return bool(word) and Path(word).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _state(path: Path) -> object:
+    if path.is_file() and path.stat().st_size <= _MOST_HASHED_BYTES:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return state_of(str(path))

@@ -1,0 +1,146 @@
+"""Says what a training does without saying so: rows that it drops, documents that mix, weights that it rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from autotune.app.check.candidate import AsCandidate
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
+from autotune.core.verdict import Finding, Severity
+from autotune.core.workload import DatasetProfile
+from autotune.techniques import max_length
+from autotune.techniques.packing import CUTTING, NONE, SEPARATING
+from autotune.trainers import Trainer
+from autotune.trainers.geometry import micro_batches_of, number, rows_of
+from autotune.units import format_share
+
+_HALF = ("bfloat16", "float16")
+
+
+def silently(
+    plan: TrainingPlan,
+    geometry: BatchGeometry,
+    trainer: Trainer,
+    setting: Setting,
+    known: AsCandidate,
+    given: Mapping[str, object],
+) -> Iterator[Finding]:
+    """Yield what the training will do that its configuration does not say.
+
+    Args:
+        known: the plan in the words of techniques.
+        given: the keys that the user wrote.
+    """
+    yield _note(_step(plan, geometry, trainer))
+    for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
+        if trainer.name not in max_length.TECHNIQUE.changes_in:
+            yield from _rows(plan, profile, whose)
+    yield from _mixing(plan, setting)
+    yield from _weights(plan, given)
+    yield from _positions(geometry, setting)
+    yield from _rules(trainer, setting, known)
+
+
+def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer) -> str:
+    rows, micro_batches, processes = rows_of(plan), micro_batches_of(plan), plan.launch.processes
+    parts = f"{rows} x {micro_batches} accumulated" if micro_batches > 1 else f"{rows}"
+    parts += f" x {processes} processes" if processes > 1 else ""
+    counted = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
+    rows_word, steps = "row" if parts == "1" else "rows", _steps(plan, geometry)
+    return (
+        f"An optimizer step trains on {geometry.documents:,.4g} {counted} ({parts} {rows_word}); an epoch has {steps:,}"
+        f" {'step' if steps == 1 else 'steps'}."
+    )
+
+
+def _steps(plan: TrainingPlan, geometry: BatchGeometry) -> int:
+    in_step = rows_of(plan) * micro_batches_of(plan) * plan.launch.processes
+    return max(1, -(-geometry.rows // in_step))
+
+
+def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
+    documents, length = profile.documents, number(plan, "max_length")
+    if length is None or length >= documents.longest:
+        return
+    strategy = str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else NONE
+    dropped = documents.rows_dropped(length) if strategy == NONE else 0
+    cut = documents.rows_cut(length) + (documents.rows_dropped(length) - dropped)
+    if strategy not in (NONE, CUTTING):
+        cut = 0
+    kept = documents.coverage(length, dropping=strategy == NONE)
+    if dropped == documents.rows:
+        said = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
+        yield Finding(Severity.ERROR, said, "max_length")
+        return
+    parts = [f"drops {dropped:,}"] if dropped else []
+    parts += [f"cuts {cut:,}"] if cut else []
+    if parts:
+        said = f"max_length={length:,} {' and '.join(parts)} of {documents.rows:,} rows{whose}"
+        yield Finding(Severity.SILENT, f"{said}, and keeps {format_share(kept)} of the tokens.", "max_length")
+
+
+def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
+    strategy = str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else NONE
+    if strategy not in (*SEPARATING, NONE):
+        yield Finding(Severity.SILENT, f"With packing_strategy={strategy}, documents see their neighbours.", "packing")
+    if strategy not in SEPARATING and not plan.args.get("padding_free"):
+        return
+    attention = str(plan.model.get("attn_implementation") or "sdpa")
+    check, model = setting.workload.packing_checks.get(attention), setting.workload.model.model_type
+    key = "packing" if strategy in SEPARATING else "padding_free"
+    if check is None:
+        said = f"Whether documents in one row stay apart with {attention} on {model} cannot be checked on this machine."
+        yield Finding(Severity.NOTE, said, key)
+    elif not check.separates:
+        said = f"Documents in one row see one another with {attention} on {model}: {check.reason}."
+        yield Finding(Severity.SILENT, said, key)
+
+
+def _weights(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator[Finding]:
+    dtype, adapters = str(plan.model.get("dtype")), bool(plan.model.get("use_peft"))
+    if dtype in _HALF and not adapters:
+        said = (
+            f"The weights are trained in {dtype}, without a copy in float32: an update that is small beside its weight"
+            " is rounded away."
+        )
+        yield Finding(Severity.SILENT, said, "dtype")
+    if dtype == "float32" and adapters and "dtype" not in given and not plan.model.get("load_in_4bit"):
+        said = "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of that."
+        yield _note(said)
+
+
+def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
+    most = setting.workload.model.max_positions
+    longest = geometry.worst.tokens if geometry.worst.rows > 1 else min(geometry.worst.tokens, _longest(setting))
+    if most is not None and longest > most:
+        yield Finding(
+            Severity.SILENT,
+            f"Rows have up to {longest:,.0f} tokens, and the model was made for {most:,} positions.",
+            "max_length",
+        )
+
+
+def _longest(setting: Setting) -> int:
+    return max(profile.lengths.longest for profile in setting.workload.profiles)
+
+
+def _rules(trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[Finding]:
+    """Yield what techniques know of choices that TRL refuses, undoes, or that do not go together."""
+    for technique in trainer.techniques:
+        if technique.name not in known.exact:
+            continue
+        choice = known.candidate[technique.name]
+        there = (trainer.name, technique.representative(choice))
+        said = technique.refused.get(there) or technique.ignored.get(there)
+        said = said or technique.conflict(choice, known.candidate, setting)
+        if said and technique.name not in ("packing", "padding_free", "max_length"):
+            yield Finding(Severity.SILENT, f"{technique.name}={choice}: {said}.", technique.name)
+    rule = trainer.rule(known.candidate, setting)
+    if rule:
+        yield Finding(Severity.ERROR, f"{rule[:1].upper()}{rule[1:]}.")
+
+
+def _note(said: str) -> Finding:
+    return Finding(Severity.NOTE, said)

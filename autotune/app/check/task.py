@@ -1,0 +1,68 @@
+"""A check on its way: what was asked, of which command, for which device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autotune.app.check.asked import Asked, Written
+from autotune.app.planned import Planned
+from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
+from autotune.errors import InputError
+from autotune.inspection.machine import environment
+from autotune.trainers import Trainer, find_trainer
+
+
+class UnreadError(InputError):
+    """A configuration may well run, and says something that a check does not read."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A check on its way.
+
+    Attributes:
+        planned: the device that it is for; None where none is named or here, which only reading does without.
+        absent: why there is none, in words.
+    """
+
+    asked: Asked
+    written: Written
+    planned: Planned | None
+    budget_bytes: int
+    started: float
+    absent: str = ""
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the command."""
+        return find_trainer(self.written.trainer)
+
+    def verdict(self, outcome: Outcome, **more: object) -> Verdict:
+        """Return a verdict with what is known by now."""
+        need, reason = more.get("need"), str(more.get("reason", ""))
+        assert need is None or isinstance(need, Need)
+        passes = {"pass": True, "fail": False}.get(self.asked.when_unsure or "")
+        known: dict[str, object] = {
+            "trainer": self.written.trainer,
+            "device": self.planned.described.name if self.planned is not None else "",
+            "budget_bytes": self.budget_bytes,
+            "environment": environment(self.planned.machine) if self.planned is not None else {},
+            "settings": self.asked.settings,
+            "passes": passes,
+            "wall_seconds": time.monotonic() - self.started,
+        }
+        line = headline(outcome, need, self.budget_bytes, reason)
+        return Verdict(SCHEMA, outcome, line, **{**known, **more})  # type: ignore[arg-type]  # fields by name
+
+    def wrong(self, findings: tuple[Finding, ...], **more: object) -> Verdict:
+        """Return the verdict that the configuration cannot run, with everything that was found."""
+        count = sum(item.severity is Severity.ERROR for item in findings)
+        reason = "1 thing is wrong" if count == 1 else f"{count} things are wrong"
+        return self.verdict(Outcome.CANNOT_RUN, reason=reason, findings=findings, **more)
+
+
+def fatal(found: Iterable[Finding]) -> bool:
+    """Return whether something that was found keeps the training from starting."""
+    return any(item.severity is Severity.ERROR for item in found)

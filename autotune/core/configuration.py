@@ -1,0 +1,92 @@
+"""A user's configuration of a training, as the values of the fields of TRL's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MODEL_CONFIG = "ModelConfig"
+"""The class of TRL that says how the model is loaded and which adapter is trained."""
+SCRIPT_ARGUMENTS = "ScriptArguments"
+MIXTURE = "DatasetMixtureConfig"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One of TRL's configurations.
+
+    Attributes:
+        kind: the name of its class, such as ``DPOConfig``.
+        values: its fields, in JSON's types.
+        defaults: what the class has where nothing is set.
+    """
+
+    kind: str
+    values: Mapping[str, object]
+    defaults: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A key that cannot be what it is.
+
+    Attributes:
+        key: the key, as written.
+        message: what is wrong with it, as the rest of a sentence that begins with the key.
+        unknown: whether nothing takes a key of that name.
+    """
+
+    key: str
+    message: str
+    unknown: bool = False
+
+
+@dataclass(frozen=True)
+class Override:
+    """A field to which TRL or transformers gives another value than the user did.
+
+    Attributes:
+        given, used: both values, in JSON's types.
+    """
+
+    key: str
+    given: object
+    used: object
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a trainer's class did when it was built from a plan.
+
+    Attributes:
+        refused: what TRL or a library of it said when it refused the plan; empty if none did.
+        overrides: arguments that the class changed.
+        warnings: what it warned of, or logged as a warning.
+    """
+
+    refused: str = ""
+    overrides: tuple[Override, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReadCommand:
+    """What TRL's own parser made of a command.
+
+    Attributes:
+        configurations: by the name of the class. Empty if the parser refused the command.
+        faults: every key that is unknown or has a value of a wrong type.
+        overrides: fields whose values TRL's classes changed.
+        launch: keys and values that ``trl`` hands on to ``accelerate launch``.
+        names: every key that the classes and ``accelerate launch`` take.
+        refused: what the parser or a class said when it refused the command; empty if none did.
+        warnings: what the classes warned of.
+    """
+
+    configurations: Mapping[str, Configuration] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    launch: Mapping[str, object] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    refused: str = ""
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,133 @@
+"""Reads the command of a training that is about to run: which trainer, which file, which arguments. It runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path, PurePath
+
+from autotune.errors import InputError
+from autotune.trainers import REMOVED, find_trainer, trainers
+
+CONFIG = "--config"
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_LAUNCHERS = frozenset({"trl", "accelerate", "torchrun", "deepspeed"})
+_WITHOUT_TRAINING = frozenset({"env", "vllm-serve"})
+_TRL_SCRIPTS = "trl/scripts"
+# A script is read to find the classes that it uses; longer ones are not.
+_MOST_SCRIPT_BYTES = 1 << 20
+_HINT = "Give `trl NAME --config FILE`, or `accelerate launch … SCRIPT.py --config FILE`."
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that trains.
+
+    Attributes:
+        trainer: name of the trainer, or None if the command does not say it.
+        words: the words that TRL's parser reads: ``--config FILE`` and further arguments.
+        launch: the words of the launcher before the script.
+        env: variables that are set before the command.
+        script: the user's own script, or None for TRL's.
+        uses_parser: whether TRL's parser reads the words; if not, they are the script's own.
+    """
+
+    trainer: str | None
+    words: tuple[str, ...]
+    launch: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    script: str | None = None
+    uses_parser: bool = True
+
+    @property
+    def config(self) -> Path | None:
+        """The file that ``--config`` names."""
+        for word, following in pairwise((*self.words, "")):
+            if word == CONFIG and following:
+                return Path(following)
+            if word.startswith(f"{CONFIG}="):
+                return Path(word.partition("=")[2])
+        return None
+
+
+def of_file(config: str, trainer: str | None) -> Command:
+    """Return the command that trains by a configuration file."""
+    return Command(trainer, (CONFIG, config))
+
+
+def read_command_line(words: Sequence[str]) -> Command:
+    """Return what a command says.
+
+    Raises:
+        InputError: it starts no training that is known.
+    """
+    start = next((index for index, word in enumerate(words) if _launches(word)), None)
+    if start is None:
+        raise InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
+    assigned = (word.partition("=") for word in words[:start] if _ASSIGNMENT.fullmatch(word))
+    env = {name: value for name, _, value in assigned}
+    name, rest = PurePath(words[start]).name, tuple(words[start + 1 :])
+    if _PYTHON.fullmatch(name) and rest[:1] == ("-m",) and len(rest) > 1 and rest[1] in _LAUNCHERS:
+        name, rest = rest[1], rest[2:]
+    if name == "trl":
+        return _of_trl(rest, env)
+    if name == "accelerate":
+        if rest[:1] != ("launch",):
+            raise InputError(f"`accelerate {' '.join(rest[:1])}` starts no training.", hint=_HINT)
+        rest = rest[1:]
+    return _of_script(rest, env)
+
+
+def _launches(word: str) -> bool:
+    name = PurePath(word).name
+    return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
+
+
+def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
+    name = words[0] if words else ""
+    if name in _WITHOUT_TRAINING or not name:
+        raise InputError(f"`trl {name}` trains nothing.".replace(" `", "`"), hint=_HINT)
+    known = trainers().get(name)
+    if known is None and name not in REMOVED:
+        named = ", ".join(item.name for item in trainers().values() if item.has_command)
+        raise InputError(f"autotune does not know `trl {name}`.", hint=f"It knows {named}.")
+    if not find_trainer(name).has_command:
+        raise InputError(f"TRL has no command `trl {name}`.", hint="Give the command that starts its script.")
+    return Command(name, tuple(words[1:]), env=env)
+
+
+def _of_script(words: Sequence[str], env: Mapping[str, str]) -> Command:
+    place = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
+    if place is None:
+        raise InputError(f"There is no script in {' '.join(words) or 'the command'}.", hint=_HINT)
+    script, launch, own = words[place], tuple(words[:place]), tuple(words[place + 1 :])
+    if _TRL_SCRIPTS in PurePath(script).as_posix() and PurePath(script).stem in trainers():
+        return Command(PurePath(script).stem, own, launch, env)
+    names = _names_in(Path(script))
+    used = [item.name for item in trainers().values() if {item.config_class, item.trainer_class} & names]
+    trainer = used[0] if len(used) == 1 else None
+    return Command(trainer, own, launch, env, script, uses_parser="TrlParser" in names)
+
+
+def _names_in(script: Path) -> frozenset[str]:
+    """Return the names that a script uses. It is parsed, and not run.
+
+    Raises:
+        InputError: it cannot be read, or is no Python.
+    """
+    try:
+        if script.stat().st_size > _MOST_SCRIPT_BYTES:
+            raise InputError(f"{script} is too long to be read.", hint="Give its configuration file instead.")
+        tree = ast.parse(script.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The script {script} cannot be read: {error.strerror}.") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"The script {script} is not Python: {error}.") from error
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    imported = (alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names)
+    return frozenset(names | set(imported))

@@ -1,0 +1,173 @@
+"""Keys and values of TRL configurations that went, are deprecated or never were, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from autotune.inspection.yaml_text import written
+
+SHARED = ("model", "script", "transformers", "any")
+"""Sections of the table that hold for every trainer, beside its own."""
+_PLACE = "<value>"
+_NONE: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Legacy:
+    """What has become of a key, or of one value of a key.
+
+    Three things can be done: write something else (``write``), decide (``by_hand``), or take the key out (neither).
+
+    Attributes:
+        key: the key.
+        library: ``TRL`` or ``transformers``, whose releases are meant.
+        gone: the first release without the key, or without the value.
+        since: it is still taken, and deprecated or without effect from this release on.
+        no_effect: whether a key that is still taken has no effect.
+        never: whether no release has had the key.
+        write: keys and values that mean the same today, with the user's value filled in; None where nothing does.
+        by_hand: whether a person has to decide what to write.
+        note: sentences on what that is about, or an empty string.
+        value: the user's value.
+        of_value: whether this is about the value, and the key has other values that are legal.
+        same: whether nothing changes when the key is left out, since the value is what happens without it.
+    """
+
+    key: str
+    library: str
+    gone: str | None
+    since: str | None
+    no_effect: bool
+    never: bool
+    write: Mapping[str, object] | None
+    by_hand: bool
+    note: str
+    value: object
+    of_value: bool
+    same: bool
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the installed library still takes it."""
+        return self.since is not None
+
+    def sentence(self) -> str:
+        """Return in words what has become of it and what to do, such as ``a went in TRL 0.20.0: write b: 1.``."""
+        what = f"{self.key}: {written(self.value)}" if self.of_value else self.key
+        return f"{self._became(what)}{self._advice()}{f' {self.note}' if self.note else ''}"
+
+    def _became(self, what: str) -> str:
+        if self.never:
+            return f"No release of {self.library} has had {what}"
+        if self.gone is not None:
+            return f"{what} went in {self.library} {self.gone}"
+        if self.no_effect:
+            return f"{what} has no effect since {self.library} {self.since}"
+        return f"{what} is deprecated since {self.library} {self.since}"
+
+    def _advice(self) -> str:
+        if self.same:
+            return f": take it out, since {written(self.value)} is what happens without it."
+        if self.write:
+            return f": write {', '.join(f'{key}: {written(value)}' for key, value in self.write.items())}."
+        if self.by_hand:
+            return "."
+        return ": take it out." if self.accepted or self.never else " and nothing replaces it: take it out."
+
+
+def legacy_of(trainer: str, key: str, value: object) -> Legacy | None:
+    """Return what has become of a key with a value, or None when it is not in the table.
+
+    Args:
+        trainer: the trainer's name; a name without a section has what all trainers share.
+        key: a key at the top of a configuration.
+        value: its value, as YAML gives it. If it is a list, one of its items may be what went.
+    """
+    for section in (trainer, *SHARED):
+        row = table().get(section, _NONE).get(key)
+        if row is None:
+            continue
+        library = "transformers" if section == "transformers" else "TRL"
+        found = _of_value(key, value, row, library) or (_legacy(key, value, row, library) if _whole(row) else None)
+        if found is not None:
+            return found
+    return None
+
+
+@cache
+def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Return the table: by section and key, what ``legacy.yaml`` says at its head."""
+    text = files("autotune.inspection").joinpath("legacy.yaml").read_text(encoding="utf-8")
+    sections = yaml.safe_load(text)
+    return {section: rows or {} for section, rows in sections.items()}
+
+
+def _whole(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is about its key whatever the value."""
+    return bool({"gone", "since", "never"} & row.keys())
+
+
+def _of_value(key: str, value: object, row: Mapping[str, Any], library: str) -> Legacy | None:
+    of_value = not _whole(row)
+    for legacy_value, more in row.get("values", _NONE).items():
+        merged = {**{name: row[name] for name in row if name != "values"}, **more}
+        if _equal(value, legacy_value):
+            return _legacy(key, value, merged, library, of_value=of_value)
+        if isinstance(value, list) and any(_equal(item, legacy_value) for item in value):
+            found = _legacy(key, legacy_value, merged, library, of_value=of_value)
+            return _in_list(found, value, legacy_value)
+    return None
+
+
+def _in_list(found: Legacy, values: Sequence[object], legacy_value: object) -> Legacy:
+    """Return what holds for an item of a list as what holds for the list."""
+    new = (found.write or {}).get(found.key)
+    if new is None:
+        return found
+    return replace(found, write={found.key: [new if _equal(item, legacy_value) else item for item in values]})
+
+
+def _legacy(key: str, value: object, row: Mapping[str, Any], library: str, *, of_value: bool = False) -> Legacy:
+    same = any(_equal(value, other) for other in row.get("same", ()))
+    write = row.get("write")
+    return Legacy(
+        key=key,
+        library=library,
+        gone=row.get("gone"),
+        since=row.get("since"),
+        no_effect=row.get("no_effect", False),
+        never=row.get("never", False),
+        write=_filled(write, value) if write and not same else None,
+        by_hand=row.get("by_hand", False) and not same,
+        note="" if same else row.get("note", ""),
+        value=value,
+        of_value=of_value,
+        same=same,
+    )
+
+
+def _filled(template: Any, value: object) -> Any:
+    """Return what is to be written with the user's value in its place."""
+    if isinstance(template, Mapping):
+        return {key: _filled(inner, value) for key, inner in template.items()}
+    if isinstance(template, list):
+        return [_filled(inner, value) for inner in template]
+    return value if template == _PLACE else template
+
+
+def _equal(one: object, other: object) -> bool:
+    """Return whether two values are equal; true is not 1."""
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
+
+
+def rows() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield section, key and row of the whole table."""
+    for section, keys in table().items():
+        for key, row in keys.items():
+            yield section, key, row

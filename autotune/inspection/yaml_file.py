@@ -1,0 +1,165 @@
+"""Reads a TRL configuration in YAML safely: its values as TRL sees them, and the line of every key."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import InputError
+from autotune.inspection.yaml_tree import Node, TreeError, tree
+
+MAX_BYTES = 128 * 1024
+"""PyYAML reads up to 15 microseconds a byte; configurations have a few thousand bytes."""
+
+
+_SHOWN = 300  # letters of a path or a parser's message; keys can have thousands
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A configuration as it is in a file.
+
+    Attributes:
+        path: where the file is; messages name it.
+        text: what it holds, line ends as they are.
+        values: what PyYAML's ``safe_load`` makes of it, which is what TRL sees: YAML 1.1, so ``on`` is true and
+            ``1e-5`` a string. All keys at the top are strings.
+        root: the mapping at the top as a tree that knows its places in ``text``.
+    """
+
+    path: Path
+    text: str = field(repr=False)
+    values: Mapping[str, Any]
+    root: Node = field(repr=False, compare=False)
+
+    def line(self, *keys: str | int) -> int | None:
+        """Return the line of a key, from 1, or None when it is not there.
+
+        A number is a place in a sequence: ``line("datasets", 0, "path")``. A key that a merge (``<<``) brings has the
+        line where it is written.
+        """
+        found = self._found(keys)
+        return found[0].line if found is not None else None
+
+    def value_line(self, *keys: str | int) -> int | None:
+        """Return the line where the value of a key begins, from 1, or None when the key is not there."""
+        found = self._found(keys)
+        return found[1].line if found is not None else None
+
+    def _found(self, keys: tuple[str | int, ...]) -> tuple[Node, Node] | None:
+        found: tuple[Node, Node] = (self.root, self.root)
+        for key in keys:
+            inside = found[1].resolved()
+            step = inside.entry(key) if inside.kind == "mapping" else _item(inside, key)
+            if step is None:
+                return None
+            found = step
+        return found if keys else None
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Return the configuration in a file.
+
+    Raises:
+        InputError: the file cannot be read, is no YAML mapping with words as keys, has a key twice, asks for objects,
+            or is larger or more nested than a configuration can be. The message names the line.
+    """
+    return parsed(_text(path), path)
+
+
+def parsed(text: str, path: Path) -> YamlFile:
+    """Return the configuration that a text is; ``path`` is for messages.
+
+    Raises:
+        InputError: as :func:`read_yaml` says.
+    """
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise _too_large(path, len(text))
+    # TRL opens its file as text, so that every line end is a newline; the tree keeps the places in the real text.
+    seen = text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        root = tree(text)
+        values = yaml.safe_load(seen)
+    except TreeError as error:
+        raise InputError(f"{place(path, error.line)}: {shown(str(error))}.", hint=error.hint) from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else None
+        raise InputError(f"{place(path, line)}: {shown(str(error.problem))}.") from error
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InputError(f"{place(path)} cannot be loaded: {shown(str(error))}.") from error
+    if root is None or not isinstance(values, dict):
+        what = "is empty" if values is None else f"holds a {_kind(root)}"
+        raise InputError(
+            f"{place(path)} {what}; a TRL configuration is a YAML mapping.", hint="Write lines of the form key: value."
+        )
+    _check_words(root, path)
+    return YamlFile(path, text, values, root)
+
+
+def place(path: Path, line: int | None = None) -> str:
+    """Return a file, and a line of it, as messages name them."""
+    return shown(str(path)) if line is None else f"{shown(str(path))}, line {line}"
+
+
+def shown(text: str) -> str:
+    """Return a text with control characters, terminal escapes among them, escaped, and what is too long cut."""
+    cut = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
+
+
+def _text(path: Path) -> str:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise InputError(f"{place(path)} is a directory.", hint="Name the YAML file.")
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{place(path)} is no regular file.", hint="Name a YAML file.")
+        if status.st_size > MAX_BYTES:
+            raise _too_large(path, status.st_size)
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise InputError(f"{place(path)} does not exist.", hint="Name the YAML file.") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{place(path)} cannot be read: {reason}.") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{place(path, line)}: it is not UTF-8.", hint="Save the file as UTF-8.") from error
+
+
+def _too_large(path: Path, size: int) -> InputError:
+    return InputError(
+        f"{place(path)} has {size:,} bytes; a configuration has at most {MAX_BYTES:,}.",
+        hint="Is it a data file?",
+    )
+
+
+def _check_words(root: Node, path: Path) -> None:
+    """Check that what becomes an argument or an environment variable has a word for its name."""
+    environment = root.own("env")
+    inner = environment[1].resolved() if environment is not None else None
+    for mapping in (root, *root.merged(), *([inner] if inner is not None and inner.kind == "mapping" else [])):
+        for key, _ in mapping.entries:
+            if not key.merge and not isinstance(key.key, str):
+                raise InputError(
+                    f"{place(path, key.line)}: the key means {shown(repr(key.key))}, which is no string.",
+                    hint="YAML reads yes, no, on, off and numbers so; quote the key.",
+                )
+
+
+def _item(sequence: Node, index: str | int) -> tuple[Node, Node] | None:
+    if sequence.kind != "sequence" or not isinstance(index, int) or not 0 <= index < len(sequence.items):
+        return None
+    return sequence.items[index], sequence.items[index]
+
+
+def _kind(root: Node | None) -> str:
+    return {"sequence": "list", "mapping": "mapping"}.get(root.resolved().kind if root else "", "single value")

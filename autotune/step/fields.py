@@ -1,0 +1,94 @@
+"""Says whether the field of a configuration class takes a value of a YAML file, and what it takes, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+_LONGEST_SHOWN = 80
+# What transformers' parser takes for a truth value (string_to_bool).
+_TRUTHS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
+
+
+def shown(value: object) -> str:
+    """Return a value as JSON, in ASCII, for a message."""
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+_WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def mismatch(hint: Any, value: Any) -> str:
+    """Return what a field takes, in words, if it does not take a value of YAML; else nothing.
+
+    Text is taken where argparse, or the class itself (JSON for a mapping), converts it.
+    """
+    kinds = _alternatives(hint)
+    # A key without a value is read as nothing; the class decides whether it can be without.
+    if value is None or any(_takes(kind, value) for kind in kinds):
+        return ""
+    words = [_word(kind) for kind in kinds if kind is not type(None)]
+    return " or ".join(dict.fromkeys(words))
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(kind for item in get_args(hint) for kind in _alternatives(item))
+    return (hint,)
+
+
+def _word(kind: Any) -> str:
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return ", ".join(str(member.value) for member in origin)
+    if origin is list:
+        return "a list"
+    return _WORDS.get(origin, "a mapping" if origin is dict else "another value")
+
+
+def _takes(kind: Any, value: Any) -> bool:
+    origin = get_origin(kind) or kind
+    if origin is bool:
+        return isinstance(value, bool) or str(value).lower() in _TRUTHS
+    if isinstance(value, bool):
+        return origin in (str, Any)
+    if origin in (int, float):
+        return _is_number(origin, value)
+    if origin in (list, dict):
+        return _holds(kind, origin, value)
+    if origin is Literal:
+        return value in get_args(kind)
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return value in [member.value for member in origin]
+    if dataclasses.is_dataclass(origin):
+        return isinstance(value, dict)
+    return origin is not type(None) and not (origin is str and isinstance(value, (dict, list)))
+
+
+def _holds(kind: Any, origin: type, value: Any) -> bool:
+    """Whether a field of a collection takes a value; the classes read JSON where they want a mapping."""
+    if origin is dict:
+        return isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
+    items = _alternatives((*get_args(kind), Any)[0])
+    return isinstance(value, list) and all(any(_takes(one, each) for one in items) for each in value)
+
+
+def _is_number(kind: type, value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return kind is float or value == int(value)
+    if not isinstance(value, str):
+        return False
+    if value.lower() in ("none", "null"):
+        return True
+    try:
+        kind(value)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,218 @@
+"""The job ``read_command``: reads a user's command with TRL's own parser and classes, and runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn, get_type_hints
+from unittest import mock
+
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser
+
+from autotune.core.configuration import Configuration, Fault, Override, ReadCommand
+from autotune.core.protocol import ReadCommandRequest
+from autotune.step.configurations import plain, same
+from autotune.step.fields import mismatch, shown
+from autotune.step.job import JobContext
+from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
+
+# Keys of the file that TRL's parser takes out itself (trl/scripts/utils.py), or that trl resolves for accelerate.
+_OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
+_BF16 = (8, 0)
+
+
+class _RefusedError(Exception):
+    """TRL's parser ended; the message is what it would have printed."""
+
+
+def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadCommand:
+    """Read the words of a command and the file that they name, as ``trl NAME`` would on the device of the request.
+
+    The file's ``env`` is set in this process, as TRL's parser does.
+    """
+    parser = _parser(request.trainer)
+    launch_names = _launch_names()
+    faults = tuple(_faults(parser, request.given, launch_names))
+    names = tuple(sorted({*_dests(parser), *launch_names, *_OUTSIDE_OF_CLASSES}))
+    unreadable = {fault.key for fault in faults}
+    with _on(request), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = _read(parser, request.words)
+        except (_RefusedError, ValueError, TypeError, ImportError, OSError) as error:
+            said = " ".join(str(error).split())
+            return ReadCommand(faults=faults, names=names, refused=said or type(error).__name__)
+    objects, remaining = found
+    # A class may turn what it is given into what it takes, such as one loss into a list of one.
+    faults = tuple(fault for fault in faults if fault.unknown or not _mended(fault.key, objects))
+    given = {key: value for key, value in _typed(parser, request.words).items() if key not in unreadable}
+    return ReadCommand(
+        configurations={type(item).__name__: _configuration(item) for item in objects},
+        faults=faults,
+        overrides=tuple(_overrides(objects, given)),
+        launch=_pairs(remaining),
+        names=names,
+        warnings=tuple(dict.fromkeys(said for said in _own(caught) if any(f"`{key}`" in said for key in given))),
+    )
+
+
+def _parser(trainer: str) -> Any:
+    known = find_trainer(trainer)
+    if known.has_command:
+        parser = importlib.import_module(f"trl.scripts.{trainer}").make_parser(prog=f"trl {trainer}")
+    else:
+        from trl.scripts.grpo import GRPOScriptArguments
+
+        parser = TrlParser((GRPOScriptArguments, adapter(trainer).config, ModelConfig, DatasetMixtureConfig))
+    return parser
+
+
+def _read(parser: Any, words: Sequence[str]) -> tuple[list[Any], list[str]]:
+    def refuse(message: str) -> NoReturn:
+        raise _RefusedError(message)
+
+    parser.error = refuse
+    *objects, of_file, of_words = parser.parse_args_and_config(
+        list(words), return_remaining_strings=True, separate_remaining_strings=True
+    )
+    return objects, [*of_file, *of_words]
+
+
+@contextmanager
+def _on(request: ReadCommandRequest) -> Iterator[None]:
+    """Let transformers' checks of the device answer for the GPU of the request, which need not be here."""
+    import transformers.training_args as module
+
+    capability = request.capability or _BF16
+    answers = {
+        "is_torch_bf16_gpu_available": request.device == "cuda" and capability >= _BF16,
+        "is_torch_tf32_available": False,
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(module, name, _always(answer)))
+        if request.device == "cuda" and capability >= _BF16:
+            # TF32 is a mode of the process, which has no GPU; the class only has to accept it.
+            stack.enter_context(mock.patch.object(module, "is_torch_tf32_available", _always(True)))
+            stack.enter_context(mock.patch.object(module, "enable_tf32"))
+        yield
+
+
+def _always(answer: bool) -> Callable[[], bool]:
+    return lambda: answer
+
+
+def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
+    """Return what the user set, in the types of the fields, before the classes change anything."""
+    known = _dests(parser)
+    given: dict[str, Any] = {}
+    config = _file_of(words)
+    for key in config:
+        if key in known:
+            given[key] = _converted(parser, key, config[key])
+    rest = [word for index, word in enumerate(words) if not _is_file(words, index)]
+    for action in parser._actions:
+        action.default, action.required = argparse.SUPPRESS, False
+    return {**given, **vars(parser.parse_known_args(rest)[0])}
+
+
+def _is_file(words: Sequence[str], index: int) -> bool:
+    return words[index] == "--config" or (index > 0 and words[index - 1] == "--config")
+
+
+def _file_of(words: Sequence[str]) -> Mapping[str, Any]:
+    import yaml
+
+    for index, word in enumerate(words[:-1]):
+        if word == "--config":
+            with open(words[index + 1], encoding="utf-8") as file:  # noqa: PTH123 (as TRL's parser opens it)
+                return dict(yaml.safe_load(file))
+    return {}
+
+
+def _converted(parser: Any, key: str, value: Any) -> Any:
+    """Return a default as argparse converts it: text by the field's type, anything else as it is."""
+    action = next(item for item in parser._actions if item.dest == key)
+    return parser._get_value(action, value) if isinstance(value, str) else value
+
+
+def _dests(parser: Any) -> set[str]:
+    return {action.dest for action in parser._actions if action.dest != "help"}
+
+
+def _launch_names() -> frozenset[str]:
+    from accelerate.commands.launch import launch_command_parser
+
+    actions = launch_command_parser()._actions
+    return frozenset(action.dest for action in actions if action.option_strings and action.dest != "help")
+
+
+def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str]) -> Iterator[Fault]:
+    """Yield what is wrong with single keys; TRL's parser would end at the first of them, or not notice."""
+    hints = {name: hint for kind in parser.dataclass_types for name, hint in get_type_hints(kind).items()}
+    choices = {action.dest: action.choices for action in parser._actions}
+    for key, value in given.items():
+        if key in _OUTSIDE_OF_CLASSES or (key in launch_names and key not in hints):
+            continue
+        if key not in hints:
+            yield Fault(key, "is no key of this trainer", unknown=True)
+            continue
+        wanted = mismatch(hints[key], value)
+        listed = choices.get(key)
+        if wanted:
+            yield Fault(key, f"is {shown(value)}, and takes {wanted}")
+        elif listed and value is not None and value not in listed:
+            yield Fault(key, f"is {shown(value)}, and takes {', '.join(map(str, listed))}")
+
+
+def _mended(key: str, objects: Sequence[Any]) -> bool:
+    """Whether a class made a value that its field takes out of one that it does not."""
+    for item in objects:
+        if hasattr(item, key):
+            return not mismatch(get_type_hints(type(item))[key], plain(getattr(item, key)))
+    return False
+
+
+def _configuration(item: Any) -> Configuration:
+    fields = dataclasses.fields(item)
+    defaults = {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default for field in fields
+    }
+    return Configuration(
+        type(item).__name__,
+        {field.name: plain(getattr(item, field.name, defaults[field.name])) for field in fields},
+        {name: plain(value) for name, value in defaults.items()},
+    )
+
+
+def _overrides(objects: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Override]:
+    for item in objects:
+        for field in dataclasses.fields(item):
+            if field.name not in given:
+                continue
+            asked, used = plain(given[field.name]), plain(getattr(item, field.name, None))
+            if not same(asked, used):
+                yield Override(field.name, asked, used)
+
+
+def _pairs(words: Sequence[str]) -> Mapping[str, object]:
+    """Return the options among words that belong to ``accelerate launch``, with their values; True for a switch."""
+    found: dict[str, object] = {}
+    for index, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        follows = words[index + 1] if index + 1 < len(words) else "--"
+        found[name.replace("-", "_")] = value if equals else True if follows.startswith("--") else follows
+    return found
+
+
+def _own(caught: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+    for item in caught:
+        if any(part in item.filename for part in ("/trl/", "/transformers/")):
+            yield " ".join(str(item.message).split())
