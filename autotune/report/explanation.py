@@ -17,7 +17,7 @@ from autotune.core.explanation import Explanation, PartTime, Subject, TracedGrou
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.report.plan_words import BASIS, said_choices
-from autotune.report.words import BASELINE_NAME, BEFORE_STEP, said_bytes, said_rate
+from autotune.report.words import BASELINE_NAME, said_bytes, said_rate
 from autotune.units import format_bytes, format_seconds
 
 _Row = tuple[str, str]
@@ -195,7 +195,7 @@ def _said_group(group: TracedGroup, explanation: Explanation) -> str:
 
 def _said_part(part: Part) -> str:
     if part == Part(CONSTRUCTION, Occurrence.BEFORE):
-        return BEFORE_STEP
+        return "construction, earlier steps"
     words = {Occurrence.FIRST: f"first {part.phase}", Occurrence.FURTHER: f"further {part.phase}"}
     return words.get(part.occurrence, part.phase)
 

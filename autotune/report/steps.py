@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from autotune.core.memory_timeline import VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
-from autotune.report.words import BEFORE_STEP
 
 PARTS = (
     "context", "rounding", "fragmentation", "parameter", "optimizer state", "gradient", "activation", "temporary",
@@ -67,7 +66,8 @@ def stretches(timeline: MemoryTimeline) -> tuple[Stretch, ...]:
 def _named(mark: Mark, micro_batches: int, *, both: bool) -> str:
     """Return the name of a stretch; a part of each micro-batch says of which."""
     part = mark.part
-    words = BEFORE_STEP if part == Part(CONSTRUCTION, Occurrence.BEFORE) else part.phase
+    # Construction and the first step, which makes the optimizer's state; a longer name has no room below a chart.
+    words = "before the step" if part == Part(CONSTRUCTION, Occurrence.BEFORE) else part.phase
     if part.of_micro_batch and micro_batches > 1:
         further = "2" if micro_batches == 2 else f"2 to {micro_batches}"
         words += " 1" if part.occurrence is Occurrence.FIRST else f" {further}"

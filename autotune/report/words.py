@@ -11,8 +11,6 @@ from autotune.units import format_bytes, format_rate
 
 BASELINE_NAME = "TRL's default"
 MISSING = "-"
-BEFORE_STEP = "construction, earlier steps"
-"""What a trace tells of before its last step: the first step makes gradients and the optimizer's state."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 

@@ -43,7 +43,7 @@ def test_every_byte_of_a_moment_is_in_one_part() -> None:
 
 def test_stretches_are_named_by_their_micro_batches_and_passes() -> None:
     assert [part.name for part in stretches(a_timeline(micro_batches=8))] == [
-        "construction, earlier steps", "micro-batch 1, forward", "micro-batch 1, backward",
+        "before the step", "micro-batch 1, forward", "micro-batch 1, backward",
         "micro-batch 2 to 8, forward", "micro-batch 2 to 8, backward", "optimizer step",
     ]  # fmt: skip
     assert stretches(a_timeline())[3].name == "micro-batch 2, forward"

@@ -58,12 +58,12 @@ def _front(shown: Values) -> Figure:
         "x": [point.peak_bytes / unit for point in best], "y": [point.tokens_per_second for point in best],
         "line": {"color": _OTHER, "width": 1, "dash": "dot", "shape": "hv"},
     })  # fmt: skip
-    labels = {"other": "other candidates", "default": BASELINE_NAME, "recommended": shown.words.chosen}
+    legend = {"other": "other candidates", "default": BASELINE_NAME, "recommended": shown.words.chosen}
     for role, (colour, symbol, size) in _ROLES.items():
         points = [point for point in shown.points if point.role == role]
         if points:
             traces.append({
-                "type": "scatter", "mode": "markers", "name": labels[role],
+                "type": "scatter", "mode": "markers", "name": legend[role],
                 "x": [point.peak_bytes / unit for point in points], "y": [point.tokens_per_second for point in points],
                 "marker": {"color": colour, "symbol": symbol, "size": size if len(points) < _MANY else size / 2},
                 "text": [_hovered(point) for point in points], "hovertemplate": "%{text}<extra></extra>",

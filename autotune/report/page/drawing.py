@@ -21,7 +21,7 @@ class Chart:
         name: its id in the page.
         title: above it.
         said: what it shows, in sentences, for those who do not see it.
-        tall: whether it needs more height than others, such as for slanted labels.
+        tall: whether it needs more height than others, such as for slanted names.
     """
 
     name: str
@@ -54,12 +54,13 @@ def level(at: float, label: str) -> Figure:
     """Return a dashed horizontal line with its label above it, for a layout."""
     return {
         "shapes": [
-            {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": at, "y1": at,
-             "line": {"color": LIMIT, "width": 2, "dash": "dash"}}
+            {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": at, "y1": at, "line": line}
+            # The lower line parts the upper one from whatever area it crosses.
+            for line in ({"color": "var(--page)", "width": 4}, {"color": LIMIT, "width": 2, "dash": "dash"})
         ],
         "annotations": [
             {"x": 0, "xref": "paper", "y": at, "xanchor": "left", "yanchor": "bottom", "text": label,
-             "showarrow": False, "font": {"color": LIMIT}}
+             "showarrow": False, "font": {"color": LIMIT}, "bgcolor": "var(--page)"}
         ],
     }  # fmt: skip
 
