@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autotune.api.estimate import estimate
     from autotune.api.lengths import lengths
     from autotune.api.plan import plan
+    from autotune.api.preflight import PreflightCallback
     from autotune.api.probe import probe
     from autotune.api.report import report
     from autotune.api.result import ProbeResult
@@ -30,6 +31,7 @@ __all__ = [
     "InputError",
     "MemoryEstimate",
     "Plan",
+    "PreflightCallback",
     "ProbeResult",
     "Verdict",
     "WillNotFit",
@@ -51,6 +53,7 @@ _HOMES = {
     "Estimate": "autotune.core.estimate",
     "MemoryEstimate": "autotune.core.estimate",
     "Plan": "autotune.core.estimate",
+    "PreflightCallback": "autotune.api.preflight",
     "ProbeResult": "autotune.api.result",
 }
 
