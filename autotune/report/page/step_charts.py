@@ -27,7 +27,7 @@ _PATTERNS = {"rounding": "/", "fragmentation": "x"}
 _BESIDE = "allocator and context"
 _NARROWEST = 0.05
 """Share of a chart that the shortest stretch has."""
-_ENTRIES = {"entrywidth": 115, "entrywidthmode": "pixels", "font": {"size": 12}}
+_ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
 """The columns of a legend: two of them on a telephone."""
 _FAR = 4
 """A budget this many times as large as what is needed is not drawn: nothing else would be seen."""
