@@ -1,8 +1,8 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
 ``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``check`` says before a job starts whether its
-configuration runs and fits, ``lengths`` shows what a dataset's lengths are,
-``report`` writes a page about what a search found, ``catalogue`` lists the knobs. Importing this package imports
+configuration runs and fits, ``lengths`` shows what a dataset's lengths are, ``report`` writes a page about a search or
+a plan, ``catalogue`` lists the knobs. Importing this package imports
 nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
 """
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autotune.api.estimate import estimate
     from autotune.api.lengths import lengths
     from autotune.api.plan import plan
+    from autotune.api.preflight import PreflightCallback
     from autotune.api.probe import probe
     from autotune.api.report import report
     from autotune.api.result import ProbeResult
@@ -30,6 +31,7 @@ __all__ = [
     "InputError",
     "MemoryEstimate",
     "Plan",
+    "PreflightCallback",
     "ProbeResult",
     "Verdict",
     "WillNotFit",
@@ -51,6 +53,7 @@ _HOMES = {
     "Estimate": "autotune.core.estimate",
     "MemoryEstimate": "autotune.core.estimate",
     "Plan": "autotune.core.estimate",
+    "PreflightCallback": "autotune.api.preflight",
     "ProbeResult": "autotune.api.result",
 }
 

@@ -215,18 +215,20 @@ def _ruled_out(
 
 def _reachable(
     file: SpaceFile, techniques: Iterable[Technique], setting: Setting, wishes: Wishes
-) -> dict[str, list[Choice]]:
-    """Return the choices of the knobs that the user allowed and did not fix."""
-    known = {technique.name: technique for technique in techniques}
-    open_knobs = [knob for knob in sorted(setting.allowed - wishes.fixed.keys()) if knob in file.choices]
-    return {knob: [known[knob].parse(spelling, setting) for spelling in file.choices[knob]] for knob in open_knobs}
+) -> dict[str, tuple[Choice, ...]]:
+    """Return the choices that the user allowed; a fixed knob, which counts as allowed, has no other choice."""
+    return {
+        technique.name: tuple(technique.parse(spelling, setting) for spelling in file.choices[technique.name])
+        for technique in techniques
+        if technique.name in file.choices.keys() & setting.allowed - wishes.fixed.keys()
+    }
 
 
 def _may_be_exact(
     technique: Technique,
     choice: Choice,
     baseline: Candidate,
-    reachable: Mapping[str, Sequence[Choice]],
+    reachable: Mapping[str, tuple[Choice, ...]],
     setting: Setting,
 ) -> bool:
     # A choice can be exact beside another that the user allowed, such as bf16 weights under a frozen model.

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
-from autotune.core.batch_geometry import BatchGeometry, Layout
+from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank, undecided
 from autotune.core.gpu import Gpu
-from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.protocol import TraceRequest
+from autotune.core.memory_timeline import MemoryTimeline
+from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
@@ -19,17 +19,14 @@ from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
 from autotune.planning.explained import Basis, TracedTerm
-from autotune.planning.extrapolation.anchors import anchors
-from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.fit import Fit, Point, points
-from autotune.planning.extrapolation.shape import Anchors
-from autotune.planning.requests import trace_request
+from autotune.planning.extrapolation.fit import Fit
+from autotune.planning.points import GroupPoints
+from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
-from autotune.planning.vllm import with_vllm
+from autotune.planning.vllm import engine_of, held, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
-from autotune.techniques.traits import layer_period
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
 
@@ -85,12 +82,7 @@ class Planner:
         self.to_come = 0
         self._cases = cases = Cases(problem, (*self.candidates, problem.baseline))
         self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
-        geometries = set(cases.geometries.values())
-        # Only the largest micro-batch of evaluation is extrapolated to.
-        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
-        self._anchors: Mapping[Layout, Anchors] = {
-            layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
-        }
+        self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
         self._design = Design(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
@@ -179,7 +171,7 @@ class Planner:
 
     def _expect(self, combinations: int) -> None:
         known = len(self._estimates.fits)
-        each = self._traces.count / known if known else len(self._points(self._cases.group(self._problem.baseline)))
+        each = self._traces.count / known if known else len(self._points.of(self._cases.group(self._problem.baseline)))
         self.to_come = round(combinations * each)
 
     def traced(self, count: int) -> tuple[Estimate, ...]:
@@ -228,6 +220,26 @@ class Planner:
         )
         return found and found[0]
 
+    def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
+        """Return the memory of a candidate through one step, from the traces of its estimate; None without one."""
+        training, found = self.training(candidate), self.estimate(candidate)
+        group, geometry = self._cases.group(candidate), self._decisive(candidate)
+        courses = self._estimates.courses(group, geometry)
+        if training is None or found.memory is None or courses is None:
+            return None
+        model, machine = self._problem.setting.workload.model, self._problem.setting.machine
+        engine = engine_of(self._problem.trainer.plan(candidate, self._problem.setting), model)
+        traced = found.origin is Origin.TRACED
+        return memory_timeline(
+            courses,
+            training,
+            found.memory,
+            micro_batches=geometry.micro_batches,
+            traced=traced,
+            followed=traced and self._estimates.fits[group].aligned,
+            vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
+        )
+
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
         geometry, group = self._decisive(candidate), self._cases.group(candidate)
@@ -236,7 +248,7 @@ class Planner:
         return Basis(geometry, len(self._layer_kinds), use, tuple(terms))
 
     def _term(self, term: Term, geometry: BatchGeometry, use: AllocatorUse) -> TracedTerm:
-        requests = {point: self._request(term.group, point) for point in self._points(term.group)}
+        requests = {point: self._points.request(term.group, point) for point in self._points.of(term.group)}
         forecasts = self._estimates.forecast(term.group, geometry, use)
         return TracedTerm(term.group, term.weight, self._estimates.fits[term.group], requests, *forecasts)
 
@@ -265,8 +277,8 @@ class Planner:
         known = fits.keys() | untraceable.keys()
         every = [item for group in asked for item in (group, *self._cases.evaluated.get(group, ()))]
         groups = [group for group in dict.fromkeys(every) if group not in known]
-        wanted = {group: self._points(group) for group in groups}
-        requests = {(group, point): self._request(group, point) for group in groups for point in wanted[group]}
+        wanted = {group: self._points.of(group) for group in groups}
+        requests = {(group, point): self._points.request(group, point) for group in groups for point in wanted[group]}
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
         for group in groups:
             replies = {point: found[group, point] for point in wanted[group]}
@@ -275,25 +287,6 @@ class Planner:
                 untraceable[group] = failed.reason
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-            fits[group] = Fit(self._anchors[group.layout], good)
+            fits[group] = Fit(self._points.anchors[group.layout], good)
         effects = self._design.effects(fits, self._largest_need)
         self._estimates.learn(level for found in effects.values() for level in found)
-
-    def _request(self, group: Group, point: Point) -> TraceRequest:
-        timed = self._target.gpu or self._target.cpu
-        at = group.layout, point[1], point[0]
-        return trace_request(self._plan(group), *at, self._problem.setting, timed, self._cases.uses)
-
-    def _points(self, group: Group) -> list[Point]:
-        return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
-
-    def _plan(self, group: Group) -> TrainingPlan:
-        candidate = self._cases.groups.get(group)
-        if candidate is None:
-            candidate = next(beside[group] for beside in self._cases.evaluated.values() if group in beside)
-        return self._problem.trainer.plan(candidate, self._problem.setting)
-
-
-def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
-    """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
-    return traced_depths(layer_kinds, layer_period(plan))

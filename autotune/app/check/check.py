@@ -44,7 +44,7 @@ def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) 
     cache = user_cache()
     verdicts = Verdicts(cache)
     key = key_of(asked, text, planned) if planned is not None else None
-    known = verdicts.get(key, budget_bytes)
+    known = verdicts.get(key, asked, budget_bytes)
     if known is not None:
         return replace(known, wall_seconds=time.monotonic() - started)
     if tracer is not None:

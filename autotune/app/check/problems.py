@@ -39,7 +39,7 @@ def of_building(written: Written, built: Built, known: Sequence[Finding]) -> Ite
     for said in built.warnings:
         key = mentioned(written, said)
         if key and key not in told:
-            yield _finding(written, Severity.SILENT, key, f"TRL warns: {_sentence(said)}")
+            yield _warned(written, key, said)
 
 
 def refused(written: Written, said: str) -> Finding:
@@ -52,6 +52,12 @@ def mentioned(written: Written, text: str) -> str:
     places = {name: re.search(rf"\b{re.escape(name)}\b", text) for name in _given(written)}
     found = {name: place.start() for name, place in places.items() if place is not None}
     return min(found, key=lambda name: found[name], default="")
+
+
+def _warned(written: Written, key: str, said: str) -> Finding:
+    # What is only going to change does what it says for now.
+    severity = Severity.NOTE if "deprecated" in said else Severity.SILENT
+    return _finding(written, severity, key, f"TRL warns: {_sentence(said)}")
 
 
 def _given(written: Written) -> list[str]:
@@ -96,7 +102,7 @@ def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
 def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
     yield from (_overridden(written, item) for item in read.overrides)
     for said in read.warnings:
-        yield _finding(written, Severity.SILENT, mentioned(written, said), f"TRL warns: {_sentence(said)}")
+        yield _warned(written, mentioned(written, said), said)
     if written.values.get(_FOLLOWED_NOWHERE):
         said = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
         yield _finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, said)

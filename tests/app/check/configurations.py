@@ -58,7 +58,7 @@ FITS, NOT, RUNS_NOT = Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.CANNOT_RUN
 UNKNOWN = Outcome.UNKNOWN
 
 CASES = (
-    # Lines count from the first one of the body.
+    # Lines count from the first one of the body; those of SHORT are before it.
     _case("sft: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case("sft: cut", "max_length: 32\n", FITS, {"max_length=32 cuts": 0}),
     _case(
@@ -127,7 +127,7 @@ CASES = (
     ),
     _case("grpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}),
     _case(
-        "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": None}
+        "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": -2}
     ),
     _case("grpo: a key that no release had", "vllm_sleep_enabled: true\n", RUNS_NOT, {"vllm_enable_sleep_mode": 0}),
     _case("grpo: legacy", "max_prompt_length: 512\nuse_liger_loss: true\n", RUNS_NOT, {"Prompts are never cut": 0}),
@@ -138,5 +138,5 @@ CASES = (
     _case("online_dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8": None}),
     _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
     _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),
-    _case("online_dpo: no room for prompts", "max_length: 16\n", RUNS_NOT, {"leave no room for prompts": None}),
+    _case("online_dpo: no room for prompts", "max_length: 16\n", RUNS_NOT, {"leave no room for prompts": -2}),
 )
