@@ -26,11 +26,20 @@ def read(task: Task, tracer: ServerTracer) -> ReadCommand:
     request = ReadCommandRequest(
         task.written.trainer,
         task.written.command.words,
-        task.written.values,
+        {name: _in_json(value) for name, value in task.written.values.items()},
         hardware.kind if hardware is not None else "cuda",
         hardware.compute_capability if hardware is not None else None,
     )
     return read_command(tracer.server, request, tracer.new_folder())
+
+
+def _in_json(value: object) -> object:
+    """Return a value of YAML in JSON's types: a date becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): _in_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_in_json(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def plan_of(task: Task, read: ReadCommand, config: Configuration) -> UserPlan:
