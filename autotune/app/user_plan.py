@@ -104,7 +104,9 @@ def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: 
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     plan = TrainingPlan(trainer.name, args, {**model, **words})
     if evaluates:
-        plan = dataclasses.replace(plan, args={**plan.args, "eval_strategy": EVALUATED})
+        rows = config.values["per_device_eval_batch_size"]
+        evaluated = {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
+        plan = dataclasses.replace(plan, args={**plan.args, **evaluated})
     return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, evaluates=evaluates)))
 
 
@@ -159,8 +161,8 @@ def _json(name: str, value: object) -> object:
         InputError: it has none like it.
     """
     try:
-        json.dumps(value)
-    except TypeError as error:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
         raise InputError(
             f"{name}={value!r} cannot be handed to the process that traces.", hint="Give words and numbers only."
         ) from error
