@@ -198,8 +198,8 @@ def _handed_over(
         return None, ()
     trainer, setting = problem.trainer, problem.setting
     notes = [
-        f"--fix {knob}={problem.wishes.fixed[knob]} takes the place of {knob}={choice}, which {base.name} says."
-        for knob, choice in start.replaced.items()
+        f"--fix {knob}={problem.wishes.fixed[knob]} takes the place of {said} in {base.name}."
+        for knob, said in start.replaced.items()
     ]
     notes += [f"{base.name}: {said}." for said in base.assumptions]
     if outcome.winner is None:

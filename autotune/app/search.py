@@ -113,7 +113,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
         "token coverage": setting.token_coverage,
         "allowed techniques": sorted(setting.allowed),
         "search space": {knob: list(choices) for knob, choices in problem.choices.items()},
-        **({"base": encode(replace(setting.base, file=""))} if setting.base is not None else {}),
+        **({"base": encode(replace(setting.base, file="", held={}))} if setting.base is not None else {}),
     }
     return {
         name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16] for name, part in parts.items()

@@ -33,13 +33,13 @@ class Start:
     Attributes:
         batch: documents per optimizer step: the base's, or those asked for.
         token_coverage: the share of tokens, 0 to 1, that every candidate keeps at least.
-        replaced: choices of the base, by technique, in whose place the user fixed another.
+        replaced: what the base says, by technique, where the user fixed another choice.
     """
 
     base: Base
     batch: int
     token_coverage: float
-    replaced: Mapping[str, Choice]
+    replaced: Mapping[str, str]
 
 
 def start_of(base: UserBase, options: Options, workload: Workload, machine: Machine) -> Start:
@@ -72,9 +72,9 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         batch,
         coverage,
         {
-            name: known.candidate[name]
+            name: _said(base, find(name, trainer.techniques))
             for name, choice in options.wishes.fixed.items()
-            if known.candidate.get(name) != choice
+            if name not in known.exact or known.candidate[name] != choice
         },
     )
 

@@ -44,7 +44,9 @@ def handed_over(
     write_text(file, text)
     read = read_base(find_base(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
     # What the plan of the base does not say as the file does is left as the file has it.
-    other = ", ".join(_other(read, wanted.plan) - _other(base, plan_before(trainer, setting)))
+    idle = {path for item in trainer.techniques if not item.matters(setting) for path in item.writes}
+    differing = _other(read, wanted.plan) - _other(base, plan_before(trainer, setting)) - idle
+    other = ", ".join(sorted(path.partition(".")[2] for path in differing))
     if other:
         note = f"{note} TRL reads {other} otherwise in config.yaml than it was measured.".strip()
     found = BaseFile(
@@ -70,14 +72,14 @@ def _changed_keys(
 
 
 def _other(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
-    """Return the names of the fields that a configuration has otherwise than a plan."""
+    """Return the paths, such as ``args.FIELD``, of what a configuration has otherwise than a plan."""
     differing = [
-        name
+        f"{part}.{name}"
         for part, values in (("args", read.config.values), ("model", read.model.values))
         for name, value in getattr(plan, part).items()
         if name not in _OF_PROBES and not _agrees(value, values.get(name))
     ]
-    differing += [name for name, value in plan.env.items() if lookup(read.plan, f"env.{name}") != value]
+    differing += [f"env.{name}" for name, value in plan.env.items() if lookup(read.plan, f"env.{name}") != value]
     return frozenset(differing)
 
 

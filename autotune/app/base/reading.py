@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.check.asked import Asked as CheckAsked
@@ -85,7 +85,24 @@ def read_base(written: Written, hardware: Hardware, server: JobServer, folder: P
     Raises:
         InputError: keys of it are wrong, which the message names all at once; or it asks for what a probe does not do.
     """
-    known = read(written, hardware, server, folder)
+    there = on_device(written, hardware)
+    return understood(there, read(there, hardware, server, folder))
+
+
+def on_device(written: Written, hardware: Hardware) -> Written:
+    """Return a base as it is read for a device: TRL refuses most files on a CPU that do not say that it is meant."""
+    args = find_trainer(written.trainer).cpu_args if hardware.kind == "cpu" else {}
+    said = [word for name, value in args.items() if name not in written.values for word in (f"--{name}", str(value))]
+    command = written.command
+    return replace(written, command=replace(command, words=(*command.words, *said)))
+
+
+def understood(written: Written, known: ReadCommand) -> UserBase:
+    """Return a base of which TRL's parser has made something.
+
+    Raises:
+        InputError: as :func:`read_base` says.
+    """
     found, trainer = problems(written, known), find_trainer(written.trainer)
     config = known.configurations.get(trainer.config_class)
     if config is None or fatal(found):
