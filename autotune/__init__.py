@@ -1,6 +1,7 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
-``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``lengths`` shows what a dataset's lengths are,
+``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``check`` says before a job starts whether its
+configuration runs and fits, ``lengths`` shows what a dataset's lengths are,
 ``report`` writes a page about what a search found, ``catalogue`` lists the knobs. Importing this package imports
 nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
 """
@@ -12,14 +13,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autotune.api.catalogue import catalogue
+    from autotune.api.check import check
     from autotune.api.estimate import estimate
     from autotune.api.lengths import lengths
     from autotune.api.plan import plan
+    from autotune.api.preflight import PreflightCallback
     from autotune.api.probe import probe
     from autotune.api.report import report
     from autotune.api.result import ProbeResult
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
-    from autotune.errors import AutotuneError, InputError
+    from autotune.core.verdict import Verdict
+    from autotune.errors import AutotuneError, InputError, WillNotFit
 
 __all__ = [
     "AutotuneError",
@@ -27,8 +31,12 @@ __all__ = [
     "InputError",
     "MemoryEstimate",
     "Plan",
+    "PreflightCallback",
     "ProbeResult",
+    "Verdict",
+    "WillNotFit",
     "catalogue",
+    "check",
     "estimate",
     "lengths",
     "plan",
@@ -40,9 +48,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "AutotuneError": "autotune.errors",
     "InputError": "autotune.errors",
+    "WillNotFit": "autotune.errors",
+    "Verdict": "autotune.core.verdict",
     "Estimate": "autotune.core.estimate",
     "MemoryEstimate": "autotune.core.estimate",
     "Plan": "autotune.core.estimate",
+    "PreflightCallback": "autotune.api.preflight",
     "ProbeResult": "autotune.api.result",
 }
 

@@ -113,7 +113,7 @@ def planned_workload(
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
-    reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
+    reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
     rows = dataset or _stand_in(options.trainer, tracer.folder)
     adapter = fixed_peft(options)
     workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -236,4 +237,8 @@ def peft_words(peft_config: object | None) -> dict[str, object]:
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
     # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
     words = {word: value for word, value in plain.items() if value is not None}
+    targets = words.get("lora_target_modules")
+    if isinstance(targets, list) and len(targets) == 1:
+        # trl.ModelConfig makes text of a list of one, which PEFT takes for an expression that matches whole names.
+        words["lora_target_modules"] = rf"(.*\.)?{re.escape(targets[0])}"
     return {"use_peft": True, "lora_task_type": config.values["task_type"], **words}

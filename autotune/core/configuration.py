@@ -55,6 +55,21 @@ class Override:
 
 
 @dataclass(frozen=True)
+class Built:
+    """What a trainer's class did when it was built from a plan.
+
+    Attributes:
+        refused: what TRL or a library of it said when it refused the plan; empty if none did.
+        overrides: arguments that the class changed.
+        warnings: what it warned of, or logged as a warning.
+    """
+
+    refused: str = ""
+    overrides: tuple[Override, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ReadCommand:
     """What TRL's own parser made of a command.
 

@@ -34,6 +34,7 @@ class Job(StrEnum):
     TRACE = "trace"
     MEASURE_SPEEDS = "measure_speeds"
     READ_COMMAND = "read_command"
+    BUILD = "build"
 
 
 @dataclass(frozen=True)
@@ -326,6 +327,22 @@ class ReadCommandRequest:
     words: tuple[str, ...]
     given: Mapping[str, object]
     device: DeviceKind
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Build the trainer of a plan on the virtual device. The reply is a :class:`autotune.core.configuration.Built`.
+
+    Attributes:
+        rows: tokens of the parts of rows of the dataset, as in :class:`TraceRequest`.
+        capability: CUDA's compute capability of the device that is planned for, or None.
+    """
+
+    plan: TrainingPlan
+    model: ModelSource
+    target: DeviceKind
+    rows: tuple[tuple[int, ...], ...]
     capability: tuple[int, int] | None = None
 
 

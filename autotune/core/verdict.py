@@ -181,6 +181,13 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Verdicts:
+    """The verdicts on several configurations, in the order in which they were named."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
 class Fixed:
     """What became of the keys of a file that TRL no longer has.
 

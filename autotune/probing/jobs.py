@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.core.configuration import ReadCommand
+from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError, read_reply
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import (
     LOG_FILE,
+    BuildRequest,
     CheckPackingReply,
     CheckPackingRequest,
     Failure,
@@ -99,6 +100,16 @@ def read_command(server: JobServer, request: ReadCommandRequest, folder: Path) -
         AutotuneError: the job failed; the message names its log.
     """
     return _expect(ReadCommand, server.run(Job.READ_COMMAND, request, folder), folder)
+
+
+def build(server: JobServer, request: BuildRequest, folder: Path) -> Built:
+    """Build the trainer of a plan on the virtual device, and return what TRL refuses, changes, or warns of.
+
+    Raises:
+        InputError: the model cannot be used.
+        AutotuneError: the job failed; the message names its log.
+    """
+    return _expect(Built, server.run(Job.BUILD, request, folder), folder)
 
 
 def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> SpeedsReply:

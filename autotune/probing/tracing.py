@@ -99,7 +99,7 @@ class ServerTracer:
         def run(job: Sequence[Way]) -> dict[int, Traced]:
             server = free.get()
             try:
-                return _traced(server, job, requests, self._new_folder)
+                return _traced(server, job, requests, self.new_folder)
             finally:
                 free.put(server)
 
@@ -107,8 +107,9 @@ class ServerTracer:
             found = {index: traced for replies in pool.map(run, jobs) for index, traced in replies.items()}
         return [found[index] for index in range(len(requests))]
 
-    def _new_folder(self) -> Path:
-        return self.folder / f"trace-{next(self._numbers)}"
+    def new_folder(self) -> Path:
+        """Return a directory in :attr:`folder` that is not there yet."""
+        return self.folder / f"job-{next(self._numbers)}"
 
     def _started(self, count: int) -> list[JobServer]:
         while len(self._servers) < count:

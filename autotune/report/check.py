@@ -30,8 +30,10 @@ _TITLES: Mapping[Severity, str] = {
 _COLOURS: Mapping[Severity, str] = {Severity.ERROR: "red", Severity.SILENT: "yellow", Severity.NOTE: ""}
 
 
-def show_verdict(verdict: Verdict, console: Console) -> None:
-    """Print a verdict."""
+def show_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
+    """Print a verdict, under the name of its file if there are several."""
+    if name:
+        console.print(Text(printable(name), style="bold underline"))
     for part in drawn_verdict(verdict):
         console.print(part)
 

@@ -10,6 +10,8 @@ from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
 
 _LONGEST_SHOWN = 80
+# What transformers' parser takes for a truth value (string_to_bool).
+_TRUTHS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 
 
 def shown(value: object) -> str:
@@ -27,7 +29,8 @@ def mismatch(hint: Any, value: Any) -> str:
     Text is taken where argparse, or the class itself (JSON for a mapping), converts it.
     """
     kinds = _alternatives(hint)
-    if any(_takes(kind, value) for kind in kinds):
+    # A key without a value is read as nothing; the class decides whether it can be without.
+    if value is None or any(_takes(kind, value) for kind in kinds):
         return ""
     words = [_word(kind) for kind in kinds if kind is not type(None)]
     return " or ".join(dict.fromkeys(words))
@@ -52,27 +55,29 @@ def _word(kind: Any) -> str:
 
 def _takes(kind: Any, value: Any) -> bool:
     origin = get_origin(kind) or kind
-    if value is None or origin is Any:
-        # A key without a value is read as nothing; the class decides whether it can be without.
-        return True
     if origin is bool:
-        return isinstance(value, bool) or str(value).lower() in ("true", "false", "yes", "no", "1", "0", "t", "f")
+        return isinstance(value, bool) or str(value).lower() in _TRUTHS
     if isinstance(value, bool):
-        return origin is str
+        return origin in (str, Any)
     if origin in (int, float):
         return _is_number(origin, value)
-    if origin is list:
-        item = (*get_args(kind), Any)[0]
-        return isinstance(value, list) and all(any(_takes(one, each) for one in _alternatives(item)) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
+    if origin in (list, dict):
+        return _holds(kind, origin, value)
     if origin is Literal:
         return value in get_args(kind)
     if isinstance(origin, type) and issubclass(origin, Enum):
         return value in [member.value for member in origin]
     if dataclasses.is_dataclass(origin):
         return isinstance(value, dict)
-    return not isinstance(value, (dict, list)) if origin is str else True
+    return origin is not type(None) and not (origin is str and isinstance(value, (dict, list)))
+
+
+def _holds(kind: Any, origin: type, value: Any) -> bool:
+    """Whether a field of a collection takes a value; the classes read JSON where they want a mapping."""
+    if origin is dict:
+        return isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
+    items = _alternatives((*get_args(kind), Any)[0])
+    return isinstance(value, list) and all(any(_takes(one, each) for one in items) for each in value)
 
 
 def _is_number(kind: type, value: Any) -> bool:

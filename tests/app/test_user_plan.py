@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig
+from peft.tuners.tuners_utils import check_target_module_exists
 from transformers import BitsAndBytesConfig, TrainingArguments
 from trl import DPOConfig, GRPOConfig, KTOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
 
@@ -42,6 +43,15 @@ def test_the_sizes_of_generations_that_a_configuration_fills_in_are_taken(config
     config = config_class(use_cpu=True, bf16=False, report_to="none", gradient_accumulation_steps=2)
     assert config.generation_batch_size == 16
     assert plan_of(config).args["steps_per_generation"] == 2
+
+
+def test_a_single_target_stays_the_end_of_a_name() -> None:
+    # trl.ModelConfig makes text of a list of one, and PEFT takes text for an expression that has to match a whole name.
+    plan = plan_of(sft(), LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    found = traced_peft_config(plan)
+    assert found is not None
+    names = ["model.layers.0.self_attn.q_proj", "q_proj", "model.layers.0.self_attn.xq_proj", "q_proj.base"]
+    assert [check_target_module_exists(found, name) is not None for name in names] == [True, True, False, False]
 
 
 def test_the_default_configuration_comes_to_trls_defaults() -> None:

@@ -44,6 +44,11 @@ class Asked:
     import_rewards: bool = False
 
     @property
+    def passes(self) -> bool | None:
+        """What an answer that is too close to call, or unknown, counts as; None: neither."""
+        return None if self.when_unsure is None else self.when_unsure == "pass"
+
+    @property
     def settings(self) -> dict[str, object]:
         """The options, for the document of the verdict."""
         return {name: value for name, value in vars(self).items() if value not in (None, (), False)}

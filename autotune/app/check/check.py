@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from autotune.app.check.asked import Asked, Written, written
@@ -16,61 +17,103 @@ from autotune.app.planned import CPU, Planned, planned_machine
 from autotune.app.user_plan import configuration_of, peft_words
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import Listener, StageStarted
-from autotune.core.verdict import Finding, Outcome, Severity, Verdict
+from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, headline
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget
 from autotune.inspection.command_line import Command
+from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import trainers
 
 
-def check(asked: Asked, listener: Listener) -> Verdict:
-    """Return the verdict on a configuration; see :func:`autotune.check`."""
+def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) -> Verdict:
+    """Return the verdict on a configuration; see :func:`autotune.check`.
+
+    Args:
+        tracer: runs the jobs of several checks; None: processes are started for this one, and ended with it.
+    """
     started = time.monotonic()
-    text = written(asked)
-    planned = _planned(asked, text)
+    try:
+        text = written(asked)
+    except InputError as error:
+        return _unreadable(asked, error, time.monotonic() - started)
+    planned, absent = _planned(asked, text)
     budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware) if planned is not None else 0
-    task = Task(asked, text, planned, budget_bytes, started)
+    task = Task(asked, text, planned, budget_bytes, started, absent)
     cache = user_cache()
     verdicts = Verdicts(cache)
     key = key_of(asked, text, planned) if planned is not None else None
-    known = verdicts.get(key, budget_bytes)
+    known = verdicts.get(key, asked, budget_bytes)
     if known is not None:
         return replace(known, wall_seconds=time.monotonic() - started)
-    with ServerTracer(planned.cores if planned is not None else 1, listener) as tracer:
+    if tracer is not None:
         found = _checked(task, tracer, cache, listener)
+    else:
+        with ServerTracer(planned.cores if planned is not None else 1, listener) as own:
+            found = _checked(task, own, cache, listener)
     verdicts.put(key, found)
     return found
 
 
-def _planned(asked: Asked, text: Written) -> Planned | None:
+def _unreadable(asked: Asked, error: InputError, seconds: float) -> Verdict:
+    """Return the verdict on a configuration that cannot be read, or does not say what it is for."""
+    outcome = Outcome.CANNOT_RUN
+    return Verdict(
+        SCHEMA,
+        outcome,
+        headline(outcome, None, 0, error.message),
+        reason=error.message,
+        trainer=asked.trainer or "",
+        findings=(Finding(Severity.ERROR, str(error), file=asked.config or ""),),
+        settings=asked.settings,
+        wall_seconds=seconds,
+    )
+
+
+def check_each(asked: Iterable[Asked], listener: Listener) -> Iterator[Verdict]:
+    """Yield the verdicts on several configurations, whose jobs share processes."""
+    with ServerTracer(inspect_cpu().cores, listener) as tracer:
+        for each in asked:
+            yield check(each, listener, tracer)
+
+
+def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
     """Return the device to check for: the one asked for, a CPU where the file says so, or this machine's own.
 
+    Without one, the file can be read nevertheless; the second is why there is none.
+
     Raises:
-        InputError: there is none, or it is not this machine's, where the training is to be run.
+        InputError: there is no such GPU, or it is not this machine's, where the training is to be run.
     """
     if asked.probe and asked.gpu is not None:
         raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
     on_cpu = text.values.get("use_cpu") is True or "--use_cpu" in text.command.words
     word = asked.gpu or (CPU if on_cpu else None)
     if not asked.fits and word is None:
-        return None
-    return planned_machine(word)
+        return None, ""
+    try:
+        return planned_machine(word), ""
+    except InputError as error:
+        if word is not None or asked.probe:
+            raise
+        return None, f"{error.message.removesuffix('.')} {error.hint}"
 
 
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
     listener(StageStarted("Reading the configuration with TRL's parser"))
     hardware = task.planned.machine.hardware if task.planned is not None else None
-    known = read(task.written, hardware, tracer.server, tracer.folder / "read")
+    known = read(task.written, hardware, tracer.server, tracer.new_folder())
     found = problems(task.written, known)
     config = known.configurations.get(task.trainer.config_class)
     if config is None or fatal(found):
         return task.wrong(found)
     try:
         started = launching(task.written, known, config)
-        if not task.asked.fits or task.planned is None:
+        if not task.asked.fits:
             return task.verdict(Outcome.READ, findings=found, processes=started.processes)
+        if task.planned is None:
+            return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
         user = plan_of(task.written, known, config)
         return Fitting(task, known, config, started, user, found).verdict(task.planned, tracer, cache, listener)
     except UnreadError as error:
@@ -91,9 +134,9 @@ def check_object(config: object, peft_config: object | None, asked: Asked, liste
     if asked.model is None or asked.dataset is None:
         raise InputError("A configuration object names no model and no data.", hint="Give model= and dataset=.")
     text = Written(Command(trainer.name, ()), None, trainer.name)
-    planned = _planned(asked, text) if not found.values.get("use_cpu") else planned_machine(asked.gpu or CPU)
-    if planned is None:
+    if not asked.fits:
         raise InputError("A configuration object has been read already.", hint="Leave out fits=False.")
+    planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None))
     budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware)
     task = Task(asked, text, planned, budget_bytes, started)
     words = {**peft_words(peft_config), "model_name_or_path": asked.model}

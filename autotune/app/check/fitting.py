@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from autotune.app.check.candidate import as_candidate
 from autotune.app.check.launch import Launching
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
+from autotune.app.check.problems import mentioned, of_building
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import silently
 from autotune.app.check.sources import Sources, sources
@@ -17,15 +18,18 @@ from autotune.app.planned import CPU, Planned, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.app.user_plan import UserPlan
 from autotune.app.workload import WorkloadReader
-from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.configuration import Built, Configuration, ReadCommand
 from autotune.core.events import Listener, StageStarted
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.protocol import BuildRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict
 from autotune.core.workload import Workload
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.planning.tracing.cache import Cache
+from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.max_length import token_coverage
@@ -58,14 +62,15 @@ class Fitting:
         plan, workload = self._workload(named, options, planned, tracer, cache, listener)
         geometry = whole_geometry(trainer, plan, workload)
         setting = Setting(workload, planned.machine, max(1, round(geometry.documents)), 0.0, _everything(trainer))
+        built = self._built(plan, geometry, workload, planned, tracer)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         found = (*self.found, *self._placed(silently(plan, geometry, trainer, setting, known, given)))
+        found = (*found, *of_building(task.written, built, found))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
         more: dict[str, object] = {
             "model": named.model.name,
             "dataset": workload.dataset.name,
-            "findings": found,
             "plan": plan,
             "documents_per_step": geometry.documents,
             "processes": self.launching.processes,
@@ -73,7 +78,7 @@ class Fitting:
         if fatal(found):
             return task.wrong(found, **more)
         if not self.launching.alone:
-            return task.verdict(Outcome.UNKNOWN, reason=_several(self.launching), **more)
+            return task.verdict(Outcome.UNKNOWN, reason=_several(self.launching), findings=found, **more)
         steps = PlanTracer(traces_of(workload, planned.machine, tracer, cache), setting, planned.gpu)
         sized = Sized(plan, geometry)
         answer = self._answer(sized, steps, workload, planned, tracer, listener)
@@ -89,7 +94,18 @@ class Fitting:
             )
             remedies = Remedies(plan, known, trainer, kept, options.file, steps)
             remedy = self._remedy(remedies, planned, answer)
-        return task.verdict(answer.outcome, need=answer.need, reason=answer.reason, remedy=remedy, **more)
+        answered: dict[str, object] = {"need": answer.need, "reason": answer.reason, "remedy": remedy}
+        return task.verdict(answer.outcome, findings=found, **answered, **more)
+
+    def _built(
+        self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload, planned: Planned, tracer: ServerTracer
+    ) -> Built:
+        """Return what TRL's trainer says to the plan itself; a trace has other sizes than the plan."""
+        hardware, dataset = planned.machine.hardware, workload.dataset
+        trainable = dataset.trainable_tokens / dataset.documents.tokens
+        rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
+        request = BuildRequest(plan, workload.model_source, hardware.kind, rows, hardware.compute_capability)
+        return build(tracer.server, request, tracer.new_folder())
 
     def _workload(
         self,
@@ -110,7 +126,7 @@ class Fitting:
         wanted = (attention,) if packs and technique.unavailable(attention, here) is None else ()
         if self.task.asked.probe:
             # The rows themselves are needed, which are not kept.
-            reader = WorkloadReader(tracer.server, tracer.folder / "workload", listener)
+            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
             workload = reader.read(trainer.name, named.model, named.dataset, named.evaluation, options.rollouts)
             workload = reader.check_attention(workload, here, wanted) if wanted else workload
         else:
@@ -133,7 +149,7 @@ class Fitting:
             listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.machine.hardware
             with JobServer(hardware.kind, threads=hardware.threads) as server:
-                found = probed(sized.plan, workload, planned, budget_bytes, server, tracer.folder / "probe")
+                found = probed(sized.plan, workload, planned, budget_bytes, server, tracer.new_folder())
             return with_shape(found, sized.geometry)
         if file is not None:
             folder = file.path.parent
@@ -168,7 +184,8 @@ class Fitting:
 
     def _placed(self, findings: Iterable[Finding]) -> Iterable[Finding]:
         for item in findings:
-            line = self.task.written.line(item.key) if item.key else None
+            key = item.key or mentioned(self.task.written, item.message) if item.severity is not Severity.NOTE else ""
+            line = self.task.written.line(key) if key else None
             yield item if line is None else replace(item, line=line, file=self.task.written.place)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from autotune.app.check.asked import Written
-from autotune.core.configuration import Fault, Override, ReadCommand
+from autotune.core.configuration import Built, Fault, Override, ReadCommand
 from autotune.core.verdict import Finding, Severity
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import trainers
@@ -18,9 +19,50 @@ def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
     """Return what is wrong with a configuration or silently changed in it, in the order of its file."""
     found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
     if read.refused and not any(item.severity is Severity.ERROR for item in found):
-        found.append(Finding(Severity.ERROR, f"TRL refuses it: {_sentence(read.refused)}"))
+        found.append(refused(written, read.refused))
     last = 1 << 30
     return tuple(sorted(found, key=lambda item: item.line or last))
+
+
+def of_building(written: Written, built: Built, known: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what TRL's trainer said when it was built by the plan, as far as it is not known yet.
+
+    Only what is about a key that the user wrote is told: traces set some arguments of their own.
+    """
+    told = {item.key for item in known if item.severity is not Severity.NOTE}
+    given = _given(written)
+    if built.refused:
+        yield refused(written, built.refused)
+    for item in built.overrides:
+        if item.key in given and item.key not in told:
+            yield _overridden(written, item)
+    for said in built.warnings:
+        key = mentioned(written, said)
+        if key and key not in told:
+            yield _warned(written, key, said)
+
+
+def refused(written: Written, said: str) -> Finding:
+    """Return the finding that TRL refuses the configuration, at the first of its keys that TRL mentions."""
+    return _finding(written, Severity.ERROR, mentioned(written, said), f"TRL refuses it: {_sentence(said)}")
+
+
+def mentioned(written: Written, text: str) -> str:
+    """Return the first key that a text mentions of those that the user wrote, or nothing."""
+    places = {name: re.search(rf"\b{re.escape(name)}\b", text) for name in _given(written)}
+    found = {name: place.start() for name, place in places.items() if place is not None}
+    return min(found, key=lambda name: found[name], default="")
+
+
+def _warned(written: Written, key: str, said: str) -> Finding:
+    # What is only going to change does what it says for now.
+    severity = Severity.NOTE if "deprecated" in said else Severity.SILENT
+    return _finding(written, severity, key, f"TRL warns: {_sentence(said)}")
+
+
+def _given(written: Written) -> list[str]:
+    words = [word.lstrip("-").partition("=")[0] for word in written.command.words if word.startswith("--")]
+    return [*written.values, *words]
 
 
 def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
@@ -52,14 +94,15 @@ def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
     for key, value in written.values.items():
         old = legacy_of(written.trainer, key, value) if key not in wrong else None
         if old is not None and not old.same:
-            yield _finding(written, Severity.SILENT if old.no_effect else Severity.NOTE, key, old.sentence())
+            # The parser takes any text for a field of text; the trainer fails later.
+            taken = Severity.SILENT if old.no_effect else Severity.NOTE
+            yield _finding(written, taken if old.accepted else Severity.ERROR, key, old.sentence())
 
 
 def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
     yield from (_overridden(written, item) for item in read.overrides)
     for said in read.warnings:
-        key = next((name for name in written.values if f"`{name}`" in said), "")
-        yield _finding(written, Severity.SILENT, key, f"TRL warns: {_sentence(said)}")
+        yield _warned(written, mentioned(written, said), said)
     if written.values.get(_FOLLOWED_NOWHERE):
         said = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
         yield _finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, said)

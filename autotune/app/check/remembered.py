@@ -19,6 +19,8 @@ from autotune.planning.tracing.sources import source_digest
 
 # A file whose content decides the verdict, beside a path whose names, sizes and times do.
 _MOST_HASHED_BYTES = 1 << 20
+# Options that a kept verdict is judged by again.
+_JUDGED_AGAIN = ("memory_budget", "when_unsure")
 # Keys of directories that a training writes to.
 _OUTPUTS = ("output_dir", "logging_dir")
 # What a real run showed, or could not show, may be otherwise the next time.
@@ -31,16 +33,17 @@ class Verdicts:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def get(self, key: str | None, budget_bytes: int) -> Verdict | None:
-        """Return the verdict that is kept under a key, for a budget; None if there is none, or not for this budget."""
+    def get(self, key: str | None, asked: Asked, budget_bytes: int) -> Verdict | None:
+        """Return the verdict that is kept under a key, for what is asked; None if there is none, or not for that."""
         document: Any = self._cache.get(key) if key is not None else None
         if key is None or document is None:
             return None
         try:
-            return _within(replace(decode(Verdict, document), from_cache=True), budget_bytes)
+            known = decode(Verdict, document)
         except DecodeError:
             self._cache.drop(key)
             return None
+        return _within(replace(known, from_cache=True, settings=asked.settings, passes=asked.passes), budget_bytes)
 
     def put(self, key: str | None, verdict: Verdict) -> None:
         """Keep a verdict, if it would be the same the next time."""
@@ -49,17 +52,15 @@ class Verdicts:
 
 
 def _within(known: Verdict, budget_bytes: int) -> Verdict | None:
-    """Return a verdict for another budget, where that changes neither the answer nor what has to be traced."""
+    """Return a verdict for another budget, if that is known: what does not fit needs its own smallest change."""
     need = known.need
     if known.budget_bytes == budget_bytes or need is None:
         return known
     outcome = judged(need, budget_bytes)
-    if not known.outcome is outcome is Outcome.FITS or (
-        budget_bytes < known.budget_bytes and needs_more(need, budget_bytes)
-    ):
+    if outcome is not Outcome.FITS or needs_more(need, budget_bytes):
         return None
-    line = headline(outcome, need, budget_bytes, known.reason)
-    return replace(known, budget_bytes=budget_bytes, headline=line)
+    line = headline(outcome, need, budget_bytes, "")
+    return replace(known, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
 
 
 def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
@@ -80,7 +81,8 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     beside = _state(written.file.path.parent / RESULT) if written.file is not None else None
     software = environment(planned.machine)
     device = planned.described.name, planned.machine.hardware.memory_bytes
-    return fingerprint("verdict", asked.settings, text, named, beside, device, software, source_digest())
+    options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
+    return fingerprint("verdict", options, text, named, beside, device, software, source_digest())
 
 
 def _words(asked: Asked, written: Written) -> Iterator[str]:

@@ -10,6 +10,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile
+from autotune.techniques import max_length
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.trainers import Trainer
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
@@ -34,7 +35,8 @@ def silently(
     """
     yield _note(_step(plan, geometry, trainer))
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
-        yield from _rows(plan, profile, whose)
+        if trainer.name not in max_length.TECHNIQUE.changes_in:
+            yield from _rows(plan, profile, whose)
     yield from _mixing(plan, setting)
     yield from _weights(plan, given)
     yield from _positions(geometry, setting)

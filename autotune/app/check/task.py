@@ -24,6 +24,7 @@ class Task:
 
     Attributes:
         planned: the device that it is for; None where none is named or here, which only reading does without.
+        absent: why there is none, in words.
     """
 
     asked: Asked
@@ -31,6 +32,7 @@ class Task:
     planned: Planned | None
     budget_bytes: int
     started: float
+    absent: str = ""
 
     @property
     def trainer(self) -> Trainer:
@@ -41,14 +43,13 @@ class Task:
         """Return a verdict with what is known by now."""
         need, reason = more.get("need"), str(more.get("reason", ""))
         assert need is None or isinstance(need, Need)
-        passes = {"pass": True, "fail": False}.get(self.asked.when_unsure or "")
         known: dict[str, object] = {
             "trainer": self.written.trainer,
             "device": self.planned.described.name if self.planned is not None else "",
             "budget_bytes": self.budget_bytes,
             "environment": environment(self.planned.machine) if self.planned is not None else {},
             "settings": self.asked.settings,
-            "passes": passes,
+            "passes": self.asked.passes,
             "wall_seconds": time.monotonic() - self.started,
         }
         line = headline(outcome, need, self.budget_bytes, reason)

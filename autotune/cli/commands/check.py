@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from autotune.cli.arguments import add_json, add_memory_budget, add_trainer, trainer_names
+from autotune.core.verdict import Verdicts
 from autotune.errors import InputError
 
 SUMMARY = "say before a job starts whether its configuration runs and fits"
@@ -13,13 +14,14 @@ DESCRIPTION = (
     "Reads a configuration with TRL's own parser, tells everything that is wrong with it or silently changed, and\n"
     "says whether its worst micro-batch fits the device: by a trace that needs no GPU, or with --probe by a real run."
 )
+_FILES = (".yaml", ".yml")
+# Exit codes, the gravest last.
+_GRAVITY = (0, 3, 1, 2)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; their names are those of ``autotune.check``."""
-    parser.add_argument(
-        "config", metavar="CONFIG.yaml", nargs="*", help="a configuration of TRL's; or -- and a command"
-    )
+    parser.add_argument("config", metavar="CONFIG.yaml", nargs="*", help="configurations of TRL's; or -- and a command")
     add_trainer(parser)
     parser.add_argument("--model", metavar="MODEL", help="instead of model_name_or_path")
     parser.add_argument("--dataset", metavar="DATASET", help="instead of the configuration's own")
@@ -43,7 +45,7 @@ def epilog() -> str:
         "  autotune check config.yaml --gpu H100-80GB\n"
         "  autotune check config.yaml --probe && trl dpo --config config.yaml\n"
         "  autotune check --gpu A100-80GB -- trl dpo --config config.yaml --max_length 4096\n"
-        "  autotune check config.yaml --no-fit\n"
+        "  autotune check configs/*.yaml --no-fit\n"
         "  autotune check old.yaml --trainer dpo --fix-legacy --output new.yaml\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 fits, 1 will not fit, 2 cannot run or be read, 3 too close to call or not known\n"
@@ -54,39 +56,42 @@ def run(arguments: argparse.Namespace) -> int:
     """Check, and return the exit code."""
     options = dict(vars(arguments))
     as_json, words = options.pop("json", False), options.pop("config", [])
-    fixes = options.pop("fix_legacy", False)
     if not words:
         raise InputError("There is nothing to check.", hint="Give CONFIG.yaml, or -- and a command.")
-    options["config"] = words[0] if len(words) == 1 else words
+    if options.pop("fix_legacy", False):
+        return _fix(words, options)
+    if "output" in options:
+        raise InputError("--output is where --fix-legacy writes.", hint="Give both, or neither.")
 
+    from autotune.api.check import verdict, verdicts
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.report.check import show_verdict
     from autotune.report.watch import watching
 
-    if fixes:
-        return _fix(options)
-    if "output" in options:
-        raise InputError("--output is where --fix-legacy writes.", hint="Give both, or neither.")
-
-    from autotune.api.check import verdict
-
+    several = len(words) > 1 and all(word.endswith(_FILES) for word in words)
     with watching(stderr_console()) as listener:
-        found = verdict(**options, listener=listener)
+        if several:
+            found = list(verdicts(words, **options, listener=listener))
+        else:
+            found = [verdict(words[0] if len(words) == 1 else words, **options, listener=listener)]
     if as_json:
-        write_json(found)
+        write_json(Verdicts(tuple(found)) if several else found[0])
     else:
-        show_verdict(found, stdout_console())
-    return found.exit_code
+        for word, each in zip(words, found, strict=False):
+            show_verdict(each, stdout_console(), word if several else "")
+    return max(found, key=lambda each: _GRAVITY.index(each.exit_code)).exit_code
 
 
-def _fix(options: dict[str, Any]) -> int:
+def _fix(words: list[str], options: dict[str, Any]) -> int:
     from autotune.api.check import fix_legacy
     from autotune.cli.console import stdout_console
     from autotune.report.check import show_fixed
 
-    taken = {name: options.pop(name, None) for name in ("config", "trainer", "output")}
+    taken = {name: options.pop(name, None) for name in ("trainer", "output")}
+    if len(words) > 1:
+        raise InputError("--fix-legacy takes one file.", hint="Fix one after another.")
     if options:
         raise InputError(f"--fix-legacy takes no --{min(options)}.", hint="Fix the file first, then check it.")
-    fixed = fix_legacy(**taken)
+    fixed = fix_legacy(words[0], **taken)
     show_fixed(fixed, stdout_console())
     return 0 if not fixed.left else 1

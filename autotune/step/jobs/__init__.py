@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.core.protocol import (
+    BuildRequest,
     CheckPackingRequest,
     Job,
     PrepareRequest,
@@ -12,6 +13,7 @@ from autotune.core.protocol import (
     TraceRequests,
 )
 from autotune.step.job import JobType
+from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
 from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import probe
@@ -24,6 +26,7 @@ JOBS: dict[str, JobType] = {
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
     Job.PROBE: JobType(ProbeRequest, probe),
     Job.TRACE: JobType(TraceRequests, trace_all),
+    Job.BUILD: JobType(BuildRequest, build),
     Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),
     Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),
 }

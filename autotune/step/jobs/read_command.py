@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from enum import Enum
 from typing import Any, NoReturn, get_type_hints
 from unittest import mock
 
@@ -17,6 +15,7 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.core.configuration import Configuration, Fault, Override, ReadCommand
 from autotune.core.protocol import ReadCommandRequest
+from autotune.step.configurations import plain, same
 from autotune.step.fields import mismatch, shown
 from autotune.step.job import JobContext
 from autotune.step.trainers import adapter
@@ -191,49 +190,14 @@ def _configuration(item: Any) -> Configuration:
     )
 
 
-def plain(value: Any) -> Any:
-    """Return a field's value in JSON's types; what has none becomes text."""
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if hasattr(value, "to_dict"):
-        return plain(value.to_dict())
-    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
-
-
 def _overrides(objects: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Override]:
     for item in objects:
         for field in dataclasses.fields(item):
             if field.name not in given:
                 continue
             asked, used = plain(given[field.name]), plain(getattr(item, field.name, None))
-            if asked != used and not _same(asked, used):
+            if not same(asked, used):
                 yield Override(field.name, asked, used)
-
-
-def _same(asked: Any, used: Any) -> bool:
-    """Whether a value has only been written in another way: JSON read, a list of one, a number as text, nothing."""
-    if asked in (None, "none", "", [], {}) and not used:
-        return True
-    if isinstance(asked, str) and isinstance(used, dict):
-        try:
-            return bool(json.loads(asked) == used)
-        except ValueError:
-            return False
-    if isinstance(asked, dict) and isinstance(used, dict):
-        return all(used.get(key) == value for key, value in asked.items())
-    if isinstance(asked, list) and isinstance(used, list):
-        return len(asked) == len(used) and all(map(_alike, asked, used))
-    return [asked] == used or asked == [used] or str(asked) == str(used)
-
-
-def _alike(asked: Any, used: Any) -> bool:
-    return bool(asked == used) or _same(asked, used)
 
 
 def _pairs(words: Sequence[str]) -> Mapping[str, object]:

@@ -33,8 +33,9 @@ WORST_STEPS = 2
 """Optimizer steps on the largest micro-batch: the first allocates the optimizer's state, so the second is steady."""
 # Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
-# accelerate gets the device of a trace afterwards; TF32 changes no allocation, and compiled code cannot be traced.
-_NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
+NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
+"""Arguments that are left out: accelerate gets the device of a trace afterwards, TF32 changes no allocation, and
+compiled code cannot be traced."""
 _SEED = 42
 
 
@@ -100,10 +101,10 @@ def traced_training(
         with tempfile.TemporaryDirectory() as folder:
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
-            planned = config(plan, output_dir=folder, **_NOT_TRACED)
+            planned = config(plan, output_dir=folder, **NOT_TRACED)
             known = adapter(plan.trainer)
             with phase(CONSTRUCTION):
-                trainer = _build(known, plan, planned, model_config, processor, rows, device)
+                trainer = build_virtual(known, plan, planned, model_config, processor, rows, device)
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
             known.watch(trainer, phase)
@@ -117,7 +118,7 @@ def traced_training(
     return run
 
 
-def _build(
+def build_virtual(
     known: Adapter,
     plan: TrainingPlan,
     planned: Any,
@@ -126,13 +127,18 @@ def _build(
     rows: TracedRows,
     device: torch.device,
 ) -> Any:
+    """Return the trainer of a plan on a device, with a model of random weights and rows of given sizes.
+
+    Args:
+        planned: the trainer's configuration as planned.
+    """
     overrides = {
         **run_arguments(rows.steps, Path(planned.output_dir)),
         **known.derived(plan),
         "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
-        **_NOT_TRACED,
+        **NOT_TRACED,
     }
     arguments = _on_device(device, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None

@@ -1,0 +1,157 @@
+"""``autotune.PreflightCallback``: checks a training that is about to start, from within its trainer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers import TrainerCallback
+
+from autotune.api.check import check
+from autotune.core.verdict import Outcome
+from autotune.errors import InputError
+from autotune.units import MIB
+
+if TYPE_CHECKING:
+    import transformers
+
+_LOG = logging.getLogger(__name__)
+_CONTEXT_BYTES = 512 * MIB
+"""What a process holds of a GPU outside of PyTorch's allocator, about (the catalogue of GPUs assumes as much)."""
+# Columns of tokens from which a trainer's own columns of text can be had again, by the text's name.
+_TEXTS: Mapping[str, Mapping[str, str]] = {
+    "DPOConfig": {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"},
+    "KTOConfig": {"prompt": "prompt_ids", "completion": "completion_ids"},
+}
+_KEPT = frozenset({"label", "prompt", "solution"})
+
+
+class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Stops a training before its first step if its worst micro-batch will not fit.
+
+    It traces the step in processes of its own, with the arguments, the model's configuration and the rows that the
+    trainer has, so it takes some seconds and no memory of the device::
+
+        trainer = DPOTrainer(…, callbacks=[autotune.PreflightCallback()])
+        trainer.train()  # raises autotune.WillNotFit, or trains
+
+    What is too close to call, or not known, is logged as a warning and trains, unless ``when_unsure`` is ``fail``.
+    Trainings of several processes are not checked, and a warning says so.
+
+    Args:
+        dataset: what the rows were read from, as for :func:`autotune.check`. None: the trainer's own rows; those of DPO
+            and KTO, which are tokens by then, are decoded, so that a row may count a token more than it has.
+        memory_budget: memory that the training may need; None: what is free of its device, and what it holds already.
+        when_unsure: ``pass`` or ``fail``.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: str | None = None,
+        memory_budget: str | int | None = None,
+        when_unsure: Literal["pass", "fail"] = "pass",
+    ) -> None:
+        self._dataset = dataset
+        self._budget = memory_budget
+        self._when_unsure = when_unsure
+
+    def on_train_begin(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Check the training.
+
+        Raises:
+            WillNotFit: it will not fit, or cannot run.
+            InputError: its model or its rows are not what a check can read.
+        """
+        if args.world_size > 1:
+            _LOG.warning("A training of %s processes is not checked before it starts.", args.world_size)
+            return
+        model, processor = kwargs["model"], kwargs["processing_class"]
+        peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
+        with tempfile.TemporaryDirectory(prefix="autotune-") as name:
+            folder = Path(name)
+            base = model.get_base_model() if peft_config is not None else model
+            quantization = _saved(base, processor, folder / "model")
+            verdict = check(
+                _arguments(args, base, quantization),
+                model=str(folder / "model"),
+                dataset=self._dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
+                peft_config=peft_config,
+                gpu="cpu" if args.device.type == "cpu" else None,
+                memory_budget=self._budget or _free(args),
+                when_unsure=self._when_unsure,
+            )
+        told = _LOG.warning if verdict.outcome is not Outcome.FITS else _LOG.info
+        told("autotune: %s", verdict.headline)
+
+
+def _saved(model: Any, processor: Any, folder: Path) -> Any:
+    """Save the model's configuration and tokenizer; return its quantisation, which says how weights are loaded."""
+    config = copy.deepcopy(model.config)
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        del config.quantization_config
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return quantization
+
+
+def _arguments(args: Any, model: Any, quantization: Any) -> Any:
+    """Return the arguments with the way in which the model was loaded."""
+    loaded = {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attn_implementation": model.config._attn_implementation,
+        "quantization_config": quantization,
+    }
+    found = copy.copy(args)
+    found.model_init_kwargs = {name: value for name, value in loaded.items() if value is not None}
+    return found
+
+
+def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
+    """Write the rows that a loader draws from, in a format of the trainer."""
+    rows = loader.dataset
+    if not hasattr(rows, "column_names") or not hasattr(rows, "to_parquet"):
+        raise InputError("The trainer's rows are no datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
+    names = next((known for kind, known in _TEXTS.items() if kind in _kinds(args)), None)
+    if names is None:
+        file = folder / "rows.parquet"
+        rows.to_parquet(str(file))
+        return file
+    file = folder / "rows.jsonl"
+    with file.open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{json.dumps(row)}\n" for row in _decoded(rows, names, processor))
+    return file
+
+
+def _kinds(args: Any) -> list[str]:
+    return [kind.__name__ for kind in type(args).__mro__]
+
+
+def _decoded(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[dict[str, object]]:
+    for row in rows:
+        kept = {name: value for name, value in row.items() if name in _KEPT}
+        yield {**kept, **{text: processor.decode(row[tokens]) for text, tokens in names.items()}}
+
+
+def _free(args: Any) -> int | None:
+    """Return the memory that the training can have: what is free now, and what it holds already."""
+    if args.device.type == "cpu":
+        return None
+    import torch
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info(args.device)
+    available_bytes: int = min(total_bytes, free_bytes + torch.cuda.memory_reserved(args.device) + _CONTEXT_BYTES)
+    return available_bytes

@@ -1,0 +1,95 @@
+"""The job ``build``: builds a plan's trainer on the virtual device, and says what TRL refuses, changes or warns of."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from autotune.core.configuration import Built, Override
+from autotune.core.protocol import BuildRequest
+from autotune.errors import InputError
+from autotune.step.configurations import plain, same
+from autotune.step.job import JobContext
+from autotune.step.models.layers import first_layers
+from autotune.step.models.loading import load_config, load_processor
+from autotune.step.objects import config
+from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual
+from autotune.step.trainers import adapter
+from autotune.virtual import trace as run_virtually
+
+# Libraries whose warnings are about the user's arguments.
+_TELLING = ("trl", "transformers", "peft", "accelerate")
+_USUAL_CAPABILITY = (8, 0)
+
+
+def build(request: BuildRequest, _context: JobContext) -> Built:
+    """Build the trainer of a plan, with one layer of its model and a few rows.
+
+    Raises:
+        InputError: the model's configuration or tokenizer cannot be used.
+    """
+    # No real GPU is used.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    known, plan = adapter(request.plan.trainer), request.plan
+    model_config = first_layers(load_config(request.model, known.head), 1)
+    processor = load_processor(request.model, known.processor)
+    said: list[str] = []
+    used: dict[str, Any] = {}
+
+    def run(device: torch.device) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            planned = config(plan, output_dir=folder, **NOT_TRACED)
+            with _listening(said):
+                trainer = build_virtual(known, plan, planned, model_config, processor, TracedRows(request.rows), device)
+            used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
+
+    try:
+        run_virtually(run, target=request.target, capability=request.capability or _USUAL_CAPABILITY)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 whatever a library raises is what it says of the plan
+        return Built(refused=f"{type(error).__name__}: {' '.join(str(error).split())}", warnings=tuple(said))
+    return Built(overrides=tuple(_overrides(plan.args, used)), warnings=tuple(dict.fromkeys(said)))
+
+
+def _overrides(given: Mapping[str, object], used: Mapping[str, Any]) -> Iterator[Override]:
+    for name, value in given.items():
+        if name not in _SET_BY_TRACES and name in used and not same(plain(value), used[name]):
+            yield Override(name, plain(value), used[name])
+
+
+# What every trace sets itself.
+_SET_BY_TRACES = frozenset({*NOT_TRACED, "gradient_accumulation_steps", "eval_strategy", "model_init_kwargs"})
+
+
+@contextmanager
+def _listening(said: list[str]) -> Iterator[None]:
+    """Append what libraries warn of, by Python's warnings or by their loggers."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(" ".join(record.getMessage().split()))
+
+    handler = Handler(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in _TELLING]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        said.extend(" ".join(str(item.message).split()) for item in caught if _tells(item.filename))
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+def _tells(filename: str) -> bool:
+    return any(f"/{name}/" in filename for name in _TELLING)

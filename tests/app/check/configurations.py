@@ -1,0 +1,142 @@
+"""YAML configurations of every trainer, good, legacy and broken, with the verdicts that they get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autotune.core.verdict import Outcome
+
+HEAD = """\
+# {name}
+model_name_or_path: {model}
+datasets:
+  - path: json
+    data_files: {rows}
+output_dir: out
+report_to: none
+"""
+# Completions as long as those of a real run would take minutes to trace at full length on a CPU.
+SHORT = {
+    "grpo": "max_completion_length: 24\nnum_generations: 4\nreward_funcs: [get_soft_overlong_punishment]\n",
+    "rloo": "max_completion_length: 24\nnum_generations: 4\nreward_funcs: [get_soft_overlong_punishment]\n",
+    "online_dpo": "max_new_tokens: 24\nreward_funcs: [get_soft_overlong_punishment]\n",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration, and what a check says of it.
+
+    Attributes:
+        body: its lines, below :data:`HEAD`.
+        says: parts of messages, each with the line of its key; None where the key is in no line.
+        remedy: keys that the smallest change that fits sets.
+    """
+
+    name: str
+    trainer: str
+    body: str
+    outcome: Outcome
+    says: Mapping[str, int | None] = field(default_factory=dict)
+    gpu: str | None = "H100-80GB"
+    memory_budget: str | None = None
+    remedy: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> int:
+        """The line of the first key of the body."""
+        return HEAD.count("\n") + SHORT.get(self.trainer, "").count("\n") + 1
+
+
+def _case(name: str, body: str, outcome: Outcome, says: Mapping[str, int | None] | None = None, **more: object) -> Case:
+    trainer = name.split(":", maxsplit=1)[0]
+    return Case(name, trainer, body, outcome, says or {}, **more)  # type: ignore[arg-type]  # fields by name
+
+
+FITS, NOT, RUNS_NOT = Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.CANNOT_RUN
+UNKNOWN = Outcome.UNKNOWN
+
+CASES = (
+    # Lines count from the first one of the body.
+    _case("sft: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    _case("sft: cut", "max_length: 32\n", FITS, {"max_length=32 cuts": 0}),
+    _case(
+        "sft: packed",
+        "packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n",
+        FITS,
+        {"An optimizer step trains on": None},
+    ),
+    _case(
+        "sft: wrapped",
+        "packing: true\npacking_strategy: wrapped\nmax_length: 64\n",
+        FITS,
+        {"documents see their neighbours": 0},
+    ),
+    _case(
+        "sft: legacy",
+        "max_seq_length: 64\npacking: true\npacking_strategy: ffd\ntorch_dtype: bfloat16\n",
+        RUNS_NOT,
+        {"write max_length: 64": 0, "write packing_strategy: bfd": 2, "write dtype: bfloat16": 3},
+    ),
+    _case(
+        "sft: misspelt",
+        "per_device_train_batch_sise: 4\nbeta: 0.1\nlearning_rate: fast\nnum_train_epochs: [3]\n",
+        RUNS_NOT,
+        {
+            "Did you mean per_device_train_batch_size?": 0,
+            "beta is a key of dpo, grpo, kto": 1,
+            'learning_rate is "fast", and takes a number': 2,
+            "num_train_epochs is [3], and takes a number": 3,
+        },
+    ),
+    _case("sft: padding-free with a length", "padding_free: true\n", RUNS_NOT, {"is not enforced": 0}),
+    _case(
+        "sft: half precision",
+        "dtype: bfloat16\n",
+        FITS,
+        {"without a copy in float32": 0},
+    ),
+    _case("sft: four processes", "num_processes: 4\n", UNKNOWN, {"(8 x 4 processes rows)": None}),
+    _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    _case(
+        "dpo: legacy",
+        "max_prompt_length: 64\npadding_free: true\nrpo_alpha: 0.5\n",
+        RUNS_NOT,
+        {"max_prompt_length went in TRL 0.29.0": 0, "padding_free": 1, "rpo_alpha went in TRL 0.29.0": 2},
+    ),
+    _case("dpo: a loss that went", "loss_type: kto_pair\n", RUNS_NOT, {"kto_pair": 0}),
+    _case("dpo: too little memory", "", NOT, {}, gpu="24GiB", memory_budget="400MiB"),
+    _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    _case("kto: one row", "per_device_train_batch_size: 1\n", RUNS_NOT, {"at least 2": 0}),
+    _case(
+        "kto: a key of DPO",
+        "precompute_ref_batch_size: 4\nf_divergence_type: reverse_kl\n",
+        RUNS_NOT,
+        {"is a key of dpo": 1},
+    ),
+    _case("kto: legacy", "max_completion_length: 64\nmax_prompt_length: 64\n", RUNS_NOT, {"went in TRL 0.27.0": 0}),
+    _case("reward: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    _case("reward: rows dropped", "max_length: 40\n", FITS, {"max_length=40 drops": 0}),
+    _case("reward: all rows dropped", "max_length: 2\n", RUNS_NOT, {"leaves none of the 48 rows": 0}),
+    _case(
+        "reward: a wrong type",
+        "max_length: long\ncenter_rewards_coefficient: none\n",
+        RUNS_NOT,
+        {'max_length is "long"': 0},
+    ),
+    _case("grpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}),
+    _case(
+        "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": None}
+    ),
+    _case("grpo: a key that no release had", "vllm_sleep_enabled: true\n", RUNS_NOT, {"vllm_enable_sleep_mode": 0}),
+    _case("grpo: legacy", "max_prompt_length: 512\nuse_liger_loss: true\n", RUNS_NOT, {"Prompts are never cut": 0}),
+    _case("rloo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}),
+    _case("rloo: of another algorithm", "rloo_k: 4\nkl_coef: 0.1\nnum_mini_batches: 2\n", RUNS_NOT, {"kl_coef": 1}),
+    _case("rloo: a list as text", "reward_weights: one\n", RUNS_NOT, {'reward_weights is "one"': 0}),
+    _case("rloo: too few prompts", "gradient_accumulation_steps: 64\n", RUNS_NOT, {"the dataset has 48": None}),
+    _case("online_dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8": None}),
+    _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
+    _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),
+    _case("online_dpo: no room for prompts", "max_length: 16\n", RUNS_NOT, {"leave no room for prompts": None}),
+)

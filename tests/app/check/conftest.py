@@ -1,0 +1,68 @@
+"""A real model, rows of every trainer, and processes that all checks of these tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.check.asked import Asked
+from autotune.app.check.check import check
+from autotune.core.events import ignore
+from autotune.core.verdict import Verdict
+from autotune.probing.tracing import ServerTracer
+from autotune.trainers import find_trainer
+from tests.app.check.configurations import HEAD, SHORT
+from tests.small import write_rows, write_small_model
+from tests.trainers.samples import sample_rows
+
+Write = Callable[..., Path]
+Checked = Callable[..., Verdict]
+
+
+@pytest.fixture(scope="session")
+def tracer() -> Iterator[ServerTracer]:
+    with ServerTracer(1, ignore) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("check") / "model", "llama", weights=False)
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("rows")
+
+    def written(trainer: str) -> Path:
+        file = folder / f"{trainer}.jsonl"
+        return file if file.exists() else write_rows(file, sample_rows(trainer, find_trainer(trainer).formats[-1].name))
+
+    return written
+
+
+@pytest.fixture
+def write(model: Path, rows: Callable[[str], Path], tmp_path: Path) -> Write:
+    """Write a configuration: the head that all have, and a body."""
+
+    def written(trainer: str, body: str, name: str = "config.yaml") -> Path:
+        file = tmp_path / name
+        head = HEAD.format(name=trainer, model=model, rows=rows(trainer)) + SHORT.get(trainer, "")
+        file.write_text(head + body, encoding="utf-8")
+        return file
+
+    return written
+
+
+@pytest.fixture
+def checked(tracer: ServerTracer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Checked:
+    """Check with processes that are there already, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "check-cache"))
+
+    def of(**asked: Any) -> Verdict:
+        return check(Asked(**asked), ignore, tracer)
+
+    return of

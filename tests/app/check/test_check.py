@@ -1,0 +1,244 @@
+"""A check reads what will run, keeps its verdicts, and runs nothing that is not TRL's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from peft import LoraConfig
+from trl import DPOConfig
+
+import autotune
+from autotune.app.check.fix import fix_legacy
+from autotune.core.codec import decode, encode
+from autotune.core.verdict import Outcome, Severity, Source, Verdict
+from autotune.errors import InputError, WillNotFit
+from tests.app.check.conftest import Checked, Write
+
+GPU = "H100-80GB"
+
+
+def told(verdict: Verdict) -> str:
+    return "\n".join(f"{item.severity} {item.file} {item.line} {item.message}" for item in verdict.findings)
+
+
+def test_words_of_a_command_come_before_its_file(write: Write, checked: Checked) -> None:
+    file = write("dpo", "max_length: 64\nper_device_train_batch_size: 4\n")
+    words = ("trl", "dpo", "--config", str(file), "--per_device_train_batch_size", "2", "--max_length", "32")
+    verdict = checked(command=words, gpu=GPU)
+    assert verdict.need is not None
+    assert (verdict.need.rows, verdict.need.tokens, verdict.outcome) == (2, 32, Outcome.FITS)
+
+
+def test_the_trainer_follows_from_keys_that_only_one_has(write: Write, checked: Checked) -> None:
+    file = write("sft", "packing: true\nmax_length: 64\nnum_generations: 4\n")
+    assert "grpo, rloo, and not of" not in told(checked(config=str(file), trainer="grpo", fits=False))
+    verdict = checked(config=str(write("sft", "packing: true\n")), fits=False)
+    assert (verdict.trainer, verdict.outcome) == ("sft", Outcome.READ)
+    ambiguous = checked(config=str(write("sft", "")), fits=False)
+    assert ambiguous.outcome is Outcome.CANNOT_RUN
+    assert "Name it with --trainer" in told(ambiguous)
+
+
+def test_a_script_s_own_arguments_are_told_as_unknown_and_not_as_wrong(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from trl import KTOConfig, KTOTrainer, TrlParser\n", encoding="utf-8")
+    file = write("kto", "my_own_key: 3\n")
+    verdict = checked(command=("python", str(script), "--config", str(file)), gpu=GPU)
+    assert verdict.outcome is Outcome.FITS
+    assert f"note {file} 8 my_own_key is no key of TRL's" in told(verdict)
+
+
+def test_reward_functions_and_remote_code_are_not_imported(write: Write, checked: Checked, tmp_path: Path) -> None:
+    trap = tmp_path / "trap.py"
+    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    file = write("grpo", "trust_remote_code: true\n")
+    text = file.read_text(encoding="utf-8").replace("get_soft_overlong_punishment", "trap.reward")
+    file.write_text(text, encoding="utf-8")
+    verdict = subprocess.run(
+        [sys.executable, "-m", "autotune", "check", file, "--trainer", "grpo", "--gpu", GPU, "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(autotune.__file__).parent.parent)},
+        capture_output=True,
+        check=False,
+    )
+    assert verdict.returncode == 0, verdict.stderr
+    assert not (tmp_path / "ran").exists()
+    assert "trust_remote_code lets the model's own code run" in verdict.stdout.decode()
+
+
+def test_the_environment_of_the_file_reaches_the_child_alone(
+    write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write("sft", "env:\n  PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True\n  MY_OWN: x\n")
+    verdict = checked(config=str(file), trainer="sft", gpu=GPU)
+    assert "MY_OWN" not in os.environ
+    assert verdict.plan is not None
+    assert verdict.plan.allocator.expandable_segments
+
+
+def test_what_does_not_fit_gets_the_smallest_change_that_does(write: Write, checked: Checked) -> None:
+    file = write("sft", "per_device_train_batch_size: 8  # rows\nuse_cpu: true\nbf16: false\n")
+    whole = checked(config=str(file), trainer="sft", gpu="cpu")
+    assert whole.need is not None
+    budget_bytes = whole.need.most_bytes // 2
+    verdict = checked(config=str(file), trainer="sft", gpu="cpu", memory_budget=budget_bytes)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.DOES_NOT_FIT, 1)
+    assert verdict.remedy is not None
+    changed = yaml.safe_load(file.read_text(encoding="utf-8")) | dict(verdict.remedy.keys)
+    rows = changed["per_device_train_batch_size"] * changed["gradient_accumulation_steps"]
+    assert rows == 8
+    assert "+per_device_train_batch_size: " in verdict.remedy.diff
+    assert "# rows" in verdict.remedy.diff
+    fixed = write("sft", yaml.safe_dump(changed), name="fixed.yaml")
+    fixed.write_text(yaml.safe_dump(changed), encoding="utf-8")
+    again = checked(config=str(fixed), trainer="sft", gpu="cpu", memory_budget=budget_bytes)
+    assert again.outcome is Outcome.FITS
+
+
+def test_a_need_within_its_error_of_the_budget_is_too_close_to_call(write: Write, checked: Checked) -> None:
+    file = write("dpo", "")
+    need = checked(config=str(file), trainer="dpo", gpu=GPU).need
+    assert need is not None
+    asked = {"config": str(file), "trainer": "dpo", "gpu": GPU, "memory_budget": need.bytes + 1}
+    verdict = checked(**asked)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.TOO_CLOSE, 3)
+    assert [checked(**asked, when_unsure=word).exit_code for word in ("pass", "fail")] == [0, 1]
+
+
+def test_a_verdict_is_kept_until_a_file_of_it_changes(write: Write, checked: Checked) -> None:
+    file = write("reward", "max_length: 48\n")
+    asked = {"config": str(file), "trainer": "reward", "gpu": GPU}
+    first, second = checked(**asked), checked(**asked)
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert second.headline == first.headline
+    file.write_text(file.read_text(encoding="utf-8").replace("48", "40"), encoding="utf-8")
+    assert not checked(**asked).from_cache
+
+
+def test_a_kept_verdict_imports_neither_torch_nor_trl(write: Write, checked: Checked) -> None:
+    file = write("reward", "")
+    checked(config=str(file), trainer="reward", gpu=GPU)
+    program = (
+        "import sys\nfrom autotune.api.check import verdict\n"
+        f"found = verdict({str(file)!r}, trainer='reward', gpu={GPU!r})\n"
+        "print(found.from_cache, [name for name in ('torch', 'trl', 'transformers') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["True", "[]"]
+
+
+def test_a_verdict_is_a_document(write: Write, checked: Checked) -> None:
+    verdict = checked(config=str(write("kto", "max_length: 32\n")), trainer="kto", gpu=GPU)
+    document = json.loads(json.dumps(encode(verdict)))
+    assert decode(Verdict, document) == verdict
+    assert document["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1\n", "line 2"),
+        ("- 1\n", "mapping"),
+        ("!!python/object/apply:os.system [touch ran]: 1\n", "python"),
+        ("a: &a [x, x]\nb: &b [*a, *a, *a, *a, *a]\n" + "".join(
+            f"{chr(99 + i)}: &{chr(99 + i)} [{', '.join(['*' + chr(98 + i)] * 9)}]\n" for i in range(9)
+        ), "more than 10,000"),
+        ("a: 1\n" * 300_000, "at most 131,072"),
+        ("\x1b[31mred: 1\nmax_length: 2\n", "."),
+    ],
+    ids=["syntax", "list", "tag", "anchors", "large", "escapes"],
+)  # fmt: skip
+def test_a_hostile_file_ends_with_words(text: str, said: str, checked: Checked, tmp_path: Path) -> None:
+    file = tmp_path / "hostile.yaml"
+    file.write_text(text, encoding="utf-8")
+    verdict = checked(config=str(file), trainer="sft", fits=False)
+    assert verdict.exit_code == 2
+    assert "\x1b" not in verdict.headline
+    assert any(re.search(said, item.message) for item in verdict.findings), told(verdict)
+
+
+def test_a_dataset_that_is_not_read_leaves_the_answer_open(write: Write, checked: Checked) -> None:
+    file = write("sft", "streaming: true\n")
+    verdict = checked(config=str(file), trainer="sft", gpu=GPU)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert "streamed" in verdict.reason
+
+
+def test_without_a_device_the_keys_are_judged_nevertheless(write: Write, checked: Checked) -> None:
+    verdict = checked(config=str(write("sft", "packng: true\n")), trainer="sft")
+    assert "Did you mean packing?" in told(verdict)
+
+
+def test_a_configuration_object_is_checked_as_a_file_is(
+    write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = yaml.safe_load(
+        write("dpo", "max_length: 32\nuse_peft: true\nlora_r: 4\nlora_dropout: 0\n").read_text(encoding="utf-8")
+    )
+    written = write(
+        "dpo", "max_length: 32\nuse_peft: true\nlora_r: 4\nlora_alpha: 8\nlora_target_modules: [q_proj, v_proj]\n"
+    )
+    of_file = checked(config=str(written), trainer="dpo", gpu=GPU)
+    config = DPOConfig(max_length=32, use_cpu=True, bf16=True, report_to="none")
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    data = text["datasets"][0]["data_files"]
+    verdict = autotune.check(config, model=text["model_name_or_path"], dataset=data, peft_config=lora, gpu=GPU)
+    assert of_file.need is not None
+    assert verdict.need is not None
+    assert verdict.need.bytes == of_file.need.bytes
+
+
+def test_the_api_raises_what_will_not_fit(write: Write, checked: Checked) -> None:
+    file = write("sft", "")
+    checked(config=str(file), trainer="sft", gpu=GPU, memory_budget="64MiB")
+    with pytest.raises(WillNotFit, match=r"does not fit: .* of 64\.00 MiB") as raised:
+        autotune.check(file, trainer="sft", gpu=GPU, memory_budget="64MiB")
+    assert raised.value.exit_code == 1
+    assert isinstance(raised.value.verdict, Verdict)
+
+
+def test_legacy_keys_are_rewritten_and_all_else_stays(tmp_path: Path) -> None:
+    file, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    file.write_text("# mine\nmax_seq_length: 64  # tokens\nmax_steps: 3\nnum_mini_batches: 2\n", encoding="utf-8")
+    fixed = fix_legacy(str(file), "sft", str(new))
+    assert new.read_text(encoding="utf-8") == "# mine\nmax_length: 64  # tokens\nmax_steps: 3\nnum_mini_batches: 2\n"
+    assert fixed.left == ()
+    old = fix_legacy(str(file), "rloo", str(tmp_path / "rloo.yaml"))
+    assert [(item.key, item.line, item.severity) for item in old.left] == [("num_mini_batches", 4, Severity.SILENT)]
+
+
+def test_a_file_that_has_the_new_key_already_is_left_to_its_author(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    text = "max_seq_length: 64\nmax_length: 32\npacking: true\n"
+    file.write_text(text, encoding="utf-8")
+    fixed = fix_legacy(str(file), "sft", None)
+    assert "has max_length already" in fixed.left[0].message
+    assert file.read_text(encoding="utf-8") == text
+
+
+def test_probing_needs_the_device_that_is_here(write: Write, checked: Checked) -> None:
+    with pytest.raises(InputError, match="--probe runs on this machine's device"):
+        checked(config=str(write("sft", "")), trainer="sft", gpu=GPU, probe=True)
+
+
+@pytest.mark.slow
+def test_a_real_run_decides_on_both_sides_of_the_limit(write: Write, checked: Checked) -> None:
+    file = write("sft", "per_device_train_batch_size: 8\nuse_cpu: true\nbf16: false\n")
+    asked = {"config": str(file), "trainer": "sft"}
+    need = checked(**asked, gpu="cpu").need
+    assert need is not None
+    fits = checked(**asked, probe=True, memory_budget=2 * need.most_bytes)
+    assert (fits.outcome, fits.exit_code) == (Outcome.FITS, 0)
+    assert fits.need is not None
+    assert fits.need.source is Source.PROBED
+    tight = checked(**asked, probe=True, memory_budget=need.bytes // 4)
+    assert (tight.outcome, tight.exit_code) == (Outcome.DOES_NOT_FIT, 1)

@@ -1,0 +1,83 @@
+"""A command that is about to run is read, and nothing of it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import InputError
+from autotune.inspection.command_line import read_command_line
+
+SCRIPT = """\
+import os
+from trl import DPOConfig, DPOTrainer, ModelConfig, {parser}
+os.makedirs({trace!r})
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT.format(parser="TrlParser", trace=str(tmp_path / "ran")), encoding="utf-8")
+    return file
+
+
+def test_a_command_of_trl_says_its_trainer_and_its_file() -> None:
+    found = read_command_line(["trl", "dpo", "--config", "c.yaml", "--max_length", "4096"])
+    assert (found.trainer, found.config) == ("dpo", Path("c.yaml"))
+    assert found.words == ("--config", "c.yaml", "--max_length", "4096")
+
+
+def test_variables_and_wrappers_before_it_are_set_aside() -> None:
+    found = read_command_line(["PYTORCH_ALLOC_CONF=expandable_segments:True", "srun", "-n1", "/opt/bin/trl", "kto"])
+    assert found.trainer == "kto"
+    assert found.env == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_a_script_is_parsed_for_the_trainer_that_it_uses_and_not_run(script: Path, tmp_path: Path) -> None:
+    words = ["accelerate", "launch", "--config_file", "zero3.yaml", str(script), "--config", "c.yaml"]
+    found = read_command_line(words)
+    assert (found.trainer, found.script, found.uses_parser) == ("dpo", str(script), True)
+    assert found.launch == ("--config_file", "zero3.yaml")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("start", [["python"], ["python3.12", "-u"], ["torchrun", "--nproc_per_node", "2"]])
+def test_a_script_may_be_started_in_several_ways(start: list[str], script: Path) -> None:
+    assert read_command_line([*start, str(script), "--config=c.yaml"]).config == Path("c.yaml")
+
+
+def test_trl_s_own_scripts_are_known_by_their_place() -> None:
+    found = read_command_line(["accelerate", "launch", "/site/trl/scripts/reward.py", "--config", "c.yaml"])
+    assert (found.trainer, found.script) == ("reward", None)
+
+
+def test_a_module_is_the_same_as_the_command() -> None:
+    assert read_command_line(["python", "-m", "trl", "grpo", "--config", "c.yaml"]).trainer == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["make", "train"], "make train is no command that trains with TRL"),
+        (["trl", "env"], "`trl env` trains nothing"),
+        (["trl"], "trains nothing"),
+        (["trl", "ppo"], "since release 1.13"),
+        (["trl", "online_dpo"], "TRL has no command `trl online_dpo`"),
+        (["trl", "orpo"], "autotune does not know `trl orpo`"),
+        (["accelerate", "config"], "`accelerate config` starts no training"),
+        (["accelerate", "launch", "--num_processes", "2"], "There is no script"),
+        (["python", "nowhere.py"], "nowhere.py cannot be read"),
+    ],
+)
+def test_what_trains_nothing_is_refused_with_its_name(words: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_command_line(words)
+
+
+def test_a_script_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def (", encoding="utf-8")
+    with pytest.raises(InputError, match="is not Python"):
+        read_command_line(["python", str(file)])
