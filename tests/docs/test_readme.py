@@ -11,10 +11,12 @@ import pytest
 from autotune.api.catalogue import catalogue
 from autotune.cli.parser import build_parser
 from autotune.core.result import Choosable, Contribution, Result, Trial
+from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
 from autotune.report.techniques import catalogue_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CHECK = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
 RESULT = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
 
 
@@ -42,3 +44,14 @@ def test_every_option_that_the_readme_names_exists() -> None:
 def test_every_key_of_the_result_is_documented(kind: type) -> None:
     documented = set(re.findall(r"`([a-z_]+)`", RESULT))
     assert {field.name for field in dataclasses.fields(kind)} - documented == set()
+
+
+@pytest.mark.parametrize("kind", [Verdict, Need, Finding, Remedy, Verdicts])
+def test_every_key_of_a_verdict_is_documented(kind: type) -> None:
+    documented = set(re.findall(r"`([a-z_]+)`", CHECK))
+    assert {field.name for field in dataclasses.fields(kind)} - documented == set()
+
+
+def test_every_outcome_and_exit_code_of_a_check_is_documented() -> None:
+    assert {outcome.value for outcome in Outcome} <= set(re.findall(r"`([a-z ]+)`", CHECK))
+    assert {int(code) for code in re.findall(r"^\| (\d) \|", CHECK, re.MULTILINE)} == set(EXIT_CODES.values())

@@ -115,6 +115,15 @@ def test_its_page_has_the_verdict(found: tuple[Ended, Path]) -> None:
     assert "the speed of TRL&#39;s default" in page or "fastest candidate that fits" in page
 
 
+def test_a_check_of_its_configuration_takes_what_was_measured(found: tuple[Ended, Path], tmp_path: Path) -> None:
+    ended, folder = found
+    checked = autotune("check", folder / "config.yaml", "--trainer", "sft", "--json", folder=tmp_path)
+    assert checked.code == 0, checked.err
+    need, recommended = checked.document["need"], ended.document["recommended"]
+    assert (checked.document["outcome"], need["source"]) == ("fits", "measured by a study")
+    assert need["bytes"] == recommended["peak_bytes"]
+
+
 def test_trl_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_path: Path) -> None:
     trl = Path(sys.executable).with_name("trl")
     done = subprocess.run(
