@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from autotune.app.base.keys import keys_of, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
 from autotune.app.options import Options
@@ -54,7 +55,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     documents = max(1, round(trainer.geometry(plan, workload.dataset.documents).documents))
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
     setting = Setting(workload, machine, documents, 0.0, everything)
-    known = as_candidate(plan, trainer, setting, options.file)
+    known = _unsaid_left(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()
     _check_known(base, own, trainer)
@@ -89,6 +90,18 @@ def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Tr
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})
 
 
+def _unsaid_left(base: UserBase, known: AsCandidate, trainer: Trainer, setting: Setting) -> AsCandidate:
+    """Return a base as a candidate in which what the file says nothing of is TRL's default."""
+    unsaid = [item for item in trainer.techniques if item.name not in known.exact and not _says(base, item)]
+    defaults = {item.name: item.default(setting) for item in unsaid}
+    return AsCandidate(known.candidate.but(**defaults), known.exact | defaults.keys())
+
+
+def _says(base: UserBase, technique: Technique) -> bool:
+    """Whether the file has a key of a technique, under any of its names."""
+    return any(written_at(base, key) for path in technique.writes for key in keys_of(base, path))
+
+
 def _own(base: UserBase, plan: TrainingPlan, known: AsCandidate, trainer: Trainer, setting: Setting) -> Iterator[str]:
     """Yield the techniques of which the plan has entries that none of their choices has."""
     for technique in trainer.techniques:
@@ -105,7 +118,8 @@ def _set(base: UserBase, path: str) -> bool:
     """Whether the file sets the field of a path such as ``args.FIELD`` to another value than the default."""
     head, _, name = path.partition(".")
     values = base.config.values if head == "args" else base.model.values
-    return name in base.arguments and name in values and values[name] != base.defaults[name]
+    said = any(written_at(base, key) for key in keys_of(base, path))
+    return said and name in values and values[name] != base.defaults[name]
 
 
 def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
@@ -177,5 +191,5 @@ def _said(base: UserBase, technique: Technique) -> str:
 
 def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
     """Return the keys of the file that a technique writes, with their values."""
-    names = [path.split(".")[1] for path in sorted(technique.writes) if path.count(".")]
-    return {name: base.file.values[name] for name in dict.fromkeys(names) if name in base.file.values}
+    keys = [key for path in sorted(technique.writes) for key in keys_of(base, path)]
+    return {key[-1]: value for key in dict.fromkeys(keys) for value in written_at(base, key)}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.app.base.keys import Path, keys_of, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import lookup
 from autotune.core.candidate import Candidate
@@ -18,16 +19,6 @@ from autotune.inspection.yaml_edit import Edit, edited
 from autotune.techniques.base import Technique
 from autotune.trainers import Trainer
 
-Path = tuple[str, ...]
-"""A key of the file, and before it the keys of the mappings around it."""
-
-_KWARGS = "model_init_kwargs"
-# The newer name of a field, which is the one that counts where a file has it (transformers' TrainingArguments).
-_NEWER = {
-    "gradient_checkpointing": "activation_checkpointing",
-    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-}
-_OLDER_KWARGS = {"dtype": "torch_dtype"}
 _LAUNCH_FILES = ("accelerate_config", "config_file")
 
 
@@ -130,30 +121,13 @@ def plan_before(trainer: Trainer, setting: Setting) -> TrainingPlan:
 def _entry(base: UserBase, path: str, plan: TrainingPlan) -> Iterator[tuple[Path, object]]:
     """Yield the keys of the file for an entry of a plan: what the plan has, or else the default if the file has it."""
     present = _present(plan, path)
-    for key in _keys(base, path):
+    for key in keys_of(base, path):
         default = base.defaults.get(key[-1]) if len(key) == 1 else None
         if present:
             yield key, lookup(plan, path)
-        elif _written(base, key) is not None:
+        elif written_at(base, key):
             # An empty variable is as none.
             yield key, "" if path.startswith("env.") else default
-
-
-def _keys(base: UserBase, path: str) -> tuple[Path, ...]:
-    """Return where in the file the entry at a path of a plan stands, or should."""
-    head, *rest = path.split(".")
-    if head not in ("args", "model", "env"):
-        return ()
-    if head == "env":
-        return (("env", rest[0]),)
-    within = base.file.values.get(_KWARGS)
-    names = (rest[0], _OLDER_KWARGS.get(rest[0], ""))
-    if head == "model" and isinstance(within, Mapping) and any(name in within for name in names):
-        # What stands there is used in place of the key at the top (trl/scripts).
-        return tuple((_KWARGS, name) for name in names if name in within)
-    if head == "args" and _NEWER.get(rest[0]) in base.file.values:
-        return ((_NEWER[rest[0]],),)
-    return (tuple(rest),)
 
 
 def _present(plan: TrainingPlan, path: str) -> bool:
@@ -166,21 +140,11 @@ def _present(plan: TrainingPlan, path: str) -> bool:
     return True
 
 
-def _written(base: UserBase, key: Path) -> object:
-    """Return the value of a key as it is in the file, or None."""
-    value: object = base.file.values
-    for name in key:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def _differs(base: UserBase, key: Path, value: object) -> bool:
     """Whether a key has another value than the file gives it, or than TRL does where the file has none."""
-    entry: Any = base.file.values
-    for name in key:
-        if not isinstance(entry, Mapping) or name not in entry:
-            known = len(key) == 1 and key[0] in base.defaults
-            return not (known and base.defaults[key[0]] == value)
-        entry = entry[name]
-    read = next((item.values[key[0]] for item in base.read.configurations.values() if key[0] in item.values), entry)
-    return bool(entry != value and (len(key) > 1 or read != value))
+    found = written_at(base, key)
+    if not found:
+        known = len(key) == 1 and key[0] in base.defaults
+        return not (known and base.defaults[key[0]] == value)
+    read = next((item.values[key[0]] for item in base.read.configurations.values() if key[0] in item.values), found[0])
+    return bool(found[0] != value and (len(key) > 1 or read != value))

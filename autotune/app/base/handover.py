@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 
 from autotune.app.base.candidate import written_keys
-from autotune.app.base.edit import Path, Wanted, edits_of, plan_before, rewritten, values_after
+from autotune.app.base.edit import Wanted, edits_of, plan_before, rewritten, values_after
+from autotune.app.base.keys import Path
 from autotune.app.base.reading import UserBase, find_base, read_base
 from autotune.app.check.candidate import lookup
 from autotune.core.plan import TrainingPlan
