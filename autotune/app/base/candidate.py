@@ -75,7 +75,8 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         {
             name: _said(base, find(name, trainer.techniques))
             for name, choice in options.wishes.fixed.items()
-            if name not in known.exact or known.candidate[name] != choice
+            if _says(base, find(name, trainer.techniques))
+            and (name not in known.exact or known.candidate[name] != choice)
         },
     )
 
