@@ -145,7 +145,7 @@ def resolve(
     """
     techniques = tuple(techniques)
     baseline = starting_point(techniques, setting, wishes)
-    reachable = _reachable(file, setting)
+    reachable = _reachable(file, techniques, setting, wishes)
     choices: dict[str, tuple[Choice, ...]] = {}
     left_out: list[LeftOut] = []
     unlockable: list[Unlockable] = []
@@ -236,8 +236,15 @@ def _ruled_out(
     return None
 
 
-def _reachable(file: SpaceFile, setting: Setting) -> dict[str, tuple[Choice, ...]]:
-    return {knob: file.choices[knob] for knob in sorted(setting.allowed) if knob in file.choices}
+def _reachable(
+    file: SpaceFile, techniques: Iterable[Technique], setting: Setting, wishes: Wishes
+) -> dict[str, tuple[Choice, ...]]:
+    """Return the choices that the user allowed; a fixed knob, which counts as allowed, has no other choice."""
+    return {
+        technique.name: tuple(technique.parse(spelling, setting) for spelling in file.choices[technique.name])
+        for technique in techniques
+        if technique.name in file.choices.keys() & setting.allowed - wishes.fixed.keys()
+    }
 
 
 def _may_be_exact(

@@ -63,7 +63,9 @@ def test_importing_autotune_loads_nothing_heavy() -> None:
 
 def test_no_part_of_the_parent_loads_a_training_library_when_imported() -> None:
     heavy = {"torch", "transformers", "trl", "accelerate", "peft", "datasets", "deepspeed"}
-    assert heavy & loaded_by("\n".join(f"import {name}" for name in PARENT_MODULES)) == set()
+    # A callback of transformers' trainers is imported by those who have imported transformers.
+    light = [name for name in PARENT_MODULES if name != "autotune.api.preflight"]
+    assert heavy & loaded_by("\n".join(f"import {name}" for name in light)) == set()
 
 
 def test_help_is_quick() -> None:

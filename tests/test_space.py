@@ -99,6 +99,12 @@ def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowe
     require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
 
 
+def test_a_fixed_length_is_the_length_that_other_choices_are_judged_at() -> None:
+    here = setting(allowed=frozenset({"max_length"}))
+    assert space(here, fixed={"max_length": 2000}).choices["max_length"] == (2000,)
+    assert "bfd" in space(here, fixed={"max_length": 2000}).choices["packing"]
+
+
 def test_recipes_that_the_machine_cannot_do_are_dropped() -> None:
     found = space(setting())
     assert found.recipes

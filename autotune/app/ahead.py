@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,12 @@ from typing import Any
 
 from autotune.app.options import Options
 from autotune.app.requests import traces_of
+from autotune.core.candidate import Candidate
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.events import Event, Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import Hardware, Machine
+from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
@@ -77,6 +79,21 @@ class Ahead:
         """Return the options with the time that tracing took subtracted from their time limit."""
         limit = options.timeout_seconds
         return options if limit is None else replace(options, timeout_seconds=max(0.0, limit - self.spent_seconds))
+
+    def timelines(self, candidates: Sequence[Candidate], *, traces: bool) -> Mapping[Candidate, MemoryTimeline]:
+        """Return the memory of candidates through one step, of those that can be estimated.
+
+        Args:
+            traces: whether to trace those that were not traced yet; only while the tracing processes run.
+        """
+        planner = self.planner
+        if planner is None:
+            return {}
+        if traces:
+            with suppress(AutotuneError):
+                planner.trace(candidates)
+        found = {candidate: planner.timeline(candidate) for candidate in candidates}
+        return {candidate: timeline for candidate, timeline in found.items() if timeline is not None}
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the predictions for the user, in sentences; called when the search has ended."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from autotune.app.repeated import all_runs, notes_on_runs, rates_of, speed_up
+from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
+from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, BaseFile, Choosable, Result, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
@@ -29,6 +31,7 @@ class RunFacts:
         wall_seconds: since the run began.
         settings: the options that the user set.
         base: the user's configuration that the run started from, or None.
+        timelines: the memory of winner and baseline through a step, as far as it was traced.
     """
 
     budget_bytes: int
@@ -39,13 +42,16 @@ class RunFacts:
     output_directory: str
     comparisons: int = 0
     base: BaseFile | None = None
+    timelines: Mapping[Candidate, MemoryTimeline] = field(default_factory=dict)
 
 
 def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Result:
     """Return the document of a search that ended, however it ended."""
     setting = problem.setting
-    recommended = _choosable(outcome.winner, outcome, problem) if outcome.winner else None
-    baseline = _choosable(outcome.baseline, outcome, problem) if outcome.baseline else None
+    recommended, baseline = (
+        _choosable(record, outcome, problem, facts.timelines.get(record.candidate)) if record else None
+        for record in (outcome.winner, outcome.baseline)
+    )
     speed = speed_up(outcome.winner, outcome.baseline)
     needs = [_need_bytes(record.measurement) for record in outcome.records]
     return Result(
@@ -132,7 +138,9 @@ def _trial(record: Record) -> Trial:
     )
 
 
-def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) -> Choosable:
+def _choosable(
+    record: Record, outcome: SearchOutcome, problem: TrainerProblem, timeline: MemoryTimeline | None
+) -> Choosable:
     candidate, setting = record.candidate, problem.setting
     plan = problem.trainer.plan(candidate, setting)
     runs = all_runs(record, outcome.winner, outcome.baseline)
@@ -170,6 +178,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem) 
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
         seconds=_seconds(shown, micro_batches_of(plan)),
         evaluation_seconds=shown.evaluation_seconds,
+        timeline=timeline,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
-from autotune.app.options import Options, check_evaluation
+from autotune.app.options import Options, check_evaluation, wished
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
@@ -18,9 +18,11 @@ from autotune.core.estimate import SCHEMA, Plan, distinct
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
+from autotune.core.length_report import histogram
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
+from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.changes import smallest_changes
@@ -95,7 +97,16 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, estimates, baseline)
+        timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     shown = (baseline, *distinct(estimates, asked.top))
+    length = options.wishes.fixed.get("max_length") if "max_length" not in fixed else None
+    given = {
+        "max_length": length if length != seq_len else None,
+        "memory_budget": asked.memory_budget,
+        "eval_dataset": asked.eval_dataset,
+        "eval_split": asked.eval_split,
+        **wished(options),
+    }
     return Plan(
         schema=SCHEMA,
         model=workload.model.name,
@@ -117,10 +128,16 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
             "dataset": asked.dataset,
             "gpu": asked.gpu,
             "seq_len": seq_len,
+            **{name: value for name, value in given.items() if value is not None},
             "fix": dict(fixed),
         },
         explanation=explanation,
         vllm=vllm,
+        trainer=problem.trainer.name,
+        lengths=histogram(workload.dataset.documents),
+        environment=environment(planned.machine),
+        timeline=timelines[0],
+        baseline_timeline=timelines[-1],
     )
 
 

@@ -16,7 +16,7 @@ from autotune.app.check.asked import Written
 from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on
 from autotune.app.offers import dropping_offer, packing_offer
-from autotune.app.options import Options, check_evaluation
+from autotune.app.options import Options, check_evaluation, wished
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
@@ -36,7 +36,6 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
 from autotune.study import SearchOutcome
-from autotune.trainers import DEFAULT
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -104,6 +103,10 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
                 predictor=ahead.predictor,
             )
             outcome = run_search(run, listener)
+            compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
+            limit = options.timeout_seconds
+            in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
+            timelines = ahead.timelines(compared, traces=in_time)
         file, said = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
@@ -123,11 +126,12 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
             "seed": options.seed,
             "plan": asked.plan,
             **_set(memory_budget=asked.memory_budget),
-            **_wished(options),
+            **wished(options),
         },
         output_directory=str(out.directory),
         comparisons=options.effort.comparisons,
         base=file,
+        timelines=timelines,
     )
     result = result_of(outcome, problem, facts)
     write_bundle(result, out.directory)
@@ -220,18 +224,6 @@ def _handed_over(
 
 def _set(**options: object) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _wished(options: Options) -> dict[str, object]:
-    fixed, excluded = options.wishes.fixed, options.wishes.excluded
-    wished: dict[str, object] = {
-        "trainer": options.trainer.name if options.trainer.name != DEFAULT else None,
-        "global_batch_size": options.global_batch_size,
-        "allow": sorted(options.allowed - fixed.keys()),
-        "fix": dict(fixed),
-        "exclude": sorted(excluded),
-    }
-    return {name: value for name, value in wished.items() if value}
 
 
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from autotune.core.codec import DecodeError, decode
+from autotune.core.estimate import Plan
 from autotune.core.result import SCHEMA, Result
 from autotune.emit.bundle import RESULT
 from autotune.emit.files import write_text
@@ -15,10 +16,16 @@ PAGE = "report.html"
 _FILES = {"html": PAGE, "markdown": "report.md"}
 
 
-def write_report(where: Path, output: Path | None, form: str) -> Path:
-    """Write the report of a run and return its file; see :func:`autotune.report`."""
+def write_report(what: Path | Plan, output: Path | None, form: str) -> Path:
+    """Write the report of a run or a plan and return its file; see :func:`autotune.report`."""
     if form not in _FILES:
         raise InputError(f"There is no report in {form!r}.", hint=f"It is {' or '.join(_FILES)}.")
+    if isinstance(what, Plan):
+        if output is None:
+            raise InputError("A plan has no directory to write its page to.", hint="Give output='plan.html'.")
+        write_page(what, output, form)
+        return output
+    where = what
     source = where / RESULT if where.is_dir() else where
     result = read_result(source)
     target = output if output is not None else source.parent / _FILES[form]
@@ -26,8 +33,8 @@ def write_report(where: Path, output: Path | None, form: str) -> Path:
     return target
 
 
-def write_page(result: Result, file: Path, form: str = "html") -> None:
-    """Write the report of a result to a file.
+def write_page(document: Result | Plan, file: Path, form: str = "html") -> None:
+    """Write the page of a result or of a plan to a file.
 
     Raises:
         InputError: the file cannot be written.
@@ -35,7 +42,7 @@ def write_page(result: Result, file: Path, form: str = "html") -> None:
     # Templates are read only where a report is written.
     from autotune.report.page import html, markdown
 
-    write_text(file, html(result) if form == "html" else markdown(result))
+    write_text(file, html(document) if form == "html" else markdown(document))
 
 
 def read_result(file: Path) -> Result:

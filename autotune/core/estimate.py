@@ -9,6 +9,8 @@ from enum import StrEnum
 from autotune.core.candidate import Candidate
 from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
+from autotune.core.length_report import LengthBin
+from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.result import LeftOut, Unlockable
 from autotune.core.vllm import VllmOutlook
 
@@ -146,6 +148,11 @@ class Plan:
         new_trace_count: of these, how many were run now; the others were kept from before.
         explanation: how the estimate of one candidate came about; None unless that was asked for.
         vllm: what vLLM may take of the GPU; None for a trainer that generates nothing, and on a CPU.
+        trainer: which of TRL's.
+        lengths: of the rows, as ``autotune lengths`` counts them.
+        environment: versions of the software that was traced, by package.
+        timeline, baseline_timeline: memory through one step, of the fastest that fits (of what needs the least where
+            nothing does), and of TRL's default; None where nothing was traced.
     """
 
     schema: int
@@ -166,6 +173,16 @@ class Plan:
     settings: Mapping[str, object] = field(default_factory=dict)
     explanation: Explanation | None = None
     vllm: VllmOutlook | None = None
+    trainer: str = ""
+    lengths: tuple[LengthBin, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeline: MemoryTimeline | None = None
+    baseline_timeline: MemoryTimeline | None = None
+
+    @property
+    def best(self) -> Estimate | None:
+        """The fastest that is predicted to fit, or what needs the least; None where nothing could be predicted."""
+        return self.fastest or next((estimate for estimate in self.estimates if estimate.memory is not None), None)
 
     @property
     def fastest(self) -> Estimate | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Hardware
+from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import TrainingPlan
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.workload import Workload
@@ -67,6 +68,7 @@ class Choosable:
         peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
         seconds: time of a mean optimizer step by phase, in seconds; its phases that are timed apart.
         evaluation_seconds: time of an evaluation on all its rows, which the token rate leaves out; None without one.
+        timeline: its memory through one step as it was traced; None where nothing was.
     """
 
     number: int
@@ -94,6 +96,7 @@ class Choosable:
     peaks: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     evaluation_seconds: float | None = None
+    timeline: MemoryTimeline | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.core.batch_geometry import BatchGeometry, Shape
 from autotune.core.estimate import MemoryEstimate, Origin
@@ -14,9 +15,10 @@ from autotune.planning.additive.group import Group
 from autotune.planning.additive.model import AdditiveModel, Sum
 from autotune.planning.cases import Case, CaseList, Cases
 from autotune.planning.extrapolation.fit import DEFAULT_USE, Fit
-from autotune.planning.extrapolation.forecast import Forecast
+from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
-from autotune.planning.extrapolation.mixing import Table, mixed_rows
+from autotune.planning.extrapolation.mixing import Table, mixed, mixed_rows
+from autotune.planning.extrapolation.series import Levels
 
 COMPOSED_ERRORS = (0.15, 2.0)
 """Errors of composed estimates, as shares: if no interaction is unseen, and if at least one is (:attr:`Sum.unseen`).
@@ -29,6 +31,15 @@ removes what other choices add.
 _Estimated = tuple[MemoryEstimate, Origin]
 _Pair = tuple[Forecast, Forecast]
 """The forecasts of the largest and of a typical micro-batch."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the memory of a phase follows from: the traces, the largest shape, and micro-batches of a step."""
+
+    fit: Fit
+    worst: Shape
+    micro_batches: int
 
 
 class Estimates:
@@ -88,6 +99,27 @@ class Estimates:
             self._forecasts[key] = self._follow(group, geometry, use)
         return self._forecasts[key]
 
+    def courses(self, group: Group, geometry: BatchGeometry) -> Mapping[Stretch, Sequence[Levels]] | None:
+        """Return the bytes of tensors at each moment of a step on the largest micro-batch, by stretch.
+
+        Where the combination was not traced itself, only the peak of each stretch can be added up. None if there is no
+        estimate.
+        """
+        found = self.sum(group)
+        if found is None:
+            return None
+        if group not in self.fits:
+            terms = [(self.forecast(term.group, geometry)[0], term.weight) for term in found.terms]
+            return {stretch: [levels] for stretch, levels in mixed(terms).stretches.items() if levels}
+        stretches = self.forecast(group, geometry)[0].stretches
+        sources = self._sources(group, geometry)
+        whole = _Source(self.fits[group], geometry.worst, geometry.micro_batches)
+        return {
+            stretch: source.fit.course(stretch, self._layers, source.worst)
+            for stretch in stretches
+            for source in (sources.get(stretch[0].phase, whole),)
+        }
+
     def _estimate(self, group: Group, case: Case) -> _Estimated | None:
         if case[1] not in self._cases.uses:
             return None
@@ -121,20 +153,25 @@ class Estimates:
         return memory_estimate(worst, typical, case[0].micro_batches, self._gpu, error)
 
     def _follow(self, group: Group, geometry: BatchGeometry, use: AllocatorUse) -> _Pair:
-        fit, layers = self.fits[group], self._layers
-
-        def at(shape: Shape) -> Forecast:
-            return fit.forecast(layers, shape, geometry.micro_batches, use)
-
-        worst = at(geometry.worst)
-        typical = worst if geometry.typical == geometry.worst else at(geometry.typical)
+        fit, layers, count = self.fits[group], self._layers, geometry.micro_batches
+        worst = fit.forecast(layers, geometry.worst, count, use)
+        typical = worst if geometry.typical == geometry.worst else fit.forecast(layers, geometry.typical, count, use)
+        per_step = {apart.phase: apart.per_step for apart in geometry.apart}
+        for phase, source in self._sources(group, geometry).items():
+            largest = source.fit.forecast(layers, source.worst, source.micro_batches, use)
+            worst = worst.taking(phase, largest, per_step.get(phase, 0.0))
         for apart in geometry.apart:
-            worst = worst.taking(apart.phase, at(apart.worst), apart.per_step)
-            typical = typical.taking(apart.phase, at(apart.typical), apart.per_step)
-        if geometry.evaluation is not None:
-            beside = self.fits.get(Group(group.choices, geometry.evaluation.layout), fit)
-            worst = worst.taking(EVALUATE, beside.forecast(layers, geometry.evaluation.worst, 1, use), per_step=0.0)
+            typical = typical.taking(apart.phase, fit.forecast(layers, apart.typical, count, use), apart.per_step)
         return worst, typical
+
+    def _sources(self, group: Group, geometry: BatchGeometry) -> Mapping[str, _Source]:
+        """Return, by phase, what the memory of phases that do not run on a micro-batch follows from."""
+        fit, evaluation = self.fits[group], geometry.evaluation
+        found = {apart.phase: _Source(fit, apart.worst, geometry.micro_batches) for apart in geometry.apart}
+        if evaluation is not None:
+            beside = self.fits.get(Group(group.choices, evaluation.layout), fit)
+            found[EVALUATE] = _Source(beside, evaluation.worst, 1)
+        return found
 
 
 def _place(unseen: int) -> int:

@@ -9,6 +9,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
+from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
@@ -23,9 +24,10 @@ from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit, Point, points
 from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.requests import trace_request
+from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
-from autotune.planning.vllm import with_vllm
+from autotune.planning.vllm import engine_of, held, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
 from autotune.techniques.traits import layer_period
@@ -185,6 +187,26 @@ class Planner:
             self._cases.group(candidate), self._decisive(candidate), self._cases.use(candidate)
         )
         return found and found[0]
+
+    def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
+        """Return the memory of a candidate through one step, from the traces of its estimate; None without one."""
+        training, found = self.training(candidate), self.estimate(candidate)
+        group, geometry = self._cases.group(candidate), self._decisive(candidate)
+        courses = self._estimates.courses(group, geometry)
+        if training is None or found.memory is None or courses is None:
+            return None
+        model, machine = self._problem.setting.workload.model, self._problem.setting.machine
+        engine = engine_of(self._problem.trainer.plan(candidate, self._problem.setting), model)
+        traced = found.origin is Origin.TRACED
+        return memory_timeline(
+            courses,
+            training,
+            found.memory,
+            micro_batches=geometry.micro_batches,
+            traced=traced,
+            followed=traced and self._estimates.fits[group].aligned,
+            vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
+        )
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""

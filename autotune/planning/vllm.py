@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autotune.core.estimate import MemoryEstimate
+from autotune.core.memory_timeline import VLLM
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
@@ -178,18 +179,23 @@ def together(training: MemoryEstimate, engine: Engine, model: ModelProfile, tota
         total_bytes: memory of the GPU.
     """
     training = replace(training, step_seconds=None)
-    awake = _sync_bytes(model) if engine.on_server else reservation(engine, model, total_bytes).requested_bytes
-    asleep = 0 if engine.on_server else ASLEEP_BYTES if engine.sleeps else awake
+    awake, asleep = held(engine, model, total_bytes)
     resting, generating = training.device_bytes + asleep, (training.generation_bytes or 0) + awake
     if resting >= generating:
         return replace(
             training,
             beside_bytes=asleep,
-            breakdown={**training.breakdown, **({"vLLM": asleep} if asleep else {})},
+            breakdown={**training.breakdown, **({VLLM: asleep} if asleep else {})},
         )
-    held = (training.generation_bytes or 0) - training.context_bytes
-    parts = {"training at rest": held, "vLLM": awake, "context": training.context_bytes}
+    at_rest = (training.generation_bytes or 0) - training.context_bytes
+    parts = {"training at rest": at_rest, VLLM: awake, "context": training.context_bytes}
     return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
+
+
+def held(engine: Engine, model: ModelProfile, total_bytes: int) -> tuple[int, int]:
+    """Return the bytes that an engine holds of a GPU while completions are generated, and all the other time."""
+    awake = _sync_bytes(model) if engine.on_server else reservation(engine, model, total_bytes).requested_bytes
+    return awake, 0 if engine.on_server else ASLEEP_BYTES if engine.sleeps else awake
 
 
 def why_not(engine: Engine, model: ModelProfile, total_bytes: int) -> str:

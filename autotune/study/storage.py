@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from autotune.core.events import Listener, Noted
 from autotune.errors import AutotuneError, InputError, StudyMismatchError
 from autotune.study.problem import StudyStorage
+from autotune.study.trial_log import RATE
 
 _FINGERPRINT = "autotune:fingerprint"
 
@@ -62,6 +63,7 @@ def _study(rdb: optuna.storages.RDBStorage, storage: StudyStorage, listener: Lis
         # A kill between the creation of a study and its fingerprint leaves an empty one, which counts as new.
         fresh = _FINGERPRINT not in study.user_attrs and not study.get_trials(deepcopy=False)
     if fresh:
+        study.set_metric_names([RATE])
         study.set_user_attr(_FINGERPRINT, dict(storage.fingerprint))
         if storage.resume:
             listener(Noted(f"There is no study {storage.name!r} to resume in {_shown(storage.url)}: a new one begins."))

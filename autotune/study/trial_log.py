@@ -18,6 +18,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
 from autotune.study.problem import Purpose, Record, ShortRun, Turn
 from autotune.study.violation import violation
+from autotune.units import GIB
 
 _CANDIDATE = "candidate"
 _PURPOSE = "purpose"
@@ -26,6 +27,13 @@ _PREDICTION = "prediction"
 _CONFIRMATION = "autotune:confirmation:"
 _COMPARISON = "autotune:comparison:"
 _CONSTRAINT = "memory"
+
+RATE = "tokens per second"
+"""Name of the study's value."""
+OUTCOME, REASON = "outcome", "reason"
+PEAK, RESERVED, PREDICTED = "peak memory (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
+PREDICTED_RATE = "predicted tokens per second"
+"""Attributes of a trial for those who look at the study; nothing reads them. The documents above are what is read."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +72,14 @@ class TrialLog:
 
     def start(self, candidate: Candidate, purpose: Purpose, prediction: Prediction | None = None) -> optuna.Trial:
         """Create the running trial of a probe."""
-        # A waiting trial is added in one transaction, so that a trial never lacks its candidate.
-        self._study.add_trial(self._template(candidate, purpose, TrialState.WAITING, prediction))
-        return self._study.ask()
+        return self._start(candidate, purpose, prediction, {})
 
     def finish(self, trial: optuna.Trial, measurement: Measurement) -> Record:
         """Store a probe's measurement and pass it to the sampler."""
         trial.set_user_attr(_MEASUREMENT, encode(measurement))
+        for name, figure in _shown(measurement).items():
+            if name not in trial.user_attrs:
+                trial.set_user_attr(name, figure)
         record = self._keep(trial.number, trial.user_attrs)
         self._tell(trial, record)
         return record
@@ -82,7 +91,7 @@ class TrialLog:
             prediction: the prediction that decided, or None if another reason did.
         """
         vetoed = Measurement(status=ProbeStatus.VETOED, reason=reason)
-        return self.finish(self.start(candidate, purpose, prediction), vetoed)
+        return self.finish(self._start(candidate, purpose, prediction, _shown(vetoed)), vetoed)
 
     def confirm(self, number: int, measurement: Measurement) -> Record:
         """Store the measurement of the longer run of a trial's candidate."""
@@ -111,8 +120,20 @@ class TrialLog:
             left_over.pop(record.candidate, None)
         return [Unfinished(candidate, purpose) for candidate, purpose in left_over.items()]
 
+    def _start(
+        self, candidate: Candidate, purpose: Purpose, prediction: Prediction | None, shown: Mapping[str, object]
+    ) -> optuna.Trial:
+        # A waiting trial is added in one transaction, so that a trial never lacks its candidate.
+        self._study.add_trial(self._template(candidate, purpose, TrialState.WAITING, prediction, shown))
+        return self._study.ask()
+
     def _template(
-        self, candidate: Candidate, purpose: Purpose, state: TrialState, prediction: Prediction | None
+        self,
+        candidate: Candidate,
+        purpose: Purpose,
+        state: TrialState,
+        prediction: Prediction | None,
+        shown: Mapping[str, object],
     ) -> optuna.trial.FrozenTrial:
         # A baseline or recipe may have choices outside of the space: the sampler then cannot use this trial.
         inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
@@ -124,6 +145,8 @@ class TrialLog:
                 _CANDIDATE: encode(candidate),
                 _PURPOSE: purpose.value,
                 _PREDICTION: encode(prediction),
+                **_shown_prediction(prediction),
+                **shown,
             },
         )
 
@@ -153,6 +176,26 @@ class TrialLog:
             comparison=tuple(decode(ShortRun, kept[key]) for key in keys),
         )
         return self._records[number]
+
+
+def _shown(measurement: Measurement) -> Mapping[str, object]:
+    """Return what a table of trials shows of a measurement, such as optuna-dashboard's: texts and numbers."""
+    figures = {PEAK: measurement.peak_bytes, RESERVED: measurement.reserved_bytes}
+    return {
+        OUTCOME: measurement.status.value.replace("_", " "),
+        **({REASON: measurement.reason} if measurement.reason else {}),
+        **{name: round(size / GIB, 4) for name, size in figures.items() if size is not None},
+    }
+
+
+def _shown_prediction(prediction: Prediction | None) -> Mapping[str, object]:
+    if prediction is None:
+        return {}
+    rate = prediction.tokens_per_second
+    return {
+        PREDICTED: round(prediction.need_bytes / GIB, 4),
+        **({PREDICTED_RATE: round(rate, 1)} if rate is not None else {}),
+    }
 
 
 def _comparison_key(winner: int, place: int) -> str:

@@ -1,7 +1,7 @@
-"""How long ``autotune check`` takes for an 8B shape with LoRA and 2,000 tokenised rows, with an empty cache and a full one.
+"""How long ``autotune check`` takes for an 8B shape with LoRA and 2,000 tokenised rows, with a cache and without.
 
-Run ``python -m benchmarks.check.speed``; it prints a Markdown table. The model has weights that are never made, and what
-is cached goes to a temporary directory.
+Run ``python -m benchmarks.check.speed``; it prints a Markdown table. The model has weights that are never made, and
+what is cached goes to a temporary directory.
 """
 
 from __future__ import annotations

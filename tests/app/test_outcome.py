@@ -8,12 +8,15 @@ import pytest
 
 from autotune.app.outcome import RunFacts, result_of
 from autotune.core.candidate import Candidate
+from autotune.core.codec import decode, encode
 from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.prediction import Prediction
-from autotune.core.program import BACKWARD
+from autotune.core.program import BACKWARD, MICRO_BATCH
 from autotune.core.result import Choosable, Result
 from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import ProbeStatus, RunStatus
+from autotune.core.timeline import Occurrence, Part
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
 from autotune.units import GIB, MIB
 from tests.settings import problem, setting
@@ -198,3 +201,17 @@ def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
     found = result_of(replace(outcome_of(audited), contradicted=(audited,)), PROBLEM, FACTS)
     (note,) = found.notes
     assert note.startswith("Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: a bug")
+
+
+def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read_again() -> None:
+    mark = Mark(Part(MICRO_BATCH, Occurrence.FIRST), False, 0)
+    traced = MemoryTimeline((mark,), {"parameter": (5, 7)}, 1, {"parameter": 7}, 0.1, True, True, 1)
+    facts = replace(FACTS, timelines={BASELINE.candidate: traced})
+    found = result_of(outcome_of(BASELINE, WINNER, winner=WINNER), PROBLEM, facts)
+    assert recommended(found).timeline is None
+    assert found.baseline is not None
+    assert found.baseline.timeline == traced
+    document = encode(found.written)
+    assert decode(Result, document).baseline == found.baseline
+    del document["baseline"]["timeline"]
+    assert decode(Result, document).baseline == replace(found.baseline, timeline=None)

@@ -61,6 +61,21 @@ def test_what_cannot_be_used_is_said(model: str, options: dict[str, object], mes
 
 
 @pytest.mark.slow
+def test_a_plan_has_the_memory_of_a_step_the_lengths_and_what_was_asked_for(model: str) -> None:
+    found = autotune.plan(model, seq_len=48, gpu="RTX4090", fix=ONE_WAY, memory_budget="20GiB", max_length=32)
+    assert found.best is not None
+    for estimate, timeline in ((found.best, found.timeline), (found.baseline, found.baseline_timeline)):
+        assert timeline is not None
+        assert estimate.memory is not None
+        assert timeline.breakdown == estimate.memory.breakdown
+    assert [(part.high, part.rows) for part in found.lengths] == [(48, sum(part.rows for part in found.lengths))]
+    assert found.trainer == "sft"
+    assert "torch" in found.environment
+    known = {name: found.settings[name] for name in ("memory_budget", "max_length", "seq_len")}
+    assert known == {"memory_budget": "20GiB", "max_length": 32, "seq_len": 48}
+
+
+@pytest.mark.slow
 def test_a_choice_that_the_gpu_cannot_do_is_refused(model: str) -> None:
     with pytest.raises(InputError, match="--fix precision=bfloat16 is not possible here: the GPU has no bf16"):
         autotune.plan(model, seq_len=64, gpu="T4", fix={"precision": "bfloat16", "attention": "sdpa"})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.ahead import speeds_of, target_of, traced_ahead
+from autotune.app.ahead import Ahead, speeds_of, target_of, traced_ahead
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.events import Event, Noted
@@ -191,6 +191,19 @@ def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
     assert ahead.predictor is not None
     (note,) = ahead.notes()
     assert f"could not be traced and were not predicted: {UNTRACEABLE} is not supported" in note
+
+
+def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_path: Path) -> None:
+    here, tracer = problem_of(), AnalyticTracer()
+    ahead = traced_ahead(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
+    assert ahead.timelines([here.baseline], traces=False) == {}
+    found = ahead.timelines([here.baseline], traces=True)[here.baseline]
+    assert (found.traced, found.followed) == (True, True)
+    assert ahead.planner is not None
+    memory = ahead.planner.estimate(here.baseline).memory
+    assert memory is not None
+    assert found.need_bytes == memory.device_bytes
+    assert Ahead().timelines([here.baseline], traces=True) == {}
 
 
 def test_a_cpu_is_measured_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from autotune.emit.document import json_text
 from autotune.errors import InputError
 from autotune.report.page import html, markdown
 from tests.report.examples import a_result
+from tests.report.plans import a_plan
 
 
 @pytest.fixture
@@ -55,6 +56,13 @@ def test_a_result_of_a_later_version_with_more_in_it_is_read(written: Path) -> N
     document = json.loads((written / "result.json").read_text(encoding="utf-8"))
     (written / "result.json").write_text(json.dumps({**document, "new": 1}), encoding="utf-8")
     assert report(written).exists()
+
+
+def test_a_plan_has_the_same_kind_of_page(tmp_path: Path) -> None:
+    file = report(a_plan(), output=tmp_path / "plan.html")
+    assert file.read_text(encoding="utf-8") == html(a_plan())
+    with pytest.raises(InputError, match="A plan has no directory"):
+        report(a_plan())
 
 
 def test_another_format_is_refused(written: Path) -> None:

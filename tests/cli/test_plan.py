@@ -21,6 +21,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceRequest
 from autotune.inspection.gpus import gpus
 from autotune.probing.tracing import Untraceable
+from autotune.report.page import html
 from tests.planning.stand_in import AnalyticTracer
 from tests.report.plans import DEFAULT, UNKNOWN, a_plan
 from tests.small import write_small_model
@@ -144,6 +145,18 @@ def test_json_is_the_whole_plan_and_all_that_is_on_stdout(
     found(a_plan())
     plan("M", "--seq-len", 8, "--top", 1, "--json")
     assert decode(Plan, json.loads(capfdbinary.readouterr().out)) == a_plan()
+
+
+def test_a_page_is_written_beside_what_is_shown(
+    found: Callable[[Plan], dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = found(a_plan())
+    assert plan("M", "--seq-len", 8, "--html", tmp_path / "plan.html", "--json") == 0
+    assert "html" not in given
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8") == html(a_plan())
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["model"] == a_plan().model
+    assert shown.err.splitlines()[-1] == f"wrote {tmp_path / 'plan.html'}"
 
 
 def test_top_says_how_many_are_traced_on_their_own_and_shown(

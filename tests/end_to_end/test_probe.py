@@ -16,6 +16,7 @@ import pytest
 
 from tests.end_to_end.runs import Ended, autotune, descendants, start
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+from tests.study.dashboard import attributes, shown
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,30 @@ def test_steps_are_traced_before_the_first_probe_and_stand_beside_what_was_measu
     assert trial["predicted_bytes"] > 0
     assert trial["predicted_tokens_per_second"] > 0
     assert ended.err.index("Traced in") < ended.err.index("probe 0 started")
+
+
+def test_the_study_of_a_run_is_shown_by_optuna_s_own_dashboard(found: tuple[Ended, Path]) -> None:
+    ended, bundle = found
+    study = shown(f"sqlite:///{bundle / 'study.db'}")
+    assert (study["name"], study["objective_names"]) == ("bundle", ["tokens per second"])
+    assert {item["name"] for item in study["union_search_space"]} == {
+        "gradient_checkpointing", "max_length", "packing", "padding_free", "per_device_train_batch_size", "precision",
+    }  # fmt: skip
+    for trial, written in zip(study["trials"], ended.document["trials"], strict=True):
+        known = attributes(trial)
+        assert known["outcome"] == written["status"].replace("_", " ")
+        assert ("peak memory (GiB)" in known) == (written["peak_bytes"] is not None)
+        assert trial["state"] == ("Complete" if written["status"] == "ok" else "Pruned")
+    sortable = {item["key"] for item in study["union_user_attrs"] if item["sortable"]}
+    assert sortable >= {"peak memory (GiB)", "predicted memory (GiB)"}
+
+
+def test_both_compared_steps_of_a_run_are_in_its_report(found: tuple[Ended, Path]) -> None:
+    ended, bundle = found
+    page = (bundle / "report.html").read_text(encoding="utf-8")
+    for role, one in (("recommended", ended.document["recommended"]), ("default", ended.document["baseline"])):
+        assert sum(one["timeline"]["breakdown"].values()) > 0
+        assert f'id="step_{role}"' in page or one["timeline"] == ended.document["recommended"]["timeline"]
 
 
 @pytest.mark.nightly

@@ -30,7 +30,7 @@ def test_a_command_of_trl_says_its_trainer_and_its_file() -> None:
 
 
 def test_variables_and_wrappers_before_it_are_set_aside() -> None:
-    found = read_command_line(["PYTORCH_ALLOC_CONF=expandable_segments:True", "srun", "-n1", "/opt/bin/trl", "kto"])
+    found = read_command_line(["PYTORCH_ALLOC_CONF=expandable_segments:True", "srun", "-n1", "bin/trl", "kto"])
     assert found.trainer == "kto"
     assert found.env == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
@@ -49,7 +49,7 @@ def test_a_script_may_be_started_in_several_ways(start: list[str], script: Path)
 
 
 def test_trl_s_own_scripts_are_known_by_their_place() -> None:
-    found = read_command_line(["accelerate", "launch", "/site/trl/scripts/reward.py", "--config", "c.yaml"])
+    found = read_command_line(["accelerate", "launch", "site-packages/trl/scripts/reward.py", "--config", "c.yaml"])
     assert (found.trainer, found.script) == ("reward", None)
 
 

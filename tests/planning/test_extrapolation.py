@@ -83,3 +83,12 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server:
     assert foretold.peak_bytes + foretold.overhead_bytes == pytest.approx(full.allocated_bytes, rel=0.02)
     assert full.step is not None
     assert foretold.step_seconds(2) == pytest.approx(full.step.seconds, rel=0.02)
+
+    for section in full.sections:
+        for backward, moments in ((False, slice(0, section.backward)), (True, slice(section.backward, None))):
+            totals = section.totals[moments]
+            course = [sum(levels.values()) for levels in small.course((section.part, backward), LAYERS, FULL)]
+            assert len(course) == pytest.approx(len(totals), rel=0.02)
+            # Which moments lie in a layer is only known up to the first and the last ones that layers have alike.
+            for expected, foretold_bytes in zip(totals, course, strict=False) if len(course) == len(totals) else ():
+                assert foretold_bytes == pytest.approx(expected, abs=0.03 * full.device.bytes)

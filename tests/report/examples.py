@@ -9,9 +9,12 @@ from typing import Any
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware
+from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, Choosable, Contribution, LeftOut, Result, Trial, Unlockable
 from autotune.core.status import ProbeStatus, RunStatus
+from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Workload
 from autotune.units import GIB
 
@@ -64,6 +67,48 @@ def a_workload(**changes: Any) -> Workload:
         packing_checks={"sdpa": PackingCheck("sdpa", True, True, 1e-7, 1e-4)},
     )
     return replace(workload, **changes)
+
+
+def a_timeline(scale_bytes: int = GIB, micro_batches: int = 2) -> MemoryTimeline:
+    """A step of two micro-batches in a budget of 24 units, of which it needs 20, 16 of them for tensors."""
+    first, further = (Part(MICRO_BATCH, occurrence) for occurrence in (Occurrence.FIRST, Occurrence.FURTHER))
+    marks = (
+        Mark(Part(CONSTRUCTION, Occurrence.BEFORE), False, 0),
+        Mark(first, False, 1), Mark(first, True, 4), Mark(further, False, 7), Mark(further, True, 10),
+        Mark(Part(OPTIMIZER_STEP, Occurrence.ONCE), False, 13),
+    )  # fmt: skip
+    units = {
+        "parameter": (4,) * 15,
+        "buffer": (1,) * 15,
+        "gradient": (0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2),
+        "optimizer state": (0,) + (3,) * 14,
+        "activation": (0, 1, 2, 3, 3, 2, 1, 1, 2, 4, 4, 2, 1, 0, 0),
+        "temporary": (0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1),
+    }
+    breakdown = {
+        "parameter": 4, "buffer": 1, "gradient": 2, "optimizer state": 3, "activation": 4, "temporary": 2,
+        "rounding": 1, "fragmentation": 2, "context": 1,
+    }  # fmt: skip
+    return MemoryTimeline(
+        marks=marks,
+        levels={name: tuple(scale_bytes * size for size in sizes) for name, sizes in units.items()},
+        peak=9,
+        breakdown={name: scale_bytes * size for name, size in breakdown.items()},
+        error=0.1,
+        traced=True,
+        followed=True,
+        micro_batches=micro_batches,
+    )
+
+
+def traced() -> Result:
+    """The run of :func:`a_result`, in which the steps of both compared candidates were traced."""
+    result = a_result()
+    recommended, baseline = (
+        one and replace(one, timeline=a_timeline(micro_batches=count))
+        for one, count in ((result.recommended, 2), (result.baseline, 8))
+    )
+    return replace(result, recommended=recommended, baseline=baseline)
 
 
 def a_choosable(number: int, candidate: Candidate, **changes: Any) -> Choosable:

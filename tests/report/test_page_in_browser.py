@@ -12,7 +12,8 @@ import pytest
 
 from autotune.report.page import html
 from autotune.units import GIB
-from tests.report.examples import a_result
+from tests.report.examples import traced
+from tests.report.test_page_of_plan import planned
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -26,7 +27,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of the page of a result in which there are figures for every chart."""
-    result = a_result()
+    result = traced()
     assert result.recommended is not None
     trials = tuple(
         replace(trial, predicted_bytes=14 * GIB, predicted_tokens_per_second=11_000.0) for trial in result.trials
@@ -67,14 +68,16 @@ def shown(request: pytest.FixtureRequest, browser: Any, page: str) -> Any:
 def rows_shown(browser: Any) -> int:
     return int(
         browser.execute_script(
-            "return [...document.querySelectorAll('#trials tbody tr')].filter(r => !r.hidden).length"
+            "return [...document.querySelectorAll('#candidates tbody tr')].filter(r => !r.hidden).length"
         )
     )
 
 
 def test_every_chart_is_drawn_and_nothing_is_logged(shown: Any) -> None:
     names = {element.get_attribute("id") for element in shown.find_elements("css selector", ".chart")}
-    assert names == {"front", "phases", "choices", "lengths", "memory", "speed"}
+    assert names == {
+        "front", "step_recommended", "step_default", "breakdown", "phases", "choices", "lengths", "memory", "speed",
+    }  # fmt: skip
     for name in names:
         drawn = shown.find_elements("css selector", f"#{name} svg.main-svg")
         assert drawn, name
@@ -110,6 +113,18 @@ def test_the_theme_changes_by_keyboard_and_the_charts_with_it(shown: Any) -> Non
     shown.find_element("id", "theme").send_keys(Keys.ENTER)
     assert ink() != before
     assert shown.get_log("browser") == []
+
+
+def test_the_page_of_a_plan_is_drawn_and_filtered_as_well(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    file.write_text(html(planned()), encoding="utf-8")
+    browser.get(file.as_uri())
+    names = {element.get_attribute("id") for element in browser.find_elements("css selector", ".chart")}
+    assert names == {"front", "step_recommended", "step_default", "breakdown", "lengths"}
+    assert all(browser.find_elements("css selector", f"#{name} svg.main-svg") for name in names)
+    browser.find_element("id", "status").send_keys("does not fit")
+    assert rows_shown(browser) == 1
+    assert browser.get_log("browser") == []
 
 
 def test_pictures_are_left_for_whoever_changed_the_page(shown: Any, tmp_path: Path) -> None:

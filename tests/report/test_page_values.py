@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.documents import Documents
+from autotune.core.length_report import LengthBin
+from autotune.core.length_report import histogram as bins_of
 from autotune.core.lengths import LengthDistribution
 from autotune.report.page.charts import charts
-from autotune.report.page.values import front, histogram, values
+from autotune.report.page.result_values import result_values as values
+from autotune.report.page.values import front, histogram
 from autotune.units import GIB
 from tests.report.examples import COUNTS, a_choosable, a_result, nothing_fits
 
@@ -27,7 +31,7 @@ def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() ->
     assert not shown.good
     assert shown.command is None
     assert shown.figures == ()
-    assert any("--memory-budget" in line for line in shown.offers)
+    assert any("--memory-budget" in line for line in dict(shown.lists)["What might change this (not measured)"])
 
 
 def test_every_candidate_that_ran_is_a_point_and_the_compared_ones_have_their_compared_figures() -> None:
@@ -53,19 +57,35 @@ def test_on_the_front_nothing_needs_less_and_is_as_fast(sizes: list[tuple[int, f
     assert front(sizes) == best
 
 
-def test_every_row_of_the_dataset_is_in_one_bar_of_the_histogram() -> None:
-    shown = histogram(LengthDistribution(COUNTS), 1024)
-    assert sum(shown.rows) == sum(COUNTS.values())
-    assert shown.edges[0] == 0
-    assert shown.edges[-2] < shown.longest <= shown.edges[-1]
-    for length, count in COUNTS.items():
-        bars = zip(shown.edges[:-1], shown.edges[1:], shown.rows, strict=True)
-        assert sum(rows for low, high, rows in bars if low < length <= high) >= count
+def bins() -> tuple[LengthBin, ...]:
+    """Return the bins of the example's rows."""
+    return bins_of(Documents.of_lengths(LengthDistribution(COUNTS)))
+
+
+def test_the_histogram_has_the_bins_of_the_lengths_command() -> None:
+    shown = values(a_result()).lengths
+    assert shown is not None
+    assert shown.bins == bins()
+    assert shown.longest == 2900
+    (chart,) = (chart for chart in charts(values(a_result())) if chart.name == "lengths")
+    (bars,) = chart.figure["data"]
+    assert bars["y"] == [part.rows for part in bins()]
+    assert bars["text"][-1] == "2,049 to 2,900 tokens: 1 rows"
+
+
+def test_the_cut_lies_where_its_length_is_among_the_bars() -> None:
+    (chart,) = (chart for chart in charts(values(a_result())) if chart.name == "lengths")
+    (line,) = chart.figure["layout"]["shapes"]
+    # 2,048 is the end of the last bar but one.
+    assert line["x0"] == len(bins()) - 1.5
 
 
 @pytest.mark.parametrize(("length", "cut"), [(1024, 1024), (2900, None), (5000, None), (None, None)])
 def test_a_length_that_cuts_nothing_is_no_cut(length: int | None, cut: int | None) -> None:
-    assert histogram(LengthDistribution(COUNTS), length).cut == cut
+    shown = histogram(bins(), length)
+    assert shown is not None
+    assert shown.cut == cut
+    assert histogram((), length) is None
 
 
 def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show how one estimate came about: of the fastest that fits, or of the baseline; --fix chooses which",
     )
+    parser.add_argument("--html", metavar="FILE", help="write a page about the plan, such as plan.html")
     add_json(parser, "all estimates")
 
 
@@ -61,6 +62,7 @@ def epilog() -> str:
         "  autotune plan ./my-model chats.parquet --gpu 24GiB --allow lora,quantization\n"
         "  autotune plan ./my-model --seq-len 2048 --gpu T4 --fix lora=r16 --fix quantization=4bit-nf4 --json\n"
         "  autotune plan ./my-model data.jsonl --gpu T4 --fix packing=bfd --fix attention=sdpa --explain\n"
+        "  autotune plan ./my-model data.jsonl --gpu H100-80GB --html plan.html\n"
         "  autotune plan --gpu list\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 something is predicted to fit, 1 nothing is, 2 the input cannot be used\n"
@@ -76,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from autotune.report.watch import watching
 
     options, as_json = options_of(arguments)
+    page = options.pop("html", None)
     if options.get("gpu") == _LIST:
         from autotune.inspection.gpus import gpus
 
@@ -95,4 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(found)
     else:
         show_plan(found, stdout_console(), int(options.get("top", _TOP)))
+    if page is not None:
+        from autotune.api.report import report
+
+        stderr_console().print(f"wrote {report(found, output=page)}", soft_wrap=True, markup=False, highlight=False)
     return 0 if found.fastest is not None else 1

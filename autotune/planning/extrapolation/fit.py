@@ -9,16 +9,15 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TypeVar
 
-import numpy as np
-
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import AllocatorUse
 from autotune.core.protocol import Replayed, TraceReply
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
+from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
 from autotune.planning.extrapolation.shape import Anchors, layer_weights
-from autotune.planning.extrapolation.times import mixed_times, weighted_sum
+from autotune.planning.extrapolation.times import mixed_times
 
 T = TypeVar("T")
 DEFAULT_USE = AllocatorUse()
@@ -57,8 +56,10 @@ class Fit:
         self._parts = tuple(dict.fromkeys(section.part for reply in replies.values() for section in reply.sections))
         aligned = {part: self._aligned(part) for part in self._parts}
         self.aligned = all(found is not None for found in aligned.values())
-        self._series = [
-            series for part, found in aligned.items() for series in (found if found is not None else self._peaks(part))
+        self._stretches = [
+            stretch
+            for part, found in aligned.items()
+            for stretch in (found if found is not None else self._peaks(part))
         ]
 
     def forecast(
@@ -81,10 +82,10 @@ class Fit:
         weights = self._weights(layers, shape)
         parts = [part for part in self._parts if part.occurrence is not Occurrence.FURTHER or micro_batches > 1]
         stretches: dict[Stretch, Mapping[str, int]] = {}
-        for series in self._series:
-            if series.stretch[0] in parts:
-                found, known = series.highest(weights), stretches.get(series.stretch, {})
-                stretches[series.stretch] = max(known, found, key=lambda levels: sum(levels.values()))
+        for aligned in self._stretches:
+            if aligned.stretch[0] in parts:
+                found = (series.highest(weights) for series in aligned.series)
+                stretches[aligned.stretch] = max(found, key=lambda levels: sum(levels.values()))
         hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
         return Forecast(
             stretches=stretches,
@@ -99,6 +100,16 @@ class Fit:
             },
         )
 
+    def course(self, stretch: Stretch, layers: int, shape: Shape) -> list[Levels]:
+        """Return the bytes of tensors at each moment of a stretch, for a depth and a shape.
+
+        At the peak alone if the moments could not be aligned; none if no trace has the stretch.
+        """
+        weights, (shallow, *deep) = self._weights(layers, shape), self._depths
+        insertions = round((layers - shallow) / (deep[0] - shallow)) if deep else 0
+        found = (aligned.course(weights, insertions) for aligned in self._stretches if aligned.stretch == stretch)
+        return [levels for course in found for levels in course]
+
     def weighted(self, layers: int, shape: Shape) -> list[tuple[Point, TraceReply, float]]:
         """Return each trace with the weight of its figures in those of a depth and a shape."""
         weights = zip(self._points, self._weights(layers, shape), strict=True)
@@ -110,7 +121,7 @@ class Fit:
         Args:
             tolerance: share of the memory up to which differences are treated as equal.
         """
-        for stretch in {series.stretch for series in self._series if series.stretch[0].of_micro_batch}:
+        for stretch in {found.stretch for found in self._stretches if found.stretch[0].of_micro_batch}:
             for depth in self._depths:
                 differences, sizes = [], []
                 for shape in self._anchors.shapes:
@@ -166,35 +177,40 @@ class Fit:
     def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
         return [figure(_section(self._replies[point], part)) for point in self._points]
 
-    def _peaks(self, part: Part) -> list[_Series]:
-        return [
-            _Series((part, backward), self._each(part, partial(_peak, in_backward=backward)))
+    def _peaks(self, part: Part) -> list[Aligned]:
+        found = (
+            Series((part, backward), self._each(part, partial(_peak, in_backward=backward)))
             for backward in (False, True)
-        ]
+        )
+        return [Aligned(series, series, (0,) * series.moments, (False,) * series.moments) for series in found]
 
-    def _aligned(self, part: Part) -> list[_Series] | None:
+    def _aligned(self, part: Part) -> list[Aligned] | None:
         """Return the memory of a part at the moments that all points share, or None if they cannot be aligned."""
         sections = dict(zip(self._points, self._each(part, lambda section: section), strict=True))
         # Deeper or larger traces have whole layers, or chunks of the loss, inserted.
         shortest = min(sections.values(), key=lambda section: len(section.moments))
-        found_series = []
-        for align in (from_start, from_end):
-            levels: list[_Levels] = []
-            for point in self._points:
-                chosen = align(shortest.moments, sections[point].moments)
-                if chosen is None:
-                    return None
-                levels.append(
-                    {name: [values[index] for index in chosen] for name, values in sections[point].levels.items()}
-                )
-            for backward in (False, True):
-                kept = _moments_of(shortest, in_backward=backward)
-                cut = [{name: values[kept] for name, values in point.items()} for point in levels]
-                found_series.append(_Series((part, backward), cut))
-        return [series for series in found_series if series.moments]
-
-
-_Levels = Mapping[str, Sequence[int]]
+        places: dict[Point, tuple[list[int], list[int]]] = {}
+        for point, section in sections.items():
+            first, last = (align(shortest.moments, section.moments) for align in (from_start, from_end))
+            if first is None or last is None:
+                return None
+            places[point] = first, last
+        moved = {point: [end - start for start, end in zip(*both, strict=True)] for point, both in places.items()}
+        layers = next(
+            (found for (depth, _), found in moved.items() if depth > self._depths[0]), [0] * len(shortest.moments)
+        )
+        apart = [any(found) for found in zip(*moved.values(), strict=True)]
+        found_stretches = []
+        for backward in (False, True):
+            kept = _moments_of(shortest, in_backward=backward)
+            start, end = (
+                Series((part, backward), [_cut(sections[point], both[side][kept]) for point, both in places.items()])
+                for side in (0, 1)
+            )
+            if not start.moments:
+                continue
+            found_stretches.append(Aligned(start, end, layers[kept], apart[kept]))
+        return found_stretches
 
 
 def _section(reply: TraceReply, part: Part) -> Section:
@@ -206,39 +222,17 @@ def _moments_of(section: Section, *, in_backward: bool) -> slice:
     return slice(section.backward, None) if in_backward else slice(0, section.backward)
 
 
-def _peak(section: Section, *, in_backward: bool) -> _Levels:
+def _cut(section: Section, moments: Sequence[int]) -> SeriesLevels:
+    return {name: [values[moment] for moment in moments] for name, values in section.levels.items()}
+
+
+def _peak(section: Section, *, in_backward: bool) -> SeriesLevels:
     chosen = _moments_of(section, in_backward=in_backward)
     totals = section.totals[chosen]
     if not totals:
         return {}
     highest = totals.index(max(totals))
     return {name: [values[chosen][highest]] for name, values in section.levels.items()}
-
-
-class _Series:
-    """Bytes by category at the aligned moments of a stretch, for each traced point.
-
-    Attributes:
-        moments: number of moments, equal at every point.
-    """
-
-    def __init__(self, stretch: Stretch, levels: Sequence[_Levels]) -> None:
-        self.stretch = stretch
-        self._levels = levels
-        self.moments = max((len(values) for point in levels for values in point.values()), default=0)
-        found = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
-        self._totals = np.array(found, dtype=np.float64)
-
-    def highest(self, weights: Sequence[float]) -> Mapping[str, int]:
-        """Return the extrapolated bytes by category at the moment with the largest extrapolated total."""
-        if not self.moments:
-            return {}
-        moment = int(np.argmax(weighted_sum(self._totals, weights)))
-        found: dict[str, float] = {}
-        for weight, levels in zip(weights, self._levels, strict=True):
-            for name, values in levels.items():
-                found[name] = found.get(name, 0.0) + weight * values[moment]
-        return {name: round(size) for name, size in found.items() if round(size) > 0}
 
 
 def _between(known: Sequence[tuple[float, float]], place: float) -> float:

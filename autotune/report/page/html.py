@@ -8,31 +8,20 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from autotune.core.result import Result
 from autotune.report.page.charts import charts
-from autotune.report.page.values import values
-from autotune.report.words import said_bytes, said_rate
+from autotune.report.page.values import Values
 
 
-def html(result: Result) -> str:
-    """Return the page of a result. Whatever comes from outside is escaped: names, paths, and errors of probes."""
-    shown, here = values(result), files(__package__)
-    drawn = charts(shown)
+def html_page(shown: Values) -> str:
+    """Return the page of values. Whatever comes from outside is escaped: names, paths, and errors of probes."""
+    here, drawn = files(__package__), charts(shown)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
     return template.render(
         shown=shown,
         charts=drawn,
-        statuses=sorted({trial.status for trial in shown.trials}),
-        lists=(
-            ("Notes", shown.notes),
-            ("Not searched", shown.left_out),
-            ("Not measured, since it changes training", shown.offers if shown.good else ()),
-            ("What might change this (not measured)", () if shown.good else shown.offers),
-        ),
+        table=shown.table,
         bar=_bar,
-        bytes=said_bytes,
-        rate=said_rate,
         figures=_in_a_script({chart.name: chart.figure for chart in drawn}),
         # These three are our own and Plotly's: nothing in them comes from outside.
         style=Markup((here / "page.css").read_text(encoding="utf-8")),

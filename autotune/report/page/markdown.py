@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.core.result import Result
-from autotune.report.page.values import Values, values
+from autotune.report.page.values import Values
 from autotune.report.words import said_bytes, said_rate
 
 # What Markdown or the HTML in it would read as more than text.
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~&])")
 
 
-def markdown(result: Result) -> str:
-    """Return the report of a result. Whatever comes from outside is escaped."""
-    return "\n".join(_lines(values(result))) + "\n"
+def markdown_page(shown: Values) -> str:
+    """Return values as Markdown. Whatever comes from outside is escaped."""
+    return "\n".join(_lines(shown)) + "\n"
 
 
 def _lines(shown: Values) -> Iterator[str]:
@@ -31,19 +30,21 @@ def _lines(shown: Values) -> Iterator[str]:
         yield f"Train with {_code(shown.command)}."
     if shown.figures:
         rows = [[row.label.strip(), row.recommended, row.baseline] for row in shown.figures]
-        yield from _section("Beside TRL's default", _table(["", "recommended", "TRL's default"], rows))
+        yield from _section("Beside TRL's default", _table(["", shown.words.chosen, "TRL's default"], rows))
     if shown.contributions:
         chosen = [[_code(item.choice), _code(item.instead_of), _text(item.measured)] for item in shown.contributions]
         yield from _section("What it chose", _table(["choice", "changed back to", "measured"], chosen, escaped=True))
     best = sorted((point for point in shown.points if point.on_front), key=lambda point: point.peak_bytes)
     rows = [[said_bytes(one.peak_bytes), said_rate(one.tokens_per_second), one.name] for one in best]
     if rows:
-        yield from _section("Nothing needs less memory and is as fast", _table(["peak", "speed", "candidate"], rows))
-    yield from _section("Trials", [_text(shown.trial_counts)])
-    for title, lines in (("Notes", shown.notes), ("Not searched", shown.left_out)):
+        yield from _section(
+            "Nothing needs less memory and is as fast", _table([shown.words.memory, "speed", "candidate"], rows)
+        )
+    yield from _section(shown.table.title, [_text(shown.table.said)])
+    for title, lines in shown.lists:
         if lines:
             yield from _section(title, [f"- {_text(line)}" for line in lines])
-    yield from _section("Measured with", [f"- {_text(name)}: {_text(value)}" for name, value in shown.facts])
+    yield from _section(shown.words.facts, [f"- {_text(name)}: {_text(value)}" for name, value in shown.facts])
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:

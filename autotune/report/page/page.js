@@ -25,7 +25,7 @@
       const layout = coloured({
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 60, r: 16, t: 28, b: 48 },
         font: { color: "var(--ink)", family: "system-ui, sans-serif", size: 13 }, hovermode: "closest",
-        legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hoverlabel: { align: "left" },
+        legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hoverlabel: { align: "left", bgcolor: "var(--ground)", bordercolor: "var(--edge)", font: { color: "var(--ink)" } },
         xaxis: { ...axis, automargin: true, ...xaxis }, yaxis: { ...axis, automargin: true, ...yaxis }, ...rest,
       }, style);
       Plotly.react(name, coloured(figure.data, style), layout, { responsive: true, displaylogo: false, displayModeBar: false });
@@ -41,7 +41,7 @@
   const status = document.getElementById("status");
   const words = document.getElementById("words");
   const count = document.getElementById("count");
-  const rows = [...document.querySelectorAll("#trials tbody tr")];
+  const rows = [...document.querySelectorAll("#candidates tbody tr")];
   const filter = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;

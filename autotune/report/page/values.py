@@ -1,44 +1,30 @@
-"""What a report shows, as values: computed once from a result, the same for HTML and Markdown."""
+"""What a page shows, as values: computed once from a result or a plan, the same for HTML and Markdown."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from autotune.core.candidate import Candidate
-from autotune.core.lengths import LengthDistribution
-from autotune.core.result import Choosable, Result, Trial
-from autotune.core.status import ProbeStatus, RunStatus
-from autotune.report.comparison import Row, comparison, headline, said_contribution, said_runs, said_steps
-from autotune.report.outlook import (
-    next_command,
-    said_interrupted,
-    said_left_out,
-    said_nothing_fits,
-    said_trials,
-    said_unlockable,
-    said_ways_out,
-)
-from autotune.report.phases import PhaseRow, phase_rows
-from autotune.report.words import said, said_status
-
-BINS = 40
-"""Bars of the histogram of lengths."""
+from autotune.core.length_report import LengthBin
+from autotune.report.comparison import Row
+from autotune.report.phases import PhaseRow
+from autotune.report.steps import Step
 
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate that ran to the end.
+    """A candidate whose memory and speed are known.
 
     Attributes:
+        label: what the figures are of, such as a trial.
         role: ``recommended``, ``default`` or ``other``.
         on_front: whether no other one is at least as fast and needs less memory.
     """
 
     name: str
-    number: int
+    label: str
     peak_bytes: int
     tokens_per_second: float
     role: str
@@ -66,16 +52,44 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class TrialRow:
-    """A candidate that the search looked at, for the table."""
+class TableRow:
+    """A candidate in the table.
 
-    number: int
+    Attributes:
+        outcome: in words, one of a few.
+        cells: its figures, in words.
+        reason: why it was not tried, or how it ended; empty without one.
+    """
+
+    number: str
     name: str
-    status: str
-    peak_bytes: int | None
-    tokens_per_second: float | None
-    predicted_bytes: int | None
+    outcome: str
+    cells: tuple[str, ...]
     reason: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The candidates that are shown one by one.
+
+    Attributes:
+        said: how many there are of which outcome.
+        number: what they are numbered by.
+        columns: of their figures.
+        last: what the last column has: the candidate, and the reason.
+    """
+
+    title: str
+    said: str
+    number: str
+    columns: tuple[str, ...]
+    last: str
+    rows: tuple[TableRow, ...]
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """Those that there are, in the order of the alphabet."""
+        return tuple(sorted({row.outcome for row in self.rows}))
 
 
 @dataclass(frozen=True)
@@ -83,118 +97,86 @@ class Histogram:
     """How many rows of the dataset are about so long.
 
     Attributes:
-        edges: in tokens; one more than there are bars.
-        rows: in each bar.
-        cut: the length at which the recommendation cuts or drops rows; None where it does not.
+        bins: those of ``autotune lengths``.
+        cut: the length at which the chosen candidate cuts or drops rows; None where it does not.
     """
 
-    edges: tuple[int, ...]
-    rows: tuple[int, ...]
+    bins: tuple[LengthBin, ...]
     cut: int | None
-    longest: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.bins[-1].high
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a kind of page calls what it shows.
+
+    Attributes:
+        chosen: the candidate that it is about, in a legend.
+        subject: the same in a sentence.
+        memory: the memory of a candidate.
+        facts: title of the facts.
+        again: introduces the command that makes the page again.
+    """
+
+    chosen: str
+    subject: str
+    memory: str
+    facts: str
+    again: str
 
 
 @dataclass(frozen=True)
 class Values:
-    """Everything that a report shows, from top to bottom.
+    """Everything that a page shows, from top to bottom.
 
     Attributes:
         title: of the page.
         verdict: the result in a sentence.
         good: whether something was found.
-        choices: of the recommendation, where they differ from TRL's default.
+        choices: of the chosen candidate, where they differ from TRL's default.
         remarks: what is to be known of the verdict, in sentences.
-        figures: the recommendation beside TRL's default.
+        command: that trains as recommended, or None.
+        figures: the chosen candidate beside TRL's default.
+        steps: the memory of the two through one step, as far as it is known.
+        untraced: why it is not known of one of them, in a sentence; empty where it is.
         phases: memory and time of the phases of the recommendation; empty where the phases were not told apart.
         budget_bytes: what a candidate may need.
+        lengths: None where they are not known.
+        lists: sentences under titles; empty lists are not shown.
         facts: about the run, by name.
-        left_out, offers: choices that were not searched and why, and what else might help, in sentences.
-        command: that trains as recommended, or None.
-        repeated: the command that searches again.
+        repeated: the command that makes the same again.
     """
 
+    words: Words
     title: str
     verdict: str
     good: bool
     choices: str
     remarks: tuple[str, ...]
+    command: str | None
     figures: tuple[Row, ...]
+    steps: tuple[Step, ...]
+    untraced: str
     phases: tuple[PhaseRow, ...]
     points: tuple[Point, ...]
     budget_bytes: int
     contributions: tuple[Contributed, ...]
-    lengths: Histogram
+    lengths: Histogram | None
     memory: tuple[Predicted, ...]
     speed: tuple[Predicted, ...]
-    trials: tuple[TrialRow, ...]
-    trial_counts: str
-    notes: tuple[str, ...]
-    left_out: tuple[str, ...]
-    offers: tuple[str, ...]
+    table: Table
+    lists: tuple[tuple[str, tuple[str, ...]], ...]
     facts: tuple[tuple[str, str], ...]
-    command: str | None
     repeated: str
 
 
-def values(result: Result) -> Values:
-    """Return what a report of a result shows."""
-    chosen, baseline = result.recommended, result.baseline
-    named = _Names(baseline)
-    model, dataset = result.workload.model.name, result.workload.dataset.name
-    return Values(
-        title=f"{result.trainer}: {_short(model)} on {_short(dataset)}",
-        verdict=_verdict(result),
-        good=chosen is not None,
-        choices=named(chosen.candidate) if chosen is not None else "",
-        remarks=tuple(_remarks(result)),
-        figures=comparison(result, chosen) if chosen is not None else (),
-        phases=phase_rows(chosen) if chosen is not None else (),
-        points=_points(result),
-        budget_bytes=result.budget_bytes,
-        contributions=tuple(
-            Contributed(
-                f"{item.knob}={item.choice}",
-                str(item.instead_of),
-                said_contribution(item),
-                item.speedup,
-                item.peak_bytes_saved,
-            )
-            for item in result.contributions
-        ),
-        lengths=histogram(result.workload.dataset.lengths, chosen.max_length if chosen is not None else None),
-        memory=tuple(_predicted_memory(result.trials, named)),
-        speed=tuple(_predicted_speed(result.trials, named)),
-        trials=tuple(
-            TrialRow(
-                trial.number,
-                named(trial.candidate),
-                said_status(trial.status),
-                trial.peak_bytes,
-                trial.tokens_per_second,
-                trial.predicted_bytes,
-                trial.reason,
-            )
-            for trial in result.trials
-        ),
-        trial_counts=said_trials(result),
-        notes=tuple(note for note in (said_steps(result), *result.notes) if note),
-        left_out=said_left_out(result.left_out),
-        offers=said_unlockable(result.unlockable) if chosen is not None else said_ways_out(result),
-        facts=tuple(_facts(result)),
-        command=next_command(result) if chosen is not None else None,
-        repeated=_repeated(result),
-    )
-
-
-def histogram(lengths: LengthDistribution, cut: int | None) -> Histogram:
-    """Return the histogram of row lengths; the last bar ends with the longest row."""
-    longest = lengths.longest
-    width = max(1, -(-longest // BINS))
-    edges = tuple(range(0, longest + width, width))
-    rows = [0] * (len(edges) - 1)
-    for length, count in lengths.counts.items():
-        rows[min(len(rows) - 1, max(0, length - 1) // width)] += count
-    return Histogram(edges, tuple(rows), cut if cut is not None and cut < longest else None, longest)
+def histogram(bins: tuple[LengthBin, ...], cut: int | None) -> Histogram | None:
+    """Return the histogram of row lengths, None without any; a length that cuts nothing is no cut."""
+    return Histogram(bins, cut if cut is not None and cut < bins[-1].high else None) if bins else None
 
 
 def front(sizes: Sequence[tuple[int, float]]) -> tuple[bool, ...]:
@@ -205,95 +187,25 @@ def front(sizes: Sequence[tuple[int, float]]) -> tuple[bool, ...]:
     return tuple(place in on_front for place in range(len(sizes)))
 
 
-class _Names:
-    """Names candidates by what differs from TRL's default; in full where that was never measured."""
-
-    def __init__(self, baseline: Choosable | None) -> None:
-        self._baseline = baseline.candidate if baseline is not None else None
-
-    def __call__(self, candidate: Candidate) -> str:
-        if self._baseline is None:
-            return " ".join(f"{knob}={choice}" for knob, choice in candidate.items())
-        return said(candidate, self._baseline)
-
-
-def _verdict(result: Result) -> str:
-    if result.recommended is not None:
-        return headline(result, result.recommended)
-    return said_interrupted(result) if result.status is RunStatus.INTERRUPTED else said_nothing_fits(result)
-
-
-def _remarks(result: Result) -> Iterable[str]:
-    if result.recommended is None:
-        return
-    confirmed = "Confirmed by a longer run, the worst batch included."
-    yield confirmed if result.confirmed else "Not confirmed by a longer run."
-    yield said_runs(result, result.recommended)
-
-
-def _points(result: Result) -> tuple[Point, ...]:
-    """Return a point for every candidate that ran; the two compared ones with their compared figures."""
-    named = _Names(result.baseline)
-    found: dict[Candidate, tuple[str, int, int | None, float | None]] = {
-        trial.candidate: ("other", trial.number, trial.peak_bytes, trial.tokens_per_second)
-        for trial in result.trials
-        if trial.status is ProbeStatus.OK
-    }
-    for role, one in (("default", result.baseline), ("recommended", result.recommended)):
-        if one is not None:
-            found[one.candidate] = (role, one.number, one.peak_bytes, one.tokens_per_second)
-    ran = [
-        (candidate, role, number, peak, rate)
-        for candidate, (role, number, peak, rate) in found.items()
-        if peak is not None and rate is not None
-    ]
-    on_front = front([(peak, rate) for _, _, _, peak, rate in ran])
-    return tuple(
-        Point(named(candidate), number, peak, rate, role, best)
-        for (candidate, role, number, peak, rate), best in zip(ran, on_front, strict=True)
-    )
-
-
-def _predicted_memory(trials: Iterable[Trial], named: _Names) -> Iterable[Predicted]:
-    for trial in trials:
-        if trial.status is ProbeStatus.OK and trial.predicted_bytes is not None:
-            measured = trial.reserved_bytes if trial.reserved_bytes is not None else trial.peak_bytes
-            if measured is not None:
-                yield Predicted(named(trial.candidate), trial.predicted_bytes, measured)
-
-
-def _predicted_speed(trials: Iterable[Trial], named: _Names) -> Iterable[Predicted]:
-    for trial in trials:
-        if trial.status is ProbeStatus.OK and trial.predicted_tokens_per_second and trial.tokens_per_second:
-            yield Predicted(named(trial.candidate), trial.predicted_tokens_per_second, trial.tokens_per_second)
-
-
-def _facts(result: Result) -> Iterable[tuple[str, str]]:
-    model, dataset, hardware = result.workload.model, result.workload.dataset, result.hardware
-    yield "model", f"{model.name} ({model.architecture}, {model.parameters:,} parameters)"
-    yield "dataset", f"{dataset.name} ({dataset.lengths.rows:,} rows, {dataset.lengths.tokens:,} tokens)"
-    yield "device", hardware.name
-    yield from sorted(result.environment.items())
-
-
-def _repeated(result: Result) -> str:
-    """Return the command that searches again, from the options that were given."""
-    given = dict(result.settings)
-    words = ["autotune", "probe", str(given.pop("model", result.workload.model.name))]
-    words.append(str(given.pop("dataset", result.workload.dataset.name)))
-    for name, value in given.items():
+def command_again(command: str, settings: Mapping[str, object]) -> str:
+    """Return the command of a run or a plan, from what was asked for; ``model`` and ``dataset`` go without a name."""
+    words = ["autotune", command, *(str(settings[name]) for name in ("model", "dataset") if settings.get(name))]
+    for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
         match value:
+            case _ if name in ("model", "dataset") or value is None:
+                pass
             case bool():
                 words += [] if value else [f"--no-{option[2:]}"]
             case Mapping():
                 words += [word for knob, choice in value.items() for word in (option, f"{knob}={choice}")]
             case list() | tuple():
-                words += [option, ",".join(map(str, value))]
+                words += [option, ",".join(map(str, value))] if value else []
             case _:
                 words += [option, str(value)]
     return shlex.join(words)
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """Return the last part of a path or of a hub's id."""
     return name.rstrip("/").rpartition("/")[2] or name

@@ -34,6 +34,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tensors are most of what a process holds."""
+    folder = tmp_path_factory.mktemp("larger") / "model"
+    return write_small_model(folder, weights=False, hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
+
+
+@pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("rows")
 

@@ -10,7 +10,6 @@ import pytest
 from autotune.core.verdict import Outcome
 from tests.app.check.configurations import HEAD, SHORT
 from tests.app.check.conftest import Checked
-from tests.small import write_small_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -25,13 +24,6 @@ BODIES = {
     "online_dpo": [""],
 }
 CASES = [(trainer, body) for trainer, bodies in BODIES.items() for body in bodies]
-
-
-@pytest.fixture(scope="module")
-def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose tensors are most of what a process holds."""
-    folder = tmp_path_factory.mktemp("larger")
-    return write_small_model(folder / "model", hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
 
 
 def test_there_are_ten() -> None:

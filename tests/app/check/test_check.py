@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -85,23 +86,20 @@ def test_the_environment_of_the_file_reaches_the_child_alone(
     assert verdict.plan.allocator.expandable_segments
 
 
-def test_what_does_not_fit_gets_the_smallest_change_that_does(write: Write, checked: Checked) -> None:
-    file = write("sft", "per_device_train_batch_size: 8  # rows\nuse_cpu: true\nbf16: false\n")
-    whole = checked(config=str(file), trainer="sft", gpu="cpu")
+def test_what_does_not_fit_gets_the_smallest_change_that_does(write: Write, checked: Checked, larger: Path) -> None:
+    file = write("sft", "per_device_train_batch_size: 48  # rows\ngradient_checkpointing: false\n")
+    asked: dict[str, Any] = {"config": str(file), "trainer": "sft", "gpu": GPU, "model": str(larger)}
+    whole = checked(**asked)
     assert whole.need is not None
-    budget_bytes = whole.need.most_bytes // 2
-    verdict = checked(config=str(file), trainer="sft", gpu="cpu", memory_budget=budget_bytes)
+    budget_bytes = whole.need.least_bytes - 1
+    verdict = checked(**asked, memory_budget=budget_bytes)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.DOES_NOT_FIT, 1)
     assert verdict.remedy is not None
     changed = yaml.safe_load(file.read_text(encoding="utf-8")) | dict(verdict.remedy.keys)
-    rows = changed["per_device_train_batch_size"] * changed["gradient_accumulation_steps"]
-    assert rows == 8
-    assert "+per_device_train_batch_size: " in verdict.remedy.diff
-    assert "# rows" in verdict.remedy.diff
-    fixed = write("sft", yaml.safe_dump(changed), name="fixed.yaml")
-    fixed.write_text(yaml.safe_dump(changed), encoding="utf-8")
-    again = checked(config=str(fixed), trainer="sft", gpu="cpu", memory_budget=budget_bytes)
-    assert again.outcome is Outcome.FITS
+    assert changed["per_device_train_batch_size"] * changed.get("gradient_accumulation_steps", 1) == 48
+    assert verdict.remedy.diff.startswith(f"--- {file}")
+    file.write_text(yaml.safe_dump(changed), encoding="utf-8")
+    assert checked(**asked, memory_budget=budget_bytes).outcome is Outcome.FITS
 
 
 def test_a_need_within_its_error_of_the_budget_is_too_close_to_call(write: Write, checked: Checked) -> None:

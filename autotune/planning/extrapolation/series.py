@@ -1,0 +1,112 @@
+"""Memory at the aligned moments of a stretch of a step, and its extrapolation moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from autotune.planning.extrapolation.forecast import Stretch
+from autotune.planning.extrapolation.times import Figures, weighted_sum
+
+SeriesLevels = Mapping[str, Sequence[int]]
+"""Bytes by category at each moment."""
+Levels = Mapping[str, int]
+"""Bytes by category at one moment, without those that have none."""
+
+
+class Series:
+    """Bytes by category at the aligned moments of a stretch, for each traced point.
+
+    Attributes:
+        moments: number of moments, equal at every point.
+    """
+
+    def __init__(self, stretch: Stretch, levels: Sequence[SeriesLevels]) -> None:
+        self.stretch = stretch
+        self._levels = levels
+        self.moments = max((len(values) for point in levels for values in point.values()), default=0)
+        found = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
+        self._totals = np.array(found, dtype=np.float64)
+
+    def highest(self, weights: Sequence[float]) -> Levels:
+        """Return the extrapolated bytes by category at the moment with the largest extrapolated total."""
+        if not self.moments:
+            return {}
+        moment = int(np.argmax(weighted_sum(self._totals, weights)))
+        found: dict[str, float] = {}
+        for weight, levels in zip(weights, self._levels, strict=True):
+            for name, values in levels.items():
+                found[name] = found.get(name, 0.0) + weight * values[moment]
+        return _rounded(found)
+
+    def course(self, weights: Sequence[float]) -> Mapping[str, Figures]:
+        """Return the extrapolated bytes by category at all moments; at the highest one, those of :meth:`highest`."""
+        found: dict[str, Figures] = {}
+        for weight, levels in zip(weights, self._levels, strict=True):
+            for name, values in levels.items():
+                found[name] = found.get(name, np.zeros(self.moments)) + weight * np.array(values, dtype=np.float64)
+        return found
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A stretch of a step at the moments that all traces share, aligned from its start and from its end.
+
+    Example: of traces of two and of three layers, the moments of two layers are shared. Aligned from the start they are
+    those of the first two layers, aligned from the end those of the last two.
+
+    Attributes:
+        start, end: the same moments, aligned from either side.
+        layer_moments: for each moment, how many moments further on it is in the deeper trace if aligned from the end:
+            as many as the additional layers have. 0 where it is not one of the layers'.
+        apart: for each moment, whether the two sides differ in any trace: in chunks of the loss too.
+    """
+
+    start: Series
+    end: Series
+    layer_moments: Sequence[int]
+    apart: Sequence[bool]
+
+    @property
+    def stretch(self) -> Stretch:
+        """Which one."""
+        return self.start.stretch
+
+    @property
+    def series(self) -> tuple[Series, Series]:
+        """Both."""
+        return (self.start, self.end)
+
+    def course(self, weights: Sequence[float], insertions: int) -> Iterator[Levels]:
+        """Yield the extrapolated bytes at the moments of the stretch, in order.
+
+        Between the first layers and the last ones, memory changes evenly from layer to layer.
+
+        Args:
+            insertions: how often what the deeper trace adds comes in the whole model.
+        """
+        first, last = self.start.course(weights), self.end.course(weights)
+        kinds = zip(self.apart, self.layer_moments, strict=True)
+        for (apart, period), run in groupby(enumerate(kinds), key=lambda item: item[1]):
+            moments = [moment for moment, _ in run]
+            places = [(moment, 0.0) for moment in moments]
+            if apart:
+                added = range(max(0, insertions * period - len(moments)))
+                within = moments[-period:]
+                places += [(within[place % len(within)], (1 + place // period) / insertions) for place in added]
+                places += [(moment, 1.0) for moment in moments]
+            for moment, share in places:
+                yield _rounded({name: _between(first[name], last[name], moment, share) for name in first})
+
+
+def _between(first: Figures, last: Figures, moment: int, share: float) -> float:
+    # Both ends as they are: their highest moments are the forecast's.
+    low, high = float(first[moment]), float(last[moment])
+    return low if share == 0 else high if share == 1 else low + share * (high - low)
+
+
+def _rounded(sizes: Mapping[str, float]) -> Levels:
+    return {name: round(size) for name, size in sizes.items() if round(size) > 0}

@@ -1,0 +1,75 @@
+"""What all charts of the page are drawn with: lines of a limit, scales, texts for Plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.units import GIB, MIB
+
+Figure = Mapping[str, Any]
+"""Plotly's figure; colours are names of the style sheet's variables."""
+LIMIT = "var(--limit)"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        name: its id in the page.
+        title: above it.
+        said: what it shows, in sentences, for those who do not see it.
+        tall: whether it needs more height than others, such as for slanted names.
+    """
+
+    name: str
+    title: str
+    said: str
+    figure: Figure
+    tall: bool = False
+
+
+def upright(at: float, label: str, *, below_legend: bool = False, anchor: str = "auto") -> Figure:
+    """Return a dashed vertical line with its label, for a layout.
+
+    Args:
+        below_legend: whether the legend is above the chart, where the label would be.
+        anchor: the end of the label that is at the line: ``left``, ``right``, or ``auto``.
+    """
+    place = {"yanchor": "top" if below_legend else "bottom", "xanchor": anchor}
+    return {
+        "shapes": [
+            {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
+             "line": {"color": LIMIT, "width": 2, "dash": "dash"}}
+        ],
+        "annotations": [
+            {"x": at, "y": 1, "yref": "paper", **place, "text": label, "showarrow": False, "font": {"color": LIMIT}}
+        ],
+    }  # fmt: skip
+
+
+def level(at: float, label: str) -> Figure:
+    """Return a dashed horizontal line with its label above it, for a layout."""
+    return {
+        "shapes": [
+            {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": at, "y1": at, "line": line}
+            # The lower line parts the upper one from whatever area it crosses.
+            for line in ({"color": "var(--page)", "width": 4}, {"color": LIMIT, "width": 2, "dash": "dash"})
+        ],
+        "annotations": [
+            {"x": 0, "xref": "paper", "y": at, "xanchor": "left", "yanchor": "bottom", "text": label,
+             "showarrow": False, "font": {"color": LIMIT}, "bgcolor": "var(--page)"}
+        ],
+    }  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Return text of which Plotly, which reads some HTML in texts, makes the same text."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def scale(sizes: Sequence[float]) -> tuple[int, str]:
+    """Return the unit for sizes, in bytes, with its name."""
+    return (GIB, "GiB") if max(sizes) >= GIB else (MIB, "MiB")

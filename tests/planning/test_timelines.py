@@ -1,0 +1,126 @@
+"""The memory timeline of a candidate against its estimate, and against a full-size trace of the same step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.estimate import MemoryEstimate, Origin
+from autotune.core.memory_timeline import MOST_MOMENTS, Mark, MemoryTimeline
+from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.timeline import Occurrence, Part
+from autotune.planning.planner import Planner
+from autotune.planning.timelines import BESIDE_TENSORS, memory_timeline
+from autotune.units import GIB
+from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
+from tests.planning.test_planner import LAYERS, TOKENS, planner_of, problem_of
+
+FIRST, FURTHER, UPDATE = (
+    Part(MICRO_BATCH, Occurrence.FIRST),
+    Part(MICRO_BATCH, Occurrence.FURTHER),
+    Part(OPTIMIZER_STEP, Occurrence.ONCE),
+)
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
+    made = planner_of(problem_of(), AnalyticTracer(), tmp_path_factory.mktemp("cache"), 10 * GIB)
+    made.explore(14)
+    return made
+
+
+def tensors(memory: MemoryEstimate) -> dict[str, int]:
+    """Return the parts of a breakdown that are bytes of tensors."""
+    return {name: size for name, size in memory.breakdown.items() if name not in BESIDE_TENSORS}
+
+
+def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(planner: Planner) -> None:
+    seen = set[tuple[Origin, int]]()
+    for candidate in planner.candidates[::37]:
+        estimate, timeline = planner.estimate(candidate), planner.timeline(candidate)
+        if estimate.memory is None:
+            assert timeline is None
+            continue
+        assert timeline is not None
+        rounding_bytes = estimate.memory.breakdown.get("rounding", 0)
+        assert max(timeline.totals) == timeline.totals[timeline.peak] == estimate.memory.peak_bytes - rounding_bytes
+        assert timeline.at(timeline.peak) == tensors(estimate.memory)
+        assert timeline.need_bytes == estimate.memory.device_bytes
+        assert timeline.traced == (estimate.origin is Origin.TRACED)
+        seen.add((estimate.origin, timeline.micro_batches))
+    assert seen >= {(Origin.TRACED, 1), (Origin.TRACED, 8), (Origin.COMPOSED, 1)}
+
+
+def test_activations_grow_evenly_from_layer_to_layer(planner: Planner) -> None:
+    candidate = planner.candidates[0].but(gradient_checkpointing="off", liger="off", per_device_train_batch_size=4)
+    planner.trace([candidate])
+    timeline = planner.timeline(candidate)
+    assert timeline is not None
+    assert timeline.followed
+    assert [(mark.part, mark.backward) for mark in timeline.marks] == [
+        (FIRST, True),
+        (FURTHER, True),
+        (UPDATE, True),
+    ]
+    for place, gradients in ((0, 0), (1, WEIGHT_BYTES * LAYERS)):
+        moments = timeline.stretch(place)
+        kept = [timeline.levels["activation"][moment] for moment in moments]
+        assert kept == [60_000 * 4 * TOKENS * layer for layer in [*range(1, LAYERS + 1), LAYERS]]
+        assert {timeline.levels["gradient"][moment] for moment in moments} == {gradients}
+
+
+def test_a_step_of_one_micro_batch_has_no_further_one(planner: Planner) -> None:
+    timeline = planner.timeline(planner.candidates[0].but(per_device_train_batch_size=8))
+    assert timeline is not None
+    assert FURTHER not in [mark.part for mark in timeline.marks]
+
+
+def test_figures_that_are_added_up_are_drawn_at_their_peaks_alone(planner: Planner) -> None:
+    candidate = next(one for one in planner.candidates if planner.estimate(one).origin is Origin.COMPOSED)
+    timeline = planner.timeline(candidate)
+    assert timeline is not None
+    assert not timeline.followed
+    assert timeline.moments == len(timeline.marks)
+
+
+def a_timeline(totals: list[int], marks: tuple[Mark, ...] = (Mark(FIRST, False, 0),)) -> MemoryTimeline:
+    halves = {
+        "parameter": tuple(total // 2 for total in totals),
+        "activation": tuple(-(-total // 2) for total in totals),
+    }
+    return MemoryTimeline(marks, halves, totals.index(max(totals)), {}, 0.1, True, True, 1)
+
+
+def test_thinning_keeps_every_peak_and_the_beginning_of_every_part() -> None:
+    totals = [100 + moment % 7 for moment in range(2000)]
+    totals[1234], totals[1999] = 999, 500
+    marks = (Mark(FIRST, False, 0), Mark(FIRST, True, 800), Mark(UPDATE, False, 1995))
+    thin = a_timeline(totals, marks).thinned()
+    assert thin.moments < MOST_MOMENTS + 12
+    assert thin.totals[thin.peak] == max(thin.totals) == 999
+    assert [max(thin.totals[moment] for moment in thin.stretch(place)) for place in range(3)] == [106, 999, 500]
+    assert len(thin.stretch(2)) == 5
+    assert a_timeline(totals[:200]).thinned().moments == 200
+
+
+def test_what_vllm_holds_lies_beside_the_tensors() -> None:
+    generation = Part("generation", Occurrence.ONCE)
+    training = MemoryEstimate(
+        70, 75, 5, {"parameter": 60, "rounding": 10, "fragmentation": 5, "context": 5}, 0, None, 0.1
+    )
+    asleep = replace(training, beside_bytes=3, breakdown={**training.breakdown, "vLLM": 3})
+    courses = {(generation, False): [{"parameter": 20}], (FIRST, False): [{"parameter": 40}, {"parameter": 61}]}
+    found = memory_timeline(
+        {**courses, (UPDATE, False): [{"parameter": 60}]}, training, asleep,
+        micro_batches=1, traced=True, followed=True, vllm=(30, 3),
+    )  # fmt: skip
+    assert found is not None
+    assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, 3, 3, 3)}
+    assert found.need_bytes == asleep.device_bytes
+    assert found.at(found.peak) == {"parameter": 60, "vLLM": 3}
+
+
+def test_without_a_moment_there_is_no_timeline() -> None:
+    memory = MemoryEstimate(0, 0, 0, {}, 0, None, 0.1)
+    assert memory_timeline({}, memory, memory, micro_batches=1, traced=True, followed=True) is None
