@@ -11,6 +11,8 @@ from autotune.core.events import WorkloadReady
 from autotune.core.result import BaseFile, Contribution, Result
 from autotune.core.status import ProbeStatus
 from autotune.report.comparison import headline, said_costs, said_runs
+from autotune.report.page.markdown import markdown_page
+from autotune.report.page.result_values import result_values
 from autotune.report.progress import Progress
 from autotune.report.summary import show_summary
 from tests.report.examples import a_result, a_workload
@@ -78,3 +80,9 @@ def test_progress_names_it() -> None:
     progress = Progress()
     progress.follow(WorkloadReady(a_workload(), 1, 1, own=True))
     assert progress.said_candidate(Candidate({}), "baseline") == "your configuration"
+
+
+def test_the_page_names_it_too() -> None:
+    shown = result_values(own())
+    assert "Beside your configuration" in markdown_page(shown)
+    assert "TRL's default" not in markdown_page(shown)
