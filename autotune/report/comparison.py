@@ -1,17 +1,21 @@
-"""The recommendation beside TRL's default, as values."""
+"""The recommendation beside the baseline, as values."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus
-from autotune.report.words import BASELINE_NAME, MISSING, said_bytes, said_rate, said_share, said_status
+from autotune.report.words import MISSING, baseline_name, said_bytes, said_rate, said_share, said_status
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
 _EQUALLY_FAST = "equally fast"
+_COSTS = 1.02
+"""Least ratio of rates that is a cost; rates nearer than that tie (autotune/study/selection.py)."""
+_MOST_COSTS = 3
 _SAME_STEP = 0.1
 """Relative deviation allowed for the documents of a packed optimizer step."""
 
@@ -92,11 +96,12 @@ def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
     baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
     if baseline is not None and recommended.candidate == baseline.candidate:
-        return "TRL's default is already the fastest candidate that fits."
+        return f"{_name(result, starts=True)} is already the fastest candidate that fits."
     if result.speedup is not None:
         return _said_speed(result, result.speedup)
     if baseline is not None and baseline.status is not ProbeStatus.OK:
-        return f"TRL's default does not run here ({said_status(baseline.status)}); this does, at {rate}."
+        name = _name(result, starts=True)
+        return f"{name} does not run here ({said_status(baseline.status)}); this does, at {rate}."
     return f"The fastest candidate that fits runs at {rate}."
 
 
@@ -104,8 +109,22 @@ def said_runs(result: Result, recommended: Choosable) -> str:
     """Return how many runs the speed figures are based on, and what their range means."""
     if recommended.tokens_per_second_low is None:
         return "The speed is that of one run, which says nothing of the spread between runs."
-    turns = f", {result.pairs} of them in turn with {BASELINE_NAME}" if result.pairs else ""
+    turns = f", {result.pairs} of them in turn with {_name(result)}" if result.pairs else ""
     return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
+
+
+def said_costs(result: Result) -> tuple[str, ...]:
+    """Return what the user's own configuration sets and costs most: "`gradient_checkpointing: true` costs 34 %".
+
+    The share is of the time of a step with everything else as recommended.
+    """
+    keys = result.base.keys if result.base is not None else {}
+    costs = [
+        (item.speedup - 1, ", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items()))
+        for item in result.contributions
+        if item.knob in keys and item.speedup and item.speedup >= _COSTS and item.told_apart is not False
+    ]
+    return tuple(f"`{said}` costs {100 * share:.0f} %" for share, said in sorted(costs, reverse=True)[:_MOST_COSTS])
 
 
 def said_steps(result: Result) -> str:
@@ -123,6 +142,14 @@ def said_steps(result: Result) -> str:
     )
 
 
+def _name(result: Result, *, starts: bool = False) -> str:
+    return baseline_name(own=result.base is not None, starts=starts)
+
+
+def _yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _said_speedup(speedup: float) -> str:
     factor = f"{max(speedup, 1 / speedup):.2f}"
     if factor == "1.00":
@@ -133,7 +160,7 @@ def _said_speedup(speedup: float) -> str:
 def _said_speed(result: Result, speedup: float) -> str:
     """Return the speed-up and its interval, or that there may be none."""
     factor, low, high = f"{speedup:.2f}", result.speedup_low, result.speedup_high
-    where = f"TRL's default at the same global batch of {result.global_batch_size}"
+    where = f"{_name(result)} at the same global batch of {result.global_batch_size}"
     if low is None or high is None:
         return f"As fast as {where}." if factor == "1.00" else f"{factor}x the speed of {where}."
     between = f"{factor}x ({low:.2f} to {high:.2f})"

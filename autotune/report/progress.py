@@ -15,7 +15,7 @@ from autotune.core.events import (
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement
-from autotune.report.words import BASELINE_NAME, said, said_bytes, said_rate
+from autotune.report.words import BASELINE_NAME, baseline_name, said, said_bytes, said_rate
 from autotune.units import format_bytes, format_count
 
 _PURPOSES = {
@@ -36,6 +36,7 @@ class Progress:
     Attributes:
         stage: the current stage, in words.
         baseline: the candidate from which differences are shown.
+        name: its name.
         limit: maximum number of probes, :data:`UNCOUNTED` ones excluded; None before it is known.
         done: finished probes, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
         vetoed: candidates rejected without a probe, those of a resumed study included.
@@ -44,6 +45,7 @@ class Progress:
 
     stage: str = "starting"
     baseline: Candidate = field(default_factory=lambda: Candidate({}))
+    name: str = BASELINE_NAME
     limit: int | None = None
     done: int = 0
     vetoed: int = 0
@@ -56,8 +58,8 @@ class Progress:
         match event:
             case StageStarted(text=text):
                 self.stage = text
-            case WorkloadReady(baseline=baseline):
-                self.baseline = baseline
+            case WorkloadReady(baseline=baseline, own=own):
+                self.baseline, self.name = baseline, baseline_name(own=own)
             case StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
                 self.done, self.vetoed, self.limit, self.best = probes, vetoed, limit, best_run
             case ProbeStarted(candidate=candidate, purpose=purpose, trials_limit=limit):
@@ -94,11 +96,12 @@ class Progress:
             return ""
         shown = self.best.measurement
         figures = f"{said_rate(shown.tokens_per_second)}, {said_bytes(shown.peak_bytes)}"
-        return f"best so far: {said(self.best.candidate, self.baseline)} ({figures})"
+        return f"best so far: {said(self.best.candidate, self.baseline, self.name)} ({figures})"
 
     def said_candidate(self, candidate: Candidate, purpose: str) -> str:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
-        return BASELINE_NAME if purpose == "baseline" else _PURPOSES.get(purpose, "") + said(candidate, self.baseline)
+        shown = said(candidate, self.baseline, self.name)
+        return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
 
 
 def said_resumed(progress: Progress) -> str:

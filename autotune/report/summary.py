@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
-from autotune.report.comparison import Row, comparison, headline, said_contribution, said_runs, said_steps
+from autotune.report.comparison import Row, comparison, headline, said_contribution, said_costs, said_runs, said_steps
 from autotune.report.listing import listing
 from autotune.report.outlook import (
     next_command,
@@ -27,7 +27,7 @@ from autotune.report.outlook import (
 )
 from autotune.report.phases import PhaseRow, phase_rows
 from autotune.report.picture import BASELINE, OTHER, RECOMMENDED, points, scatter
-from autotune.report.words import BASELINE_NAME, MISSING, bar, said, said_bytes, said_path
+from autotune.report.words import MISSING, bar, baseline_name, printable, said, said_bytes, said_path
 from autotune.units import format_seconds
 
 _PICTURE_WIDTH = 100
@@ -74,7 +74,9 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
         yield Text("Not confirmed by a longer run.", style="yellow")
     yield Text(said_runs(result, recommended))
     yield Text()
-    yield _comparison_table(comparison(result, recommended), 8 if width < _NARROW else 20)
+    yield _comparison_table(
+        comparison(result, recommended), 8 if width < _NARROW else 20, baseline_name(own=result.base is not None)
+    )
     phases = phase_rows(recommended)
     if phases:
         yield Text()
@@ -82,6 +84,19 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
     if result.contributions:
         yield Text()
         yield _contributions_table(result)
+    costs = said_costs(result)
+    if costs:
+        yield Text()
+        yield listing("What it sets by hand, in time of a step with all else as recommended", costs)
+    if result.base is not None and result.base.diff:
+        yield Text()
+        yield _diff(result.base.diff)
+
+
+def _diff(diff: str) -> Text:
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    lines = printable(diff).splitlines()
+    return Text("\n").join(Text(line, style=styles.get(line[:1], ""), overflow="fold") for line in lines)
 
 
 def _phases_table(rows: Iterable[PhaseRow], bar_width: int) -> Table:
@@ -101,12 +116,12 @@ def _phases_table(rows: Iterable[PhaseRow], bar_width: int) -> Table:
     return table
 
 
-def _comparison_table(rows: Iterable[Row], bar_width: int) -> Table:
+def _comparison_table(rows: Iterable[Row], bar_width: int, baseline: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("")
     table.add_column("recommended", justify="right", style="bold")
     table.add_column("", width=bar_width, no_wrap=True, style="green")
-    table.add_column(BASELINE_NAME, justify="right")
+    table.add_column(baseline, justify="right")
     table.add_column("", width=bar_width, no_wrap=True, style="cyan")
     for row in rows:
         bars = ["" if share is None else bar(share, bar_width) for share in (row.recommended_share, row.baseline_share)]
@@ -132,7 +147,11 @@ def _picture(result: Result, width: int) -> RenderableType:
     if len(drawn) < 2:
         return Group()
     lines = scatter(drawn, result.budget_bytes, min(width - 2, _PICTURE_WIDTH))
-    names = {RECOMMENDED: "recommended", BASELINE: BASELINE_NAME, OTHER: "other candidates"}
+    names = {
+        RECOMMENDED: "recommended",
+        BASELINE: baseline_name(own=result.base is not None),
+        OTHER: "other candidates",
+    }
     marks = {point.mark for point in drawn}
     legend = "   ".join(f"{mark} {name}" for mark, name in names.items() if mark in marks)
     picture = Text("\n".join([*lines, legend]), no_wrap=True)

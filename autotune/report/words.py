@@ -10,13 +10,24 @@ from autotune.core.status import ProbeStatus
 from autotune.units import format_bytes, format_rate
 
 BASELINE_NAME = "TRL's default"
+OWN_NAME = "your configuration"
 MISSING = "-"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def said(candidate: Candidate, baseline: Candidate) -> str:
-    """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``."""
-    return " ".join(f"{knob}={choice}" for knob, choice in candidate.differences(baseline).items()) or BASELINE_NAME
+def baseline_name(*, own: bool, starts: bool = False) -> str:
+    """Return the name of the baseline: the user's own configuration, or TRL's default.
+
+    Args:
+        starts: whether a sentence starts with it.
+    """
+    name = OWN_NAME if own else BASELINE_NAME
+    return name[:1].upper() + name[1:] if starts else name
+
+
+def said(candidate: Candidate, baseline: Candidate, name: str = BASELINE_NAME) -> str:
+    """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``; its name without any."""
+    return " ".join(f"{knob}={choice}" for knob, choice in candidate.differences(baseline).items()) or name
 
 
 def said_status(status: ProbeStatus) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from autotune.report.page.drawing import Chart, Figure, plain, scale, upright
 from autotune.report.page.step_charts import step_charts
 from autotune.report.page.values import Histogram, Point, Predicted, Values
-from autotune.report.words import BASELINE_NAME
 from autotune.units import format_bytes, format_rate
 
 # The colours of Okabe and Ito, which people who are colour-blind tell apart (https://jfly.uni-koeln.de/color/); marks
@@ -58,7 +57,7 @@ def _front(shown: Values) -> Figure:
         "x": [point.peak_bytes / unit for point in best], "y": [point.tokens_per_second for point in best],
         "line": {"color": _OTHER, "width": 1, "dash": "dot", "shape": "hv"},
     })  # fmt: skip
-    legend = {"other": "other candidates", "default": BASELINE_NAME, "recommended": shown.words.chosen}
+    legend = {"other": "other candidates", "default": shown.words.beside, "recommended": shown.words.chosen}
     for role, (colour, symbol, size) in _ROLES.items():
         points = [point for point in shown.points if point.role == role]
         if points:

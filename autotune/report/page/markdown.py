@@ -30,7 +30,8 @@ def _lines(shown: Values) -> Iterator[str]:
         yield f"Train with {_code(shown.command)}."
     if shown.figures:
         rows = [[row.label.strip(), row.recommended, row.baseline] for row in shown.figures]
-        yield from _section("Beside TRL's default", _table(["", shown.words.chosen, "TRL's default"], rows))
+        beside = shown.words.beside
+        yield from _section(f"Beside {beside}", _table(["", shown.words.chosen, beside], rows))
     if shown.contributions:
         chosen = [[_code(item.choice), _code(item.instead_of), _text(item.measured)] for item in shown.contributions]
         yield from _section("What it chose", _table(["choice", "changed back to", "measured"], chosen, escaped=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.length_report import histogram as length_bins
@@ -33,7 +34,7 @@ from autotune.report.page.values import (
 )
 from autotune.report.phases import phase_rows
 from autotune.report.steps import Step, said_untraced
-from autotune.report.words import BASELINE_NAME, said, said_bytes, said_rate, said_status
+from autotune.report.words import baseline_name, said, said_bytes, said_rate, said_status
 from autotune.units import format_bytes
 
 RECOMMENDED = Words("recommended", "the recommendation", "peak memory", "Measured with", "Search again with")
@@ -42,13 +43,14 @@ RECOMMENDED = Words("recommended", "the recommendation", "peak memory", "Measure
 def result_values(result: Result) -> Values:
     """Return what a report of a result shows."""
     chosen, baseline = result.recommended, result.baseline
-    named = _Names(baseline)
+    name = baseline_name(own=result.base is not None)
+    named = _Names(baseline, name)
     model, dataset = result.workload.model.name, result.workload.dataset.name
-    compared = (("recommended", RECOMMENDED.chosen, chosen), ("default", BASELINE_NAME, baseline))
+    compared = (("recommended", RECOMMENDED.chosen, chosen), ("default", name, baseline))
     known = [(role, name, one) for role, name, one in compared if one is not None]
     offers = said_unlockable(result.unlockable) if chosen is not None else said_ways_out(result)
     return Values(
-        words=RECOMMENDED,
+        words=replace(RECOMMENDED, beside=name),
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
         verdict=_verdict(result),
         good=chosen is not None,
@@ -95,15 +97,16 @@ def result_values(result: Result) -> Values:
 
 
 class _Names:
-    """Names candidates by what differs from TRL's default; in full where that was never measured."""
+    """Names candidates by what differs from the baseline; in full where that was never measured."""
 
-    def __init__(self, baseline: Choosable | None) -> None:
+    def __init__(self, baseline: Choosable | None, name: str) -> None:
+        self._name = name
         self._baseline = baseline.candidate if baseline is not None else None
 
     def __call__(self, candidate: Candidate) -> str:
         if self._baseline is None:
             return " ".join(f"{knob}={choice}" for knob, choice in candidate.items())
-        return said(candidate, self._baseline)
+        return said(candidate, self._baseline, self._name)
 
 
 def _verdict(result: Result) -> str:
@@ -122,7 +125,7 @@ def _remarks(result: Result) -> Iterable[str]:
 
 def _points(result: Result) -> tuple[Point, ...]:
     """Return a point for every candidate that ran; the two compared ones with their compared figures."""
-    named = _Names(result.baseline)
+    named = _Names(result.baseline, baseline_name(own=result.base is not None))
     found: dict[Candidate, tuple[str, int, int | None, float | None]] = {
         trial.candidate: ("other", trial.number, trial.peak_bytes, trial.tokens_per_second)
         for trial in result.trials

@@ -11,6 +11,7 @@ from autotune.core.length_report import LengthBin
 from autotune.report.comparison import Row
 from autotune.report.phases import PhaseRow
 from autotune.report.steps import Step
+from autotune.report.words import BASELINE_NAME
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Words:
         memory: the memory of a candidate.
         facts: title of the facts.
         again: introduces the command that makes the page again.
+        beside: the baseline.
     """
 
     chosen: str
@@ -127,6 +129,7 @@ class Words:
     memory: str
     facts: str
     again: str
+    beside: str = BASELINE_NAME
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ CASES = (
         FITS,
     ),
     _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL ends with a KeyError": None}),
+    _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS),
     _case("sft: four processes", "num_processes: 4\n", UNKNOWN, {"(8 x 4 processes rows)": None}),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
