@@ -55,6 +55,19 @@ def test_what_is_allowed_is_searched_with_what_it_makes_exact() -> None:
     assert "bfloat16" in found.choices["precision"]
 
 
+def test_a_fixed_length_is_the_only_one_that_other_choices_are_held_against() -> None:
+    # Fixing a knob allows it. The file's words for other lengths, such as coverage, stand for none here.
+    found = space(setting(machine=GPU, allowed=frozenset({"max_length"})), fixed={"max_length": 512})
+    assert found.choices["max_length"] == (512,)
+    assert found.choices["packing"] == ("none", "bfd")
+
+
+def test_what_is_allowed_is_looked_at_in_tokens_not_in_the_file_s_words() -> None:
+    found = space(setting(machine=GPU, allowed=frozenset({"max_length"})))
+    assert all(isinstance(choice, int) for choice in found.choices["max_length"])
+    assert found.choices["packing"] == ("none", "bfd")
+
+
 def test_what_the_machine_cannot_do_is_left_out_with_a_reason() -> None:
     found = space(setting(machine=CPU))
     assert found.choices["liger"] == ("off",)

@@ -65,7 +65,8 @@ def plan(
         fix: by knob, the only choice to look at.
         exclude: knobs that stay at TRL's default.
         space: a space file instead of the one that ships with autotune.
-        top: how many of the best candidates are to stand on traces of their own, as far as the time allows.
+        top: how many of the best candidates are to stand on traces of their own. The best one does in any case; with a
+            large space, not all of the others do: :attr:`Estimate.origin` says which.
         explain: whether :attr:`Plan.explanation` says how the estimate of one candidate came about: of the fastest that
             fits, or of the baseline where nothing does. Fix knobs to choose the candidate.
         listener: is told what happens.

@@ -129,7 +129,7 @@ def traced_ahead(
         target = target_of(machine.hardware, limit_bytes, speeds)
         planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))
         predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)
-        planner.explore(at_once=_AT_ONCE, goes_on=lambda: time.monotonic() - started < seconds)
+        planner.explore(at_once=(_AT_ONCE,), goes_on=lambda: time.monotonic() - started < seconds)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)

@@ -12,9 +12,10 @@ from autotune.app.options import Options, check_evaluation, wished
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
+from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
 from autotune.core.candidate import Choice
-from autotune.core.estimate import SCHEMA, Plan, distinct
+from autotune.core.estimate import SCHEMA, Plan, distinct, uncomposed
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -36,9 +37,6 @@ from autotune.techniques.vllm import SERVER
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
-
-# Most technique combinations that are traced after the first ranking, so that the first rows shown are not composed.
-_REFINED = 8
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
     cache = user_cache()
-    with ServerTracer(planned.cores, listener) as tracer:
+    tracking = Tracking(listener)
+    with ServerTracer(planned.cores, tracking.hear) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
@@ -82,9 +81,8 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         candidates = estimated_candidates(problem)
         target = Accelerator(planned.gpu, budget_bytes)
         planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
-        planner.explore()
-        planner.refine(asked.top, _REFINED)
-        best = planner.ranked()[:1]
+        tracking.trace(planner, traces, problem.baseline, asked.top)
+        best = uncomposed(planner.ranked())[:1]
         if best and best[0].fits:
             planner.vary(best[0].candidate)
         estimates = tuple(planner.ranked())
@@ -98,7 +96,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, estimates, baseline)
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
-    shown = (baseline, *distinct(estimates, asked.top))
+    traced = uncomposed(estimates)
     length = options.wishes.fixed.get("max_length") if "max_length" not in fixed else None
     given = {
         "max_length": length if length != seq_len else None,
@@ -116,7 +114,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         global_batch_size=batch,
         estimates=estimates,
         baseline=baseline,
-        changes=smallest_changes(shown, estimates),
+        changes=smallest_changes((baseline, *distinct(traced, asked.top)), traced),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
         notes=(*_notes(problem, planner, planned, cache), *offers),

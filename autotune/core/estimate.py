@@ -123,6 +123,20 @@ def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
     return tuple(kept.values())
 
 
+def uncomposed(estimates: Iterable[Estimate]) -> list[Estimate]:
+    """Return the estimates that stand on traces of their own, and those that say why there are none.
+
+    Answers consist of these alone: the error of a composed estimate is too large to choose by.
+    """
+    return [found for found in estimates if found.origin is not Origin.COMPOSED]
+
+
+def undecided(estimates: Iterable[Estimate]) -> bool:
+    """Return whether composed estimates alone fit, so that it has to be traced whether anything does."""
+    fitting = [found.origin for found in estimates if found.fits]
+    return bool(fitting) and Origin.TRACED not in fitting
+
+
 @dataclass(frozen=True)
 class Change:
     """The smallest change that makes a candidate fit.
@@ -186,5 +200,5 @@ class Plan:
 
     @property
     def fastest(self) -> Estimate | None:
-        """The fastest candidate that is predicted to fit, or None."""
-        return next((estimate for estimate in self.estimates if estimate.fits), None)
+        """The fastest candidate whose own traces predict that it fits, or None."""
+        return next((estimate for estimate in uncomposed(self.estimates) if estimate.fits), None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
 
@@ -86,6 +87,34 @@ class StudyResumed:
 
 
 @dataclass(frozen=True)
+class Tracing:
+    """Traces are being run.
+
+    Attributes:
+        done: traces that are known.
+        expected: about how many there will be, these included.
+        remaining_seconds: about how long the others take, by the pace so far; None before the first has been run.
+    """
+
+    done: int
+    expected: int
+    remaining_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """There is a provisional ranking of the candidates that were traced so far.
+
+    Attributes:
+        best: the first of them, the best first.
+        baseline: a candidate is displayed by its differences from it.
+    """
+
+    best: tuple[Estimate, ...]
+    baseline: Candidate
+
+
+@dataclass(frozen=True)
 class CandidateVetoed:
     """A candidate was decided without a probe."""
 
@@ -94,7 +123,17 @@ class CandidateVetoed:
     reason: str
 
 
-Event = StageStarted | WorkloadReady | Noted | StudyResumed | ProbeStarted | ProbeFinished | CandidateVetoed
+Event = (
+    StageStarted
+    | WorkloadReady
+    | Noted
+    | StudyResumed
+    | ProbeStarted
+    | ProbeFinished
+    | CandidateVetoed
+    | Tracing
+    | Ranked
+)
 Listener = Callable[[Event], None]
 
 

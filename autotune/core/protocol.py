@@ -23,6 +23,8 @@ VERSION = 1
 REQUEST_FILE = "request.json"
 REPLY_FILE = "reply.json"
 LOG_FILE = "log.txt"
+TRACED_FILE = "traced"
+"""A job that traces writes a byte to it after each trace."""
 
 
 class Job(StrEnum):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 
-from autotune.core.batch_geometry import BatchGeometry, Layout
+from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank, undecided
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
-from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.protocol import TraceRequest
+from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.additive.design import Design
 from autotune.planning.additive.group import Group, group_of
@@ -19,18 +19,14 @@ from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
 from autotune.planning.explained import Basis, TracedTerm
-from autotune.planning.extrapolation.anchors import anchors
-from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.fit import Fit, Point, points
-from autotune.planning.extrapolation.shape import Anchors
-from autotune.planning.requests import trace_request
+from autotune.planning.extrapolation.fit import Fit
+from autotune.planning.points import GroupPoints
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
 from autotune.planning.vllm import engine_of, held, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
-from autotune.techniques.traits import layer_period
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
 
@@ -39,6 +35,8 @@ EXPLORED = 36
 to seven traces."""
 # Technique combinations that are traced before the ranking is computed again.
 _REFINED_AT_ONCE = 4
+# Technique combinations that are usually traced after the first ranking: 3 to 10 for the 8B shape.
+_USUALLY_REFINED = 8
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,7 @@ class Planner:
 
     Attributes:
         candidates: the legal candidates.
+        to_come: about how many traces are needed after those that are being run.
     """
 
     def __init__(
@@ -80,14 +79,10 @@ class Planner:
         self._traces = traces
         self._layer_kinds = layer_kinds
         self.candidates = tuple(candidates)
+        self.to_come = 0
         self._cases = cases = Cases(problem, (*self.candidates, problem.baseline))
         self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
-        geometries = set(cases.geometries.values())
-        # Only the largest micro-batch of evaluation is extrapolated to.
-        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
-        self._anchors: Mapping[Layout, Anchors] = {
-            layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
-        }
+        self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
         self._design = Design(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
@@ -108,20 +103,28 @@ class Planner:
         return self._estimates.untraceable
 
     def explore(
-        self, limit: int = EXPLORED, *, at_once: int = 1 << 16, goes_on: Callable[[], bool] = lambda: True
+        self, limit: int = EXPLORED, *, at_once: Sequence[int] = (1 << 16,), goes_on: Callable[[], bool] = lambda: True
     ) -> None:
-        """Trace technique combinations so that every candidate can be estimated, the most informative first.
+        """Trace technique combinations so that every candidate can be estimated: the baseline's, then those of the
+        recipes, then the most informative.
 
         Args:
             limit: about how many technique combinations to trace.
-            at_once: how many are traced between two calls of ``goes_on``.
+            at_once: how many are traced between two calls of ``goes_on``; the last number is used again and again.
             goes_on: returns whether to continue.
         """
+        sizes = chain(at_once, repeat(at_once[-1]))
+        total = min(limit, len(self._cases.groups))
         for groups in self._design.wanted(self._estimates.fits, self._largest_need, limit):
-            for first in range(0, len(groups), at_once):
+            left = groups
+            while left:
                 if not goes_on():
                     return
-                self._trace(groups[first : first + at_once])
+                size = next(sizes)
+                portion, left = left[:size], left[size:]
+                done = len(self._estimates.fits) + len(self.untraceable) + len(portion)
+                self._expect(max(len(left), total - done) + _USUALLY_REFINED)
+                self._trace(portion)
 
     def trace(self, candidates: Iterable[Candidate]) -> None:
         """Trace the technique combinations of candidates of the space, as far as they were not traced yet."""
@@ -132,23 +135,52 @@ class Planner:
         largest = max(geometries, key=lambda geometry: geometry.worst.rows * geometry.worst.tokens)
         return self._estimates.forecast(group, largest)[0].peak_bytes
 
-    def refine(self, places: int, limit: int) -> None:
-        """Trace the best candidates whose estimates are composed, until all are traced or the limit is reached."""
-        while limit > 0:
-            best = self.ranked()[:places]
-            wanted = [estimate.candidate for estimate in best if estimate.origin is not Origin.TRACED]
-            groups = list(dict.fromkeys(map(self._cases.group, wanted)))
-            groups = [group for group in groups if group not in self.untraceable][: min(limit, _REFINED_AT_ONCE)]
-            if not groups:
+    def refine(
+        self,
+        wanted: Callable[[Sequence[Estimate]], Iterable[Estimate]],
+        limit: int,
+        *,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Trace the candidates of an answer whose estimates are composed, until none is left or the limit is reached.
+
+        Args:
+            wanted: returns, from a ranking, the estimates that the answer consists of, the most important first.
+            limit: most technique combinations to trace, unless whether anything fits follows from composed ones alone.
+            goes_on: returns whether to continue.
+        """
+        count = 0
+        while True:
+            ranked = self.ranked()
+            if count >= limit and not undecided(ranked):
                 return
-            limit -= len(groups)
-            composed = [(estimate, self._cases.group(estimate.candidate)) for estimate in best]
-            sums = [(estimate, self._estimates.sum(group)) for estimate, group in composed if group in groups]
-            self._trace(groups)
+            asked = [found for found in wanted(ranked) if found.origin is not Origin.TRACED]
+            groups = list(dict.fromkeys(self._cases.group(found.candidate) for found in asked))
+            groups = [group for group in groups if group not in self.untraceable]
+            portion = groups[: max(1, min(limit - count, _REFINED_AT_ONCE))]
+            if not portion or not goes_on():
+                return
+            count += len(portion)
+            self._expect(len(groups) - len(portion))
+            sums = [(found, self._estimates.sum(self._cases.group(found.candidate))) for found in asked]
+            self._trace(portion)
             for estimate, found in sums:
                 traced = self.estimate(estimate.candidate)
                 if found is not None and estimate.memory and traced.memory and traced.origin is Origin.TRACED:
                     self._estimates.compare(found.unseen, estimate.memory, traced.memory)
+
+    def _expect(self, combinations: int) -> None:
+        known = len(self._estimates.fits)
+        each = self._traces.count / known if known else len(self._points.of(self._cases.group(self._problem.baseline)))
+        self.to_come = round(combinations * each)
+
+    def traced(self, count: int) -> tuple[Estimate, ...]:
+        """Return the best candidates of the combinations that were traced so far, one of each."""
+        found = [item for item in self.candidates if self._cases.group(item) in self._estimates.fits]
+        best: dict[Group, Estimate] = {}
+        for estimate in sorted(map(self.estimate, found), key=rank):
+            best.setdefault(self._cases.group(estimate.candidate), estimate)
+        return distinct(best.values(), count)
 
     def ranked(self) -> list[Estimate]:
         """Return estimates of all candidates.
@@ -216,7 +248,7 @@ class Planner:
         return Basis(geometry, len(self._layer_kinds), use, tuple(terms))
 
     def _term(self, term: Term, geometry: BatchGeometry, use: AllocatorUse) -> TracedTerm:
-        requests = {point: self._request(term.group, point) for point in self._points(term.group)}
+        requests = {point: self._points.request(term.group, point) for point in self._points.of(term.group)}
         forecasts = self._estimates.forecast(term.group, geometry, use)
         return TracedTerm(term.group, term.weight, self._estimates.fits[term.group], requests, *forecasts)
 
@@ -245,8 +277,8 @@ class Planner:
         known = fits.keys() | untraceable.keys()
         every = [item for group in asked for item in (group, *self._cases.evaluated.get(group, ()))]
         groups = [group for group in dict.fromkeys(every) if group not in known]
-        wanted = {group: self._points(group) for group in groups}
-        requests = {(group, point): self._request(group, point) for group in groups for point in wanted[group]}
+        wanted = {group: self._points.of(group) for group in groups}
+        requests = {(group, point): self._points.request(group, point) for group in groups for point in wanted[group]}
         found = dict(zip(requests, self._traces.get(list(requests.values())), strict=True))
         for group in groups:
             replies = {point: found[group, point] for point in wanted[group]}
@@ -255,25 +287,6 @@ class Planner:
                 untraceable[group] = failed.reason
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-            fits[group] = Fit(self._anchors[group.layout], good)
+            fits[group] = Fit(self._points.anchors[group.layout], good)
         effects = self._design.effects(fits, self._largest_need)
         self._estimates.learn(level for found in effects.values() for level in found)
-
-    def _request(self, group: Group, point: Point) -> TraceRequest:
-        timed = self._target.gpu or self._target.cpu
-        at = group.layout, point[1], point[0]
-        return trace_request(self._plan(group), *at, self._problem.setting, timed, self._cases.uses)
-
-    def _points(self, group: Group) -> list[Point]:
-        return points(depths_of(self._plan(group), self._layer_kinds), self._anchors[group.layout])
-
-    def _plan(self, group: Group) -> TrainingPlan:
-        candidate = self._cases.groups.get(group)
-        if candidate is None:
-            candidate = next(beside[group] for beside in self._cases.evaluated.values() if group in beside)
-        return self._problem.trainer.plan(candidate, self._problem.setting)
-
-
-def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
-    """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
-    return traced_depths(layer_kinds, layer_period(plan))

@@ -16,7 +16,7 @@ from autotune.planning.extrapolation.fit import Fit, points
 from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.shape import Anchors, Basis
-from autotune.planning.planner import depths_of
+from autotune.planning.points import depths_of
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes

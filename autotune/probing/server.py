@@ -130,6 +130,17 @@ class JobServer:
             timed_out=timed_out,
         )
 
+    def interrupt(self) -> None:
+        """Kill the running job if there is one; for another thread than the one that waits for its end."""
+        channel = self._channel
+        if channel is None:
+            return
+        with contextlib.suppress(Gone, ProcessLookupError):
+            if channel.ready:
+                channel.send(kill=True)
+            else:
+                os.kill(channel.pid, signal.SIGKILL)
+
     def _ready_channel(self) -> Channel:
         if self._channel is None:
             self._channel = Channel(self._arguments, self._environment)

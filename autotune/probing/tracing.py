@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -12,8 +13,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from autotune.core.events import Listener, StageStarted
-from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.events import Listener, StageStarted, Tracing
+from autotune.core.protocol import TRACED_FILE, TraceReply, TraceRequest
 from autotune.errors import JobLostError
 from autotune.probing.jobs import trace_all
 from autotune.probing.server import JobServer
@@ -44,6 +45,8 @@ _MOST_JOBS = 4
 # Each has one of torch's processes, of about half a GiB.
 _MOST_SERVERS = 4
 _LONGEST_SECONDS = 120.0
+# Between two looks at how many traces have been run.
+_INTERVAL_SECONDS = 0.25
 
 
 class ServerTracer:
@@ -61,6 +64,7 @@ class ServerTracer:
         self._servers = list(lent)
         self._folder = tempfile.TemporaryDirectory(prefix="autotune-")
         self._numbers = count()
+        self._given_up = False
 
     def __enter__(self) -> ServerTracer:
         return self
@@ -95,17 +99,57 @@ class ServerTracer:
         free: SimpleQueue[JobServer] = SimpleQueue()
         for server in servers:
             free.put(server)
+        folders: list[Path] = []
+        self._given_up = False
+
+        def new_folder() -> Path:
+            if self._given_up:
+                raise CancelledError
+            folders.append(self.new_folder())
+            return folders[-1]
 
         def run(job: Sequence[Way]) -> dict[int, Traced]:
             server = free.get()
             try:
-                return _traced(server, job, requests, self.new_folder)
+                return _traced(server, job, requests, new_folder)
             finally:
                 free.put(server)
 
         with ThreadPoolExecutor(len(servers)) as pool:
-            found = {index: traced for replies in pool.map(run, jobs) for index, traced in replies.items()}
+            running = [pool.submit(run, job) for job in jobs]
+            try:
+                self._follow(running, folders, len(requests))
+            except BaseException:
+                self._give_up(running, servers)
+                raise
+        found = {index: traced for job in running for index, traced in job.result().items()}
         return [found[index] for index in range(len(requests))]
+
+    def _follow(self, running: Sequence[Future[dict[int, Traced]]], folders: Sequence[Path], count: int) -> None:
+        """Wait for the end of all jobs, or the first error, and tell the listener how far they are."""
+        started, told, left = time.monotonic(), -1, set(running)
+        while True:
+            # A trace that runs again in another process counts twice.
+            done = min(count, sum(map(_traced_in, tuple(folders)))) if left else count
+            if done != told:
+                remaining = (time.monotonic() - started) * (count - done) / done if done else None
+                self._listener(Tracing(done, count, remaining))
+                told = done
+            if not left:
+                return
+            ended, left = wait(left, _INTERVAL_SECONDS)
+            for job in ended:
+                job.result()
+
+    def _give_up(self, running: Sequence[Future[dict[int, Traced]]], servers: Sequence[JobServer]) -> None:
+        """End all jobs: threads wait for them, and an interrupted command has to end now."""
+        self._given_up = True
+        for job in running:
+            job.cancel()
+        while not all(job.done() for job in running):
+            for server in servers:
+                server.interrupt()
+            wait(running, _INTERVAL_SECONDS)
 
     def new_folder(self) -> Path:
         """Return a directory in :attr:`folder` that is not there yet."""
@@ -203,3 +247,11 @@ def _traced(
             found |= dict.fromkeys(ways[failed], Untraceable(failure.message))
             left += [ways[failed + 1 :]] if ways[failed + 1 :] else []
     return found
+
+
+def _traced_in(folder: Path) -> int:
+    """Return how many traces the job of a folder has run so far."""
+    try:
+        return (folder / TRACED_FILE).stat().st_size
+    except FileNotFoundError:
+        return 0

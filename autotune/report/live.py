@@ -14,7 +14,8 @@ from rich.text import Text
 
 from autotune.core.events import Event, Noted, ProbeFinished, StageStarted, StudyResumed, WorkloadReady
 from autotune.core.status import ProbeStatus
-from autotune.report.progress import Progress, said_reason, said_resumed, said_workload
+from autotune.report.progress import Progress, said_reason, said_resumed, said_tracing, said_workload
+from autotune.report.provisional import provisional
 from autotune.report.words import said_bytes, said_status
 from autotune.units import format_duration
 
@@ -24,7 +25,9 @@ _STYLES = {
     ProbeStatus.HOST_OUT_OF_MEMORY: "yellow",
     ProbeStatus.UNSUPPORTED: "dim",
 }
-_FRAMES_PER_SECOND = 8
+# Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
+_FRAMES_PER_SECOND = 4
+_MARGIN = 4
 
 
 class LiveListener:
@@ -70,7 +73,7 @@ class LiveListener:
 
 
 class Display:
-    """The part that is redrawn: the probe that is running, the bar, and the best so far."""
+    """The part that is redrawn: what is running, bars, the best so far, and a provisional ranking."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -80,30 +83,41 @@ class Display:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the current state."""
         progress = self.progress
+        parts: list[Table | Text] = []
+        if progress.tracing is None:
+            parts.append(self._running(progress))
+        else:
+            parts.append(_bar(progress.tracing.done, progress.tracing.expected, said_tracing(progress.tracing)))
+        if progress.limit is not None:
+            parts.append(self._of_probes(progress, progress.limit))
+        if progress.said_best:
+            parts.append(Text(progress.said_best, style="bold green", overflow="ellipsis", no_wrap=True))
+        if progress.ranked is not None:
+            parts += provisional(progress.ranked)
+        # The terminal echoes ^C behind the last line; if that made it wrap, one line would not be erased.
+        yield from console.render(Group(*parts), options.update_width(max(1, options.max_width - _MARGIN)))
+
+    def _running(self, progress: Progress) -> Table:
         running = Table.grid(padding=(0, 1))
         running.add_column(min_width=1, no_wrap=True)
         running.add_column(no_wrap=True, overflow="ellipsis")
         running.add_row(self._spinner, Text(progress.said_running))
-        parts: list[Table | Text] = [running]
-        if progress.limit is not None:
-            parts.append(self._bar(progress, progress.limit))
-        if progress.said_best:
-            parts.append(Text(progress.said_best, style="bold green", overflow="ellipsis", no_wrap=True))
-        yield Group(*parts)
+        return running
 
-    def _bar(self, progress: Progress, limit: int) -> Table:
+    def _of_probes(self, progress: Progress, limit: int) -> Table:
         elapsed = format_duration(time.monotonic() - self._started)
         remaining = progress.remaining_seconds
         left = "" if remaining is None else f", at most {format_duration(remaining)} left"
         vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
-        grid.add_row(
-            ProgressBar(total=limit, completed=min(progress.done, limit)),
-            f"{progress.done} of at most {limit} probes{vetoed}, {elapsed}{left}",
-        )
-        return grid
+        return _bar(progress.done, limit, f"{progress.done} of at most {limit} probes{vetoed}, {elapsed}{left}")
+
+
+def _bar(done: int, total: int, words: str) -> Table:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True)
+    grid.add_row(ProgressBar(total=total, completed=min(done, total)), words)
+    return grid
 
 
 def finished_row(event: ProbeFinished, progress: Progress) -> Table:

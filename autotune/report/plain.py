@@ -1,4 +1,4 @@
-"""Progress as one plain line per event, for logs and pipes."""
+"""Progress as plain lines, for logs and pipes: one per event, but of rankings the first alone, and no counts."""
 
 from __future__ import annotations
 
@@ -11,29 +11,38 @@ from autotune.core.events import (
     Noted,
     ProbeFinished,
     ProbeStarted,
+    Ranked,
     StageStarted,
     StudyResumed,
+    Tracing,
     WorkloadReady,
 )
-from autotune.report.progress import UNCOUNTED, Progress, said_reason, said_resumed, said_workload
+from autotune.report.progress import UNCOUNTED, Progress, said_ranked, said_reason, said_resumed, said_workload
 from autotune.report.words import said_bytes, said_rate, said_status
 
 
 class PlainListener:
-    """Writes a line for every event; ``write`` gets it without the newline."""
+    """Writes the lines of events; ``write`` gets them without the newline."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._progress = Progress()
 
     def __call__(self, event: Event) -> None:
-        """Write the line of an event."""
+        """Write the line of an event, if it has one."""
+        first = self._progress.ranked is None
         self._progress.follow(event)
-        self._write(self._line(event).replace("\n", " "))
+        line = self._line(event, first)
+        if line:
+            self._write(line.replace("\n", " "))
 
-    def _line(self, event: Event) -> str:
+    def _line(self, event: Event, first: bool) -> str:
         progress = self._progress
         match event:
+            case Tracing():
+                return ""
+            case Ranked():
+                return said_ranked(event) if first else ""
             case StageStarted(text=text):
                 return text
             case WorkloadReady():

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from autotune.core.estimate import Plan, distinct
+from autotune.core.estimate import Plan, distinct, uncomposed
 from autotune.report.explanation import drawn_explanation
 from autotune.report.listing import listing
 from autotune.report.outlook import said_left_out, said_unlockable
@@ -19,6 +19,7 @@ from autotune.report.plan_words import (
     said_choices,
     said_counts,
     said_doubt,
+    said_hidden,
     said_target,
     said_unknown,
     said_ways_out,
@@ -38,7 +39,7 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
 
     Where the plan explains an estimate, its stages take the place of the candidates.
     """
-    shown = distinct(plan.estimates, top)
+    rows = distinct(uncomposed(plan.estimates), top)
     yield Text(said_target(plan))
     yield Text()
     if plan.explanation is not None:
@@ -46,10 +47,12 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
         yield listing("Notes", plan.notes)
         return
     yield from _found(plan)
-    yield from candidates(plan, shown, width)
+    yield from candidates(plan, rows, width)
     yield from breakdown(plan, width)
     yield from drawn_vllm(plan)
-    yield listing(said_counts(plan), [*said_bases([*shown, plan.baseline]), *said_unknown(plan)])
+    yield listing(
+        said_counts(plan), [*said_bases([*rows, plan.baseline]), *said_hidden(plan, rows), *said_unknown(plan)]
+    )
     yield listing("Left out", said_left_out(plan.left_out))
     if plan.fastest is not None:
         yield listing("Not looked at, since it changes training", said_unlockable(plan.unlockable))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Change, Estimate, Origin, Plan
+from autotune.core.estimate import Change, Estimate, Origin, Plan, uncomposed
 from autotune.report.outlook import said_unlockable
 from autotune.report.words import BASELINE_NAME, said_bytes, said_rate
 from autotune.units import format_bytes, format_duration
@@ -60,7 +60,7 @@ def headline(plan: Plan) -> str:
 
 def smallest(plan: Plan) -> Estimate | None:
     """Return the estimate with the least memory, or None where nothing could be predicted."""
-    known = [estimate for estimate in plan.estimates if estimate.memory is not None]
+    known = [estimate for estimate in uncomposed(plan.estimates) if estimate.memory is not None]
     return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
 
 
@@ -79,7 +79,7 @@ def said_doubt(plan: Plan) -> str:
     varied_bytes = best.memory.varied_bytes
     more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
     doubt = f"That is less than the estimate may be off by ({off}{more}), so that it may not fit."
-    safe = next((estimate for estimate in plan.estimates if estimate.fits and sure(estimate)), None)
+    safe = next((estimate for estimate in uncomposed(plan.estimates) if estimate.fits and sure(estimate)), None)
     if safe is None:
         return f"{doubt} Nothing fits with its error to spare."
     rate = f"{said_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
@@ -123,6 +123,16 @@ def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
         for origin, meaning in _MEANINGS.items()
         if origin in errors
     )
+
+
+def said_hidden(plan: Plan, shown: Sequence[Estimate]) -> tuple[str, ...]:
+    """Return how many candidates might stand between those that are shown and were not traced themselves."""
+    last = max((plan.estimates.index(estimate) for estimate in shown if estimate.memory is not None), default=0)
+    hidden = last + 1 - len(uncomposed(plan.estimates[: last + 1]))
+    if not hidden:
+        return ()
+    why = "since they were not traced themselves: --fix or --exclude knobs to trace more of the others"
+    return (f"{hidden:,} that may be as good are not shown, {why}",)
 
 
 def said_unknown(plan: Plan) -> tuple[str, ...]:

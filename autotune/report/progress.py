@@ -10,13 +10,15 @@ from autotune.core.events import (
     Event,
     ProbeFinished,
     ProbeStarted,
+    Ranked,
     StageStarted,
     StudyResumed,
+    Tracing,
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement
 from autotune.report.words import BASELINE_NAME, baseline_name, said, said_bytes, said_rate
-from autotune.units import format_bytes, format_count
+from autotune.units import format_bytes, format_count, format_duration
 
 _PURPOSES = {
     "confirmation": "confirming ",
@@ -41,6 +43,8 @@ class Progress:
         done: finished probes, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
         vetoed: candidates rejected without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
+        tracing: how far traces are; None when none are run.
+        ranked: the last provisional ranking, or None.
     """
 
     stage: str = "starting"
@@ -51,13 +55,19 @@ class Progress:
     vetoed: int = 0
     running: ProbeStarted | None = None
     best: ProbeFinished | None = None
+    tracing: Tracing | None = None
+    ranked: Ranked | None = None
     _probe_seconds: list[float] = field(default_factory=list)
 
     def follow(self, event: Event) -> None:
         """Update the state by an event."""
         match event:
             case StageStarted(text=text):
-                self.stage = text
+                self.stage, self.tracing = text, None
+            case Tracing():
+                self.tracing = event
+            case Ranked():
+                self.ranked = event
             case WorkloadReady(baseline=baseline, own=own):
                 self.baseline, self.name = baseline, baseline_name(own=own)
             case StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
@@ -102,6 +112,24 @@ class Progress:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
         shown = said(candidate, self.baseline, self.name)
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
+
+
+def said_tracing(tracing: Tracing) -> str:
+    """Return how far traces are."""
+    left = tracing.remaining_seconds
+    beside = "" if left is None else f", about {format_duration(left)} left"
+    return f"{tracing.done:,} of about {tracing.expected:,} traces{beside}"
+
+
+def said_ranked(ranked: Ranked) -> str:
+    """Return the best candidate of a provisional ranking in one line."""
+    best = ranked.best[0]
+    memory, rate = best.memory, best.tokens_per_second
+    needs = said_bytes(memory.device_bytes if memory is not None else None)
+    if not best.fits:
+        return f"first ranking: nothing of what is traced so far fits; the least needs {needs}"
+    figures = needs if rate is None else f"{said_rate(rate)}, {needs}"
+    return f"first ranking, of what is traced so far: {said(best.candidate, ranked.baseline)} ({figures})"
 
 
 def said_resumed(progress: Progress) -> str:

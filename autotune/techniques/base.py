@@ -132,9 +132,10 @@ class Technique(ABC):
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""
-        default = self.normal(self.default(setting), candidate, setting)
-        if setting.workload.trainer in self.changes_in and self.normal(choice, candidate, setting) != default:
-            return Effect.CHANGES_TRAINING
+        if setting.workload.trainer in self.changes_in:
+            default = self.normal(self.default(setting), candidate, setting)
+            if self.normal(choice, candidate, setting) != default:
+                return Effect.CHANGES_TRAINING
         return next((option.effect for option in self.options if option.choice == choice), Effect.EXACT)
 
     def how_changes(self, trainer: str) -> str:

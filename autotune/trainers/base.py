@@ -238,9 +238,14 @@ class Trainer(ABC):
     def normal(self, candidate: Candidate, setting: Setting) -> Candidate:
         """Return the representative of all candidates with the same plan."""
         for _ in range(_NORMAL_PASSES):
-            candidate = Candidate(
-                {item.name: item.normal(candidate[item.name], candidate, setting) for item in self.techniques}
-            )
+            changed = {
+                item.name: choice
+                for item in self.techniques
+                if (choice := item.normal(candidate[item.name], candidate, setting)) != candidate[item.name]
+            }
+            if not changed:
+                break
+            candidate = candidate.but(**changed)
         return candidate
 
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:

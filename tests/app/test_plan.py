@@ -10,6 +10,8 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
+from autotune.core.estimate import Origin, distinct, uncomposed
+from autotune.core.events import Event, Ranked
 from autotune.core.explanation import Subject
 from autotune.errors import InputError
 from autotune.planning.tracing.cache import Cache
@@ -130,6 +132,21 @@ def test_what_is_explained_is_the_fastest_that_fits_or_else_the_baseline(
         found.explanation.peak.categories
     )
     assert found.explanation.geometry.worst.tokens == 48
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["20GiB", "1MiB"], ids=["something fits", "nothing fits"])
+def test_what_a_finished_plan_says_was_traced_itself_and_told_provisionally_before(model: str, budget: str) -> None:
+    told: list[Event] = []
+    found = autotune.plan(model, seq_len=48, gpu="RTX4090", memory_budget=budget, listener=told.append)
+    said = [found.baseline, *distinct(uncomposed(found.estimates), 20), *(change.instead for change in found.changes)]
+    assert Origin.COMPOSED in {estimate.origin for estimate in found.estimates}
+    assert {estimate.origin for estimate in said} == {Origin.TRACED}
+    assert found.fastest is None or found.fastest.origin is Origin.TRACED
+    assert (found.fastest is not None) is (budget == "20GiB")
+    rankings = [event for event in told if isinstance(event, Ranked)]
+    assert len(rankings) > 1
+    assert rankings[0].baseline == found.baseline.candidate
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.events import ignore
+from autotune.core.events import Event, StageStarted, Tracing, ignore
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
@@ -84,3 +84,45 @@ def test_of_a_process_that_is_lost_each_way_to_train_is_tried_on_its_own(
 
     assert isinstance(kept, TraceReply)
     assert lost == Untraceable("killed", lasting=False)
+
+
+def test_how_many_have_been_run_is_told_up_to_the_last(tmp_path: Path) -> None:
+    model, told = str(write_small_model(tmp_path / "model", weights=False)), list[Event]()
+    with ServerTracer(1, told.append) as tracer:
+        tracer([request(model=model), request(model=model, optim="adafactor")])
+    stage, *counts = told
+    assert stage == StageStarted("Tracing 2 training steps with no GPU")
+    assert all(isinstance(event, Tracing) and event.expected == 2 for event in counts)
+    done = [event.done for event in counts if isinstance(event, Tracing)]
+    assert done == sorted(set(done))
+    assert (done[0], done[-1]) == (0, 2)
+
+
+def test_an_interrupt_ends_the_traces_that_run_and_starts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = str(write_small_model(tmp_path / "model", weights=False)), list[int]()
+
+    def without_end(
+        server: JobServer, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
+    ) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
+        asked.append(len(requests))
+        return trace_all(server, [*requests] * 10_000, folder, timeout_seconds)
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Tracing) and event.done:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.probing.tracing.trace_all", without_end)
+    requests = [request(model=model), request(model=model, something_new=True)]
+    with ServerTracer(1, interrupt) as tracer:
+        server = tracer.server
+        with pytest.raises(KeyboardInterrupt):
+            tracer(requests)
+        assert asked == [1]
+        # The server is there for what comes next.
+        monkeypatch.setattr("autotune.probing.tracing.trace_all", trace_all)
+        monkeypatch.setattr(tracer, "_listener", ignore)
+        (traced,) = tracer(requests[:1])
+        assert isinstance(traced, TraceReply)
+        assert tracer.server is server

@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planner, AnalyticTr
     tracer = AnalyticTracer()
     planner = planner_of(problem_of(), tracer, tmp_path_factory.mktemp("cache"), 10 * GIB)
     planner.explore(14)
-    planner.refine(10, 8)
+    planner.refine(lambda ranked: ranked[:10], 8)
     return planner, tracer
 
 
@@ -164,8 +164,46 @@ def test_without_a_candidate_that_fits_there_is_no_change_to_propose(whole: tupl
 def test_tracing_ends_when_it_is_not_to_go_on(tmp_path: Path) -> None:
     tracer, answers = AnalyticTracer(), iter([True, True, False])
     planner = planner_of(problem_of(), tracer, tmp_path, GIB)
-    planner.explore(at_once=1, goes_on=lambda: next(answers))
+    planner.explore(at_once=(1,), goes_on=lambda: next(answers))
     assert 0 < len(tracer.requests) < 16
+
+
+def test_the_baseline_and_the_recipes_are_traced_first_and_can_be_ranked_then(tmp_path: Path) -> None:
+    problem, seen = problem_of(), list[tuple[Estimate, ...]]()
+    planner = planner_of(problem, AnalyticTracer(), tmp_path, 10 * GIB)
+
+    def twice() -> bool:
+        seen.append(planner.traced(5))
+        return len(seen) < 3
+
+    planner.explore(14, at_once=(1, 2), goes_on=twice)
+    nothing, first, second = seen
+    assert nothing == ()
+    assert [found.origin for found in first] == [Origin.TRACED]
+    knobs = first[0].candidate.differences(problem.baseline).keys()
+    assert knobs <= {"per_device_train_batch_size", "allocator", "torch_empty_cache_steps"}
+    assert {found.origin for found in second} == {Origin.TRACED}
+    assert planner.to_come > 0
+
+
+@pytest.mark.parametrize(("limit", "traced"), [(0, 0), (1, 1), (2, 2)])
+def test_no_more_of_an_answer_is_traced_than_the_limit_allows(limit: int, traced: int, tmp_path: Path) -> None:
+    planner = planner_of(problem_of(), AnalyticTracer(), tmp_path, 10 * GIB)
+    planner.explore(1)
+    composed = [found.candidate for found in planner.ranked() if found.origin is Origin.COMPOSED]
+    answer = [composed[0], next(one for one in composed if one["optimizer"] != composed[0]["optimizer"])]
+    planner.refine(lambda _: map(planner.estimate, answer), limit)
+    assert [planner.estimate(candidate).origin for candidate in answer].count(Origin.TRACED) == traced
+
+
+def test_whether_anything_fits_is_traced_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = planner_of(problem_of(), AnalyticTracer(), tmp_path, 10 * GIB)
+    planner.explore(1)
+    composed = [found.candidate for found in planner.ranked() if found.origin is Origin.COMPOSED and found.fits]
+    answer = [composed[0], next(one for one in composed if one["optimizer"] != composed[0]["optimizer"])]
+    monkeypatch.setattr(planner, "ranked", lambda: [planner.estimate(candidate) for candidate in answer])
+    planner.refine(lambda ranked: ranked, 0)
+    assert [planner.estimate(candidate).origin for candidate in answer] == [Origin.TRACED, Origin.COMPOSED]
 
 
 def test_choices_that_add_up_are_known_better_than_those_that_may_not(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ def test_without_a_known_speed_nothing_is_said_of_time() -> None:
     assert headline(a_plan(estimates=(roomy, SECOND))) == "What fits with most room: with 4.00 GiB to spare"
 
 
+def test_what_is_beyond_doubt_was_traced_itself() -> None:
+    tight = an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0)
+    roomy = composed(an_estimate(LONGEST, 2 * GIB, 9400.0))
+    assert said_doubt(a_plan(estimates=(tight, roomy))).endswith("Nothing fits with its error to spare.")
+
+
 def test_a_single_candidate_fits_or_does_not() -> None:
     assert headline(a_plan(estimates=(FASTEST,))) == "It fits: 9,000 tok/s, with 4.00 GiB to spare"
     assert headline(a_plan(estimates=(DEFAULT,))) == "It does not fit in 24.00 GiB: it needs 31.00 GiB."
@@ -56,7 +62,9 @@ def test_room_beyond_the_error_leaves_no_doubt() -> None:
 
 
 def test_room_within_the_error_is_doubted_and_the_fastest_beyond_doubt_is_named() -> None:
-    tight = composed(an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0))
+    tight = an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0)
+    assert tight.memory is not None
+    tight = replace(tight, memory=replace(tight.memory, error=0.35))
     said = said_doubt(a_plan(estimates=(tight, FASTEST, SECOND)))
     assert "(±35 %, 8.05 GiB)" in said
     assert "9,000 tok/s, 4.00 GiB to spare: gradient_checkpointing=selective" in said

@@ -15,19 +15,23 @@ from autotune.core.events import (
     Noted,
     ProbeFinished,
     ProbeStarted,
+    Ranked,
     StageStarted,
     StudyResumed,
+    Tracing,
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
+from autotune.report.live import Display
 from autotune.report.plain import PlainListener
 from autotune.report.progress import Progress
 from autotune.report.watch import watching
 from autotune.report.words import said
 from autotune.units import GIB
 from tests.report.examples import BASELINE, WINNER, a_workload
+from tests.report.plans import DEFAULT, FASTEST, LONGEST, an_estimate
 
 PACKED = BASELINE.but(packing="bfd")
 RAN = Measurement(ProbeStatus.OK, peak_bytes=12 * GIB, tokens_per_second=10_000.0, wall_seconds=10.0)
@@ -192,3 +196,80 @@ def test_a_candidate_is_told_in_full_until_the_baseline_is_known() -> None:
     assert plain(CandidateVetoed(1, Candidate({"packing": "bfd", "liger": "off"}), "why"))[0].endswith(
         "packing=bfd liger=off"
     )
+
+
+TRACED = (
+    StageStarted("Tracing training steps with no GPU"),
+    Tracing(0, 180),
+    Ranked((DEFAULT,), BASELINE),
+    Tracing(45, 180, 65.0),
+    Ranked((FASTEST, DEFAULT), BASELINE),
+)
+FIRST = "first ranking: nothing of what is traced so far fits; the least needs 31.00 GiB"
+
+
+def frame(*events: Event, width: int, **environment: str) -> str:
+    """Return what is redrawn in a terminal after the events, as it is sent."""
+    file = io.StringIO()
+    where = {"TERM": "xterm-256color", **environment}
+    console = Console(file=file, force_terminal=True, width=width, highlight=False, _environ=where)
+    display = Display()
+    for event in events:
+        display.progress.follow(event)
+    console.print(display)
+    return file.getvalue()
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of what a terminal was sent, without styles."""
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+
+
+def test_traces_in_a_pipe_are_a_stage_and_their_first_ranking() -> None:
+    assert plain(*TRACED) == ["Tracing training steps with no GPU", FIRST]
+    assert plain(TRACED[-1])[0].startswith(
+        "first ranking, of what is traced so far: gradient_checkpointing=selective lora=r16 packing=bfd "
+    )
+    assert plain(TRACED[-1])[0].endswith(" (9,000 tok/s, 20.00 GiB)")
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colour", "no colour"])
+def test_traces_in_a_terminal_are_a_bar_with_counts_and_a_provisional_ranking(
+    width: int, environment: dict[str, str]
+) -> None:
+    sent = frame(*TRACED, width=width, **environment)
+    bar, title, _, *candidates = lines(sent)
+    assert bar.endswith(" 45 of about 180 traces, about 1 min 05 s left")
+    assert title == "Best of what is traced so far (provisional)"
+    assert [line.split()[:5] for line in candidates] == [
+        ["20.00", "GiB", "4.00", "GiB", "9,000"],
+        ["31.00", "GiB", "-7.00", "GiB", "7,000"],
+    ]
+    # The echo of ^C fits behind each line.
+    assert max(map(len, lines(sent))) <= width - 4
+    assert ("\x1b[31m" in sent) is not bool(environment)
+
+
+def test_a_candidate_that_is_too_long_for_its_line_is_cut_there() -> None:
+    long = an_estimate(LONGEST.but(attention="kernels-community/vllm-flash-attn3"), 1 << 30, 1.0)
+    *_, row = lines(frame(Ranked((long,), BASELINE), width=100))
+    assert row.endswith("…")
+    assert len(row) <= 96
+
+
+def test_remaining_time_is_not_invented_before_a_trace_was_run() -> None:
+    assert lines(frame(*TRACED[:2], width=100))[0].endswith(" 0 of about 180 traces")
+
+
+def test_the_next_stage_takes_the_place_of_the_bar() -> None:
+    assert "of about" not in frame(*TRACED, StageStarted("Looking for a change"), width=100)
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "dumb"})
+    with watching(console) as listener:
+        for event in TRACED:
+            listener(event)
+    assert file.getvalue().splitlines() == ["Tracing training steps with no GPU", FIRST]

@@ -41,20 +41,20 @@ class Design:
     def wanted(self, fits: Mapping[Group, Fit], need: Callable[[Group], int], limit: int) -> Iterator[list[Group]]:
         """Yield batches of groups to trace, the most informative first; some groups may have been traced already.
 
-        The first batch shows each level once, near the base. The second repeats, on each other layout, the levels
-        whose effect on a micro-batch's memory depends on its size. The last holds pairs of such levels, which may
-        interact, in descending order of the product of their effects.
+        The first batch begins with the base and the recipes, and shows each level once, near the base. The second
+        repeats, on each other layout, the levels whose effect on a micro-batch's memory depends on its size. The last
+        holds pairs of such levels, which may interact, in descending order of the product of their effects.
 
         Args:
             fits: the traced groups. The caller adds to it between batches.
             need: returns the bytes of a traced group's largest micro-batch.
             limit: the most groups to trace in all; the first batch may exceed it.
         """
-        if len(self._groups) <= limit:
-            yield list(self._groups)
-            return
         base = next(iter(self._centres.values()))
-        yield list(dict.fromkeys([base, *self._each_once(base), *self._centres.values(), *self._recipes]))
+        if len(self._groups) <= limit:
+            yield list(dict.fromkeys([base, *self._recipes, *self._groups]))
+            return
+        yield list(dict.fromkeys([base, *self._recipes, *self._each_once(base), *self._centres.values()]))
         effects = self.effects(fits, need)
         interacting = {level for found in effects.values() for level in found}
         others = [centre for centre in self._centres.values() if centre is not base]

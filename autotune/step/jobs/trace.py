@@ -10,7 +10,15 @@ from itertools import chain, repeat
 from typing import Any
 
 from autotune.core.plan import AllocatorUse
-from autotune.core.protocol import Replayed, TracedPeak, TraceReplies, TraceReply, TraceRequest, TraceRequests
+from autotune.core.protocol import (
+    TRACED_FILE,
+    Replayed,
+    TracedPeak,
+    TraceReplies,
+    TraceReply,
+    TraceRequest,
+    TraceRequests,
+)
 from autotune.core.step_time import StepTime
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
@@ -32,7 +40,7 @@ from autotune.virtual.varied import SHARES, MicroBatch, varied
 _USUAL_CAPABILITY = (8, 0)
 
 
-def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
+def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
     """Train on the virtual accelerator once per request, stopping at the first that cannot be traced.
 
     The device stays registered with PyTorch for the rest of this process.
@@ -50,6 +58,8 @@ def trace_all(requests: TraceRequests, _context: JobContext) -> TraceReplies:
             raise
         except Exception as error:  # noqa: BLE001 any error in TRL or its dependencies ends the traces, not the job
             return TraceReplies(tuple(replies), failure_of(error))
+        with (context.folder / TRACED_FILE).open("ab") as counted:
+            counted.write(b".")
     return TraceReplies(tuple(replies))
 
 

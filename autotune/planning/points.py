@@ -1,0 +1,63 @@
+"""The points at which technique combinations are traced, and the request of each: few layers, few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autotune.core.batch_geometry import Layout
+from autotune.core.gpu import Gpu
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import TraceRequest
+from autotune.planning.additive.group import Group
+from autotune.planning.cases import Cases
+from autotune.planning.extrapolation.anchors import anchors
+from autotune.planning.extrapolation.depth import traced_depths
+from autotune.planning.extrapolation.fit import Point, points
+from autotune.planning.extrapolation.shape import Anchors
+from autotune.planning.requests import trace_request
+from autotune.techniques.traits import layer_period
+from autotune.trainers.problem import TrainerProblem
+
+
+class GroupPoints:
+    """The points of technique combinations, from which all micro-batches of the cases can be extrapolated.
+
+    Args:
+        timed: the device whose times are predicted, or None.
+
+    Attributes:
+        anchors: by layout.
+    """
+
+    def __init__(self, problem: TrainerProblem, cases: Cases, layer_kinds: Sequence[str], timed: Gpu | None) -> None:
+        self._problem = problem
+        self._cases = cases
+        self._layer_kinds = layer_kinds
+        self._timed = timed
+        geometries = set(cases.geometries.values())
+        # Only the largest micro-batch of evaluation is extrapolated to.
+        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
+        self.anchors: Mapping[Layout, Anchors] = {
+            layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
+        }
+
+    def of(self, group: Group) -> list[Point]:
+        """Return the points of a combination."""
+        return points(depths_of(self._plan(group), self._layer_kinds), self.anchors[group.layout])
+
+    def request(self, group: Group, point: Point) -> TraceRequest:
+        """Return the request for the trace of a combination at a point."""
+        at = group.layout, point[1], point[0]
+        return trace_request(self._plan(group), *at, self._problem.setting, self._timed, self._cases.uses)
+
+    def _plan(self, group: Group) -> TrainingPlan:
+        candidate = self._cases.groups.get(group)
+        if candidate is None:
+            candidate = next(beside[group] for beside in self._cases.evaluated.values() if group in beside)
+        return self._problem.trainer.plan(candidate, self._problem.setting)
+
+
+def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
+    """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
+    return traced_depths(layer_kinds, layer_period(plan))
