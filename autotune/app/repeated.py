@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
 from autotune.core.spread import Interval, mean_of, mean_rate, next_run
-from autotune.report.words import baseline_name, said
+from autotune.reporting.words import baseline_name, said
 from autotune.study.comparison import next_turn, pairs, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.app.search import fingerprint
 from autotune.errors import InputError
-from autotune.report.outlook import said_left_out
+from autotune.reporting.outlook import said_left_out
 from tests.app.bases import a_base, disagreements, started
 from tests.settings import LENGTHS, workload
 

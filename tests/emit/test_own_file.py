@@ -11,7 +11,7 @@ import yaml
 from autotune.api.result import ProbeResult
 from autotune.core.result import BaseFile, Result
 from autotune.emit.bundle import write_bundle
-from tests.report.examples import a_result
+from tests.reporting.examples import a_result
 
 TEXT = "# mine\nmodel_name_or_path: m\nlearning_rate: 1e-4  # tried others\ndatasets: [{path: x}]\npacking: true\n"
 

@@ -107,8 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     from autotune.api.probe import probe
     from autotune.cli.console import stderr_console, write_json
     from autotune.cli.programs import program
-    from autotune.report.summary import show_summary
-    from autotune.report.watch import watching
+    from autotune.reporting.summary import show_summary
+    from autotune.reporting.watch import watching
 
     console = stderr_console()
     with watching(console) as listener:
