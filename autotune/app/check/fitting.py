@@ -66,7 +66,7 @@ class Fitting:
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         found = (*self.found, *self._placed(silently(plan, geometry, trainer, setting, known, given)))
-        found = (*found, *of_building(task.written, built, found))
+        found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
         more: dict[str, object] = {
             "model": named.model.name,
