@@ -24,7 +24,7 @@ class SpaceFile:
 
     Attributes:
         choices: by knob, the spellings to try; symbolic ones not yet resolved.
-        recipes: choices to try first, each on top of TRL's defaults.
+        recipes: choices to try first, each on top of the baseline.
     """
 
     trainer: str
@@ -37,7 +37,7 @@ class Space:
     """What is searched.
 
     Attributes:
-        choices: by knob, the concrete choices; a single one where nothing is searched. TRL's default is among them.
+        choices: by knob, the concrete choices; a single one where nothing is searched. The baseline's is among them.
         recipes: complete candidates to try first.
         left_out: choices of the space file that this machine cannot do, or that the user did not want.
         unlockable: choices that ``--allow`` would add.
@@ -55,7 +55,7 @@ class Wishes:
 
     Attributes:
         fixed: by knob, the only choice to consider.
-        excluded: knobs that stay at TRL's default.
+        excluded: knobs that stay at TRL's default, or at what the user's configuration says.
     """
 
     fixed: Mapping[str, Choice]
@@ -152,7 +152,11 @@ def resolve(
     for technique in techniques:
         knob = technique.name
         asked = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
-        if not asked or knob not in file.choices:
+        held = setting.base.held.get(knob) if setting.base is not None else None
+        if asked and held:
+            others = (technique.parse(spelling, setting) for spelling in file.choices.get(knob, ()))
+            left_out += [LeftOut(knob, other, held) for other in dict.fromkeys(others) if other != baseline[knob]]
+        if not asked or held or knob not in file.choices:
             choices[knob] = (baseline[knob],)
             continue
         kept, locked = [baseline[knob]], []
@@ -175,7 +179,7 @@ def resolve(
 
 
 def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wishes) -> Candidate:
-    """Return TRL's default with what the user fixed: the baseline.
+    """Return the baseline: TRL's default, or the user's own configuration, with what the user fixed.
 
     Raises:
         InputError: a fixed choice is impossible on this machine.
@@ -183,7 +187,7 @@ def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wi
     start: dict[str, Choice] = {}
     for technique in techniques:
         if technique.name not in wishes.fixed:
-            start[technique.name] = technique.default(setting)
+            start[technique.name] = _unasked(technique, setting)
             continue
         choice = technique.parse(wishes.fixed[technique.name], setting)
         impossible = technique.impossible(choice, setting)
@@ -191,6 +195,25 @@ def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wi
             raise InputError(f"--fix {technique.name}={choice} is not possible here: {impossible}.")
         start[technique.name] = choice
     return Candidate(start)
+
+
+def _unasked(technique: Technique, setting: Setting) -> Choice:
+    """Return the choice of a technique that the user did not fix.
+
+    Raises:
+        InputError: it is held at a choice that is impossible on this machine.
+    """
+    base = setting.base
+    if base is None or technique.name not in base.choices:
+        return technique.default(setting)
+    choice = base.choices[technique.name]
+    impossible = technique.impossible(choice, setting) if technique.name in base.held else None
+    if impossible:
+        raise InputError(
+            f"{technique.name}={choice}, which {base.file} says, is not possible here: {impossible}.",
+            hint=f"Write another, or give --fix {technique.name}=CHOICE.",
+        )
+    return choice
 
 
 def _recipe(

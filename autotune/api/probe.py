@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.api.result import ProbeResult
+from autotune.app.base.reading import find_base
 from autotune.app.options import checked_options
 from autotune.app.probe import Asked
 from autotune.app.probe import probe as search
@@ -17,10 +18,11 @@ from autotune.trainers import DEFAULT
 
 
 def probe(
-    model: str,
-    dataset: str,
+    model: str | None = None,
+    dataset: str | None = None,
     *,
-    trainer: str = DEFAULT,
+    base: str | Path | None = None,
+    trainer: str | None = None,
     eval_dataset: str | None = None,
     eval_split: str | None = None,
     reward_funcs: Iterable[str] = (),
@@ -51,9 +53,11 @@ def probe(
     """Search for the fastest configuration that fits, by training steps in processes of their own on this machine.
 
     Args:
-        model: hub id, local directory, or ``config.json``.
-        dataset: hub id, or a local file or directory, in any format that the trainer takes.
-        trainer: which of TRL's trainers.
+        model: hub id, local directory, or ``config.json``; None: as ``base`` says.
+        dataset: hub id, or a local file or directory, in any format that the trainer takes; None: as ``base`` says.
+        base: a configuration of TRL's in YAML to start from: what it says stays, and only what makes it faster or fit
+            changes, comments and order kept; the recommendation is compared with it. None: TRL's defaults.
+        trainer: which of TRL's trainers; None: the one that ``base`` is for, or the default one.
         eval_dataset: rows that training is evaluated on, named like ``dataset``; None: a split of that, or none.
         eval_split: split of ``eval_dataset``, or of ``dataset``, that training is evaluated on; None: no evaluation or,
             with ``eval_dataset``, its ``test`` split, and all of a file.
@@ -66,14 +70,14 @@ def probe(
         device: ``auto`` takes a GPU where there is one.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
-        global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8
-            per process, as TRL's defaults give.
+        global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: as
+            ``base`` says, or 8 per process, as TRL's defaults give.
         max_length: tokens to which rows are cut, or over which the trainer drops them; None: searched, within the token
             coverage.
         token_coverage: share of the dataset's tokens that must be trained on; None: 0.99.
         allow: knobs whose training-changing choices may be searched, such as ``lora``.
         fix: by knob, the only choice to consider.
-        exclude: knobs that stay at TRL's default.
+        exclude: knobs that stay at TRL's default, or as ``base`` says.
         space: a space file instead of the one that ships with autotune.
         effort: ``quick``, ``normal`` or ``thorough``.
         trials: probes at the most; None: as the effort says.
@@ -83,7 +87,7 @@ def probe(
         storage: URL of an Optuna storage; None: ``study.db`` in the output directory.
         study: name of the study in it; None: the output directory's name.
         resume: whether to continue the study that is there.
-        output: directory of the bundle; None: ``autotune-<model>-<dataset>``.
+        output: directory of the bundle; None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
         plan: whether steps are traced before the first probe, so that what cannot fit is not probed.
         listener: receives the events of the run, as they happen.
 
@@ -91,9 +95,12 @@ def probe(
         InputError: something that was given cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
     """
-    asked = Asked(model, dataset, memory_budget, init, storage, study, resume, output, plan, eval_dataset, eval_split)
+    own = find_base(str(base), trainer) if base is not None else None
+    asked = Asked(
+        model, dataset, memory_budget, init, storage, study, resume, output, plan, eval_dataset, eval_split, own
+    )
     options = checked_options(
-        trainer=trainer,
+        trainer=own.trainer if own is not None else trainer or DEFAULT,
         reward_funcs=reward_funcs,
         completion_length=completion_length,
         prompt_coverage=prompt_coverage,

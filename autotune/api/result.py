@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class ProbeResult:
 
     @property
     def baseline(self) -> Choosable | None:
-        """TRL's default at the same global batch, or None when it was not measured."""
+        """TRL's default at the same global batch, or the user's own configuration; None when it was not measured."""
         return self.document.baseline
 
     @property
@@ -61,7 +61,10 @@ class ProbeResult:
         Raises:
             AutotuneError: nothing was found.
         """
-        config: transformers.TrainingArguments = self._objects().config(self._plan())
+        plan, base = self._plan(), self.document.base
+        # What the user's own configuration says beside what was searched.
+        own = replace(plan, args={**plan.args, **base.args}) if base is not None else plan
+        config: transformers.TrainingArguments = self._objects().config(own)
         return config
 
     @property

@@ -32,6 +32,7 @@ class Options:
         trials: most probes, or None for the effort's number.
         timeout_seconds: time limit of the whole search, or None.
         rollouts: what is known of prompts, generated completions and their rewards.
+        coverage_asked: whether the user gave the token coverage.
     """
 
     trainer: Trainer
@@ -47,6 +48,7 @@ class Options:
     timeout_seconds: float | None
     seed: int
     rollouts: Rollouts
+    coverage_asked: bool = False
 
 
 def checked_options(
@@ -111,6 +113,7 @@ def checked_options(
         timeout_seconds=parse_duration(timeout) if isinstance(timeout, str) else timeout,
         seed=seed,
         rollouts=_rollouts(known, tuple(reward_funcs), completion_length, prompt_coverage),
+        coverage_asked=token_coverage is not None,
     )
 
 

@@ -10,7 +10,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import SCHEMA, Choosable, Result, Trial
+from autotune.core.result import SCHEMA, BaseFile, Choosable, Result, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
@@ -30,6 +30,7 @@ class RunFacts:
         comparisons: short runs that winner and baseline each should have had.
         wall_seconds: since the run began.
         settings: the options that the user set.
+        base: the user's configuration that the run started from, or None.
         timelines: the memory of winner and baseline through a step, as far as it was traced.
     """
 
@@ -40,6 +41,7 @@ class RunFacts:
     settings: dict[str, object]
     output_directory: str
     comparisons: int = 0
+    base: BaseFile | None = None
     timelines: Mapping[Candidate, MemoryTimeline] = field(default_factory=dict)
 
 
@@ -74,11 +76,16 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         trials=tuple(_trial(record) for record in outcome.records),
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
-        notes=(*notes_on_runs(outcome, facts.comparisons), *_contradicted(outcome), *facts.notes),
+        notes=(
+            *notes_on_runs(outcome, facts.comparisons, own=facts.base is not None),
+            *_contradicted(outcome),
+            *facts.notes,
+        ),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
         wall_seconds=facts.wall_seconds,
         settings=facts.settings,
         output_directory=facts.output_directory,
+        base=facts.base,
     )
 
 

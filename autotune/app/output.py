@@ -66,6 +66,11 @@ def default_output(model: str, dataset: str) -> str:
     return f"autotune-{_slug(model_name)}-{_slug(dataset_name)}"
 
 
+def output_of_base(file: str) -> str:
+    """Return the name of the directory for a configuration to start from: ``autotune-<file>``, without its ending."""
+    return f"autotune-{_slug(Path(file).stem)}"
+
+
 def open_output(directory: str | Path) -> Output:
     """Create the directory if it does not exist, and check that it is writable and belongs to a run.
 

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.ahead import Ahead, predicting
+from autotune.app.base.candidate import Start, start_of
+from autotune.app.base.edit import Wanted
+from autotune.app.base.handover import handed_over
+from autotune.app.base.reading import UserBase, read_base, rewards_of, sources_of
+from autotune.app.check.asked import Written
+from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.options import Options, check_evaluation, wished
 from autotune.app.outcome import RunFacts, result_of
-from autotune.app.output import Output, default_output, open_output
+from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.report import PAGE, write_page
 from autotune.app.search import Run, run_search
 from autotune.app.workload import WorkloadReader
-from autotune.core.events import Listener, WorkloadReady
+from autotune.core.events import Listener, StageStarted, WorkloadReady
 from autotune.core.machine import Machine
-from autotune.core.result import Result
+from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
 from autotune.emit.bundle import write_bundle
+from autotune.emit.rows import training_rows
+from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 from autotune.inspection.machine import machine as inspect_machine
@@ -33,10 +41,15 @@ from autotune.trainers.problem import TrainerProblem
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``autotune.probe`` was asked for, beside the options of every search."""
+    """What ``autotune.probe`` was asked for, beside the options of every search.
 
-    model: str
-    dataset: str
+    Attributes:
+        model, dataset: None: as the base says.
+        base: the user's configuration to start from, or None.
+    """
+
+    model: str | None
+    dataset: str | None
     memory_budget: str | int | None
     init: Init
     storage: str | None
@@ -46,25 +59,34 @@ class Asked:
     plan: bool
     eval_dataset: str | None = None
     eval_split: str | None = None
+    base: Written | None = None
 
 
 def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
     started = time.monotonic()
-    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
-    source, rows = model_source(asked.model, asked.init), dataset_source(asked.dataset)
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
-    if evaluation is not None:
-        check_one_load(rows, evaluation)
+    given = _given(asked, options) if asked.base is None else None
     machine = inspect_machine(options.device)
     batch = global_batch_of(options, machine)
-    out = open_output(asked.output if asked.output is not None else default_output(asked.model, asked.dataset))
+    out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
     with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
+        base = None
+        if asked.base is not None:
+            listener(StageStarted(f"Reading {asked.base.place} with TRL's parser"))
+            base = read_base(asked.base, machine.hardware, server, out.workload / "base")
+            options = _with_rewards(options, base)
+        named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
-        workload = reader.read_checked(options, source, rows, machine, evaluation)
-        problem = problem_of(options, workload, machine, batch)
-        listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline))
+        attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
+        sources = named.model, named.dataset, machine, named.evaluation
+        workload = reader.read_checked(options, *sources, attention or None)
+        start = start_of(base, options, workload, machine) if base is not None else None
+        if start is None:
+            problem = problem_of(options, workload, machine, batch)
+        else:
+            problem = problem_of(options, workload, machine, start.batch, start.base, start.token_coverage)
+        listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         out.remember_budget(budget_bytes)
         limit_bytes = int(budget_bytes * (1 - options.margin))
         traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
@@ -85,31 +107,123 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
             limit = options.timeout_seconds
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
             timelines = ahead.timelines(compared, traces=in_time)
+        file, said = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
-        notes=(*notes_on(problem, options), *ahead.notes(), *_offers(problem, ahead, outcome)),
+        notes=(*said, *notes_on(problem, options), *ahead.notes(), *_offers(problem, ahead, outcome)),
         wall_seconds=time.monotonic() - started,
         settings={
-            "model": asked.model,
-            "dataset": asked.dataset,
-            **({"eval_dataset": asked.eval_dataset} if asked.eval_dataset is not None else {}),
-            **({"eval_split": asked.eval_split} if asked.eval_split is not None else {}),
+            **_set(
+                base=base.name if base is not None else None,
+                model=asked.model,
+                dataset=asked.dataset,
+                eval_dataset=asked.eval_dataset,
+                eval_split=asked.eval_split,
+            ),
             "effort": options.effort.name,
             "init": asked.init,
             "seed": options.seed,
             "plan": asked.plan,
-            **({"memory_budget": asked.memory_budget} if asked.memory_budget is not None else {}),
+            **_set(memory_budget=asked.memory_budget),
             **wished(options),
         },
         output_directory=str(out.directory),
         comparisons=options.effort.comparisons,
+        base=file,
         timelines=timelines,
     )
     result = result_of(outcome, problem, facts)
     write_bundle(result, out.directory)
     write_page(result, out.directory / PAGE)
     return result
+
+
+def _given(asked: Asked, options: Options) -> Sources:
+    """Return the model and the rows that were given.
+
+    Raises:
+        InputError: one of them was not given, or cannot be used.
+    """
+    if asked.model is None or asked.dataset is None:
+        missing = "MODEL and no DATASET" if asked.model is None else "DATASET"
+        raise InputError(f"There is no {missing}.", hint="Give both, or a configuration that names them with --base.")
+    check_evaluation(options.trainer, evaluates=_evaluates(asked))
+    rows = dataset_source(asked.dataset)
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    if evaluation is not None:
+        check_one_load(rows, evaluation)
+    return Sources(model_source(asked.model, asked.init), rows, evaluation)
+
+
+def _named(asked: Asked, options: Options, base: UserBase | None) -> Sources:
+    """Return the model and the rows of a base, or what was given in their place.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    assert base is not None
+    found = sources_of(base, asked.model, asked.dataset)
+    evaluation = found.evaluation
+    if _evaluates(asked):
+        evaluation = evaluation_source(found.dataset.name, asked.eval_dataset, asked.eval_split)
+        assert evaluation is not None
+        check_one_load(found.dataset, evaluation)
+    check_evaluation(options.trainer, evaluates=evaluation is not None)
+    return Sources(replace(found.model, init=asked.init), found.dataset, evaluation)
+
+
+def _evaluates(asked: Asked) -> bool:
+    return (asked.eval_dataset or asked.eval_split) is not None
+
+
+def _with_rewards(options: Options, base: UserBase) -> Options:
+    rewards = options.rollouts.rewards or rewards_of(base, options)
+    return replace(options, rollouts=replace(options.rollouts, rewards=rewards))
+
+
+def _default_output(asked: Asked) -> str:
+    if asked.base is not None:
+        return output_of_base(asked.base.place)
+    return default_output(str(asked.model), str(asked.dataset))
+
+
+def _handed_over(
+    asked: Asked,
+    base: UserBase | None,
+    start: Start | None,
+    outcome: SearchOutcome,
+    problem: TrainerProblem,
+    server: JobServer,
+    out: Output,
+) -> tuple[BaseFile | None, tuple[str, ...]]:
+    """Return what a base becomes by the recommendation, and notes on it."""
+    if base is None or start is None:
+        return None, ()
+    trainer, setting = problem.trainer, problem.setting
+    notes = [
+        f"--fix {knob}={problem.wishes.fixed[knob]} takes the place of {said} in {base.name}."
+        for knob, said in start.replaced.items()
+    ]
+    notes += [f"{base.name}: {said}." for said in base.assumptions]
+    if outcome.winner is None:
+        return BaseFile(base.name), tuple(notes)
+    plan = trainer.plan(outcome.winner.candidate, setting)
+    rows = training_rows(setting.workload, plan, out.directory)
+    copied = rows.cut or any(profile.dropped for profile in setting.workload.profiles)
+    wanted = Wanted(
+        plan,
+        frozenset(problem.wishes.fixed),
+        setting.workload.model_source.name if asked.model is not None else None,
+        rows if copied or asked.dataset is not None or _evaluates(asked) else None,
+        _evaluates(asked),
+    )
+    file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
+    return file, (*notes, *([note] if note else []))
+
+
+def _set(**options: object) -> dict[str, object]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:

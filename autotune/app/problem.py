@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.app.options import Options
+from autotune.core.base import Base
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
@@ -33,22 +34,37 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     return asked
 
 
-def attentions(options: Options, machine: Machine) -> tuple[str, ...]:
-    """Return the attention implementations that this machine has and the search may use, TRL's default included."""
+def attentions(options: Options, machine: Machine, own: str | None = None) -> tuple[str, ...]:
+    """Return the attention implementations that this machine has and the search may use.
+
+    Args:
+        own: that of the user's configuration; None: TRL's default.
+    """
     technique = find("attention", options.trainer.techniques)
     fixed = options.wishes.fixed.get(technique.name)
     listed = options.file.choices.get(technique.name, ()) if technique.name not in options.wishes.excluded else ()
-    wanted = (fixed,) if fixed is not None else (technique.trl_default, *listed)
+    wanted = (fixed,) if fixed is not None else (own or technique.trl_default, *listed)
     return tuple(dict.fromkeys(str(item) for item in wanted if technique.unavailable(item, machine) is None))
 
 
-def problem_of(options: Options, workload: Workload, machine: Machine, batch: int) -> TrainerProblem:
+def problem_of(
+    options: Options,
+    workload: Workload,
+    machine: Machine,
+    batch: int,
+    base: Base | None = None,
+    token_coverage: float | None = None,
+) -> TrainerProblem:
     """Return the problem of a run.
+
+    Args:
+        token_coverage: in place of that of the options.
 
     Raises:
         InputError: what was fixed is not possible here.
     """
-    setting = Setting(workload, machine, batch, options.token_coverage, options.allowed)
+    coverage = options.token_coverage if token_coverage is None else token_coverage
+    setting = Setting(workload, machine, batch, coverage, options.allowed, base)
     fixed_length = options.wishes.fixed.get("max_length")
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.

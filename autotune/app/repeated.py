@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
 from autotune.core.spread import Interval, mean_of, mean_rate, next_run
-from autotune.report.words import said
+from autotune.reporting.words import baseline_name, said
 from autotune.study.comparison import next_turn, pairs, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
@@ -60,13 +60,14 @@ def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
     return SpeedUp(probes, None, 0) if probes is not None else None
 
 
-def notes_on_runs(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
+def notes_on_runs(outcome: SearchOutcome, comparisons: int, *, own: bool = False) -> tuple[str, ...]:
     """Return notes on runs after the probes that failed, were too few, or do not distinguish candidates, in sentences.
 
     Args:
         comparisons: number of short runs that winner and baseline each should have had.
+        own: whether the baseline is the user's own configuration.
     """
-    return (*_failed(outcome), *_unfinished(outcome, comparisons), *_not_told_apart(outcome))
+    return (*_failed(outcome, own=own), *_unfinished(outcome, comparisons), *_not_told_apart(outcome))
 
 
 def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
@@ -75,7 +76,7 @@ def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
     return ours.tokens_per_second / theirs.tokens_per_second
 
 
-def _failed(outcome: SearchOutcome) -> tuple[str, ...]:
+def _failed(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
     """Return a note for each candidate that a run after its probe showed not to fit, or not to run."""
     baseline, winner = outcome.baseline, outcome.winner
     shown = [(record.number, record.failure) for record in outcome.failed_confirmations]
@@ -83,7 +84,8 @@ def _failed(outcome: SearchOutcome) -> tuple[str, ...]:
         shown += [(baseline.number, run) for run in runs_beside(winner) if not run.ok]
     notes = []
     for number, failure in shown:
-        name = "TRL's default" if baseline is not None and number == baseline.number else f"Trial {number}"
+        of_baseline = baseline is not None and number == baseline.number
+        name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {number}"
         if failure is not None:
             notes.append(f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason}).")
     return tuple(notes)

@@ -40,7 +40,7 @@ def write_page(document: Result | Plan, file: Path, form: str = "html") -> None:
         InputError: the file cannot be written.
     """
     # Templates are read only where a report is written.
-    from autotune.report.page import html, markdown
+    from autotune.reporting.page import html, markdown
 
     write_text(file, html(document) if form == "html" else markdown(document))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.app.options import Options
 from autotune.app.output import Output
@@ -113,6 +113,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
         "token coverage": setting.token_coverage,
         "allowed techniques": sorted(setting.allowed),
         "search space": {knob: list(choices) for knob, choices in problem.choices.items()},
+        **({"base": encode(replace(setting.base, file="", held={}))} if setting.base is not None else {}),
     }
     return {
         name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16] for name, part in parts.items()

@@ -95,17 +95,24 @@ def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: 
     if trainer is None:
         known = ", ".join(item.config_class for item in trainers().values())
         raise InputError(f"A {config.kind} is no configuration that autotune knows.", hint=f"It knows {known}.")
-    own, sizes = trainer.config_fields, _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
-    traced = _TRACED | own.traced | _fields(trainer, only_sizes=False)
+    own, traced = trainer.config_fields, traced_fields(trainer)
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
-    _check(config, traced | sizes | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
-    kept = sorted((traced | sizes) & config.values.keys())
+    _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
+    kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     plan = TrainingPlan(trainer.name, args, {**model, **words})
     if evaluates:
-        plan = dataclasses.replace(plan, args={**plan.args, "eval_strategy": EVALUATED})
+        rows = config.values["per_device_eval_batch_size"]
+        evaluated = {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
+        plan = dataclasses.replace(plan, args={**plan.args, **evaluated})
     return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, evaluates=evaluates)))
+
+
+def traced_fields(trainer: Trainer) -> frozenset[str]:
+    """Return the fields of a trainer's configuration on which a step depends, those that set sizes included."""
+    sizes = _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
+    return _TRACED | trainer.config_fields.traced | _fields(trainer, only_sizes=False) | sizes
 
 
 def configuration_of(config: object) -> Configuration:
@@ -159,8 +166,8 @@ def _json(name: str, value: object) -> object:
         InputError: it has none like it.
     """
     try:
-        json.dumps(value)
-    except TypeError as error:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
         raise InputError(
             f"{name}={value!r} cannot be handed to the process that traces.", hint="Give words and numbers only."
         ) from error

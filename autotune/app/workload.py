@@ -72,15 +72,19 @@ class WorkloadReader:
         dataset: DatasetSource,
         machine: Machine,
         evaluation: DatasetSource | None = None,
+        own_attention: str | None = None,
     ) -> Workload:
         """Return the workload with the self-test of the attention implementations that the options leave.
+
+        Args:
+            own_attention: that of the user's configuration, or None.
 
         Raises:
             InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
         known = (options.rollouts, fixed_peft(options))
         workload = self.read(options.trainer.name, model, dataset, evaluation, *known)
-        return self.check_attention(workload, machine, attentions(options, machine))
+        return self.check_attention(workload, machine, attentions(options, machine, own_attention))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
         """Return the workload with the self-test's result for each attention implementation."""

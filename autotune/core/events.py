@@ -24,13 +24,15 @@ class WorkloadReady:
 
     Attributes:
         candidates: number of candidates in the search space.
-        baseline: TRL's default; a candidate is displayed by its differences from it.
+        baseline: TRL's default, or the user's own configuration; a candidate is displayed by its differences from it.
+        own: whether it is the user's own.
     """
 
     workload: Workload
     budget_bytes: int
     candidates: int
     baseline: Candidate = field(default_factory=lambda: Candidate({}))
+    own: bool = False
 
 
 @dataclass(frozen=True)

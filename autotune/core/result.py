@@ -43,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choosable:
-    """A candidate with its figures, for comparison: the recommendation, or TRL's default.
+    """A candidate with its figures, for comparison: the recommendation, or the baseline.
 
     Attributes:
         number: number of its trial.
@@ -150,6 +150,30 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class BaseFile:
+    """The user's own configuration that a run started from, and what the recommendation makes of it.
+
+    Attributes:
+        file: as the user named it.
+        keys: by technique, the keys that the file has for it and that the recommendation changes, with the file's
+            values; this and all that follows is empty without a recommendation.
+        text: the body of the recommendation's ``config.yaml``.
+        diff: from the file to that text.
+        args: the keys of that text that are fields of the trainer's configuration, with their values.
+        further: those that are fields of TRL's other classes: of the model, the data, the rewards.
+        env: environment variables that it sets.
+    """
+
+    file: str
+    keys: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    text: str = ""
+    diff: str = ""
+    args: Mapping[str, object] = field(default_factory=dict)
+    further: Mapping[str, object] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of a run. Encoded by ``core.codec``, this is ``result.json``.
 
@@ -158,7 +182,8 @@ class Result:
         budget_bytes: memory that a candidate may need, before the margin is subtracted.
         margin: share of the budget that was kept free while probing.
         recommended: None unless ``status`` is ``found``.
-        baseline: TRL's default at the same global batch; None when it was never measured.
+        baseline: TRL's default at the same global batch, or the user's own configuration; None when it was never
+            measured.
         speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of
             short runs, or the ratio of their probes if there are none; None when the baseline did not run.
         confirmed: whether the recommendation passed the longer run, and every short one.
@@ -168,6 +193,7 @@ class Result:
         output_directory: directory of the bundle.
         speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.
         pairs: number of pairs of alternating short runs of the recommendation and the baseline.
+        base: the user's configuration that the run started from, which is the baseline then; None: TRL's default is.
     """
 
     schema: int
@@ -196,6 +222,7 @@ class Result:
     speedup_low: float | None = None
     speedup_high: float | None = None
     pairs: int = 0
+    base: BaseFile | None = None
 
     @property
     def written(self) -> Result:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.core.base import Base
+from autotune.core.candidate import Choice
 from autotune.core.machine import Machine
 from autotune.core.workload import Workload
 
@@ -21,6 +23,7 @@ class Setting:
         token_coverage: the share of dataset tokens, 0 to 1, that a candidate has to keep.
         allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
             other global batches.
+        base: the user's configuration that candidates start from; None: TRL's defaults.
     """
 
     workload: Workload
@@ -28,8 +31,13 @@ class Setting:
     global_batch_size: int
     token_coverage: float
     allowed: frozenset[str] = frozenset()
+    base: Base | None = None
 
     @property
     def documents_per_process(self) -> int:
         """Documents of one optimizer step that one process handles."""
         return self.global_batch_size // self.machine.hardware.processes
+
+    def users_own(self, knob: str, choice: Choice) -> bool:
+        """Return whether a choice is that of the user's configuration, so that it does not change what is trained."""
+        return self.base is not None and self.base.choices.get(knob) == choice

@@ -13,15 +13,18 @@ _WIDTH = 100
 
 
 def config_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
-    """Return the YAML document, with its provenance in a comment at the top."""
+    """Return the YAML document, the user's own if the run started from one, with its provenance above as a comment."""
     import yaml
 
-    document = {
-        **({"env": dict(chosen.plan.env)} if chosen.plan.env else {}),
-        **training_arguments(chosen.plan, result.workload, rows),
-        **launch_arguments(result.hardware),
-    }
-    body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
+    if result.base is not None and result.base.text:
+        body = result.base.text
+    else:
+        document = {
+            **({"env": dict(chosen.plan.env)} if chosen.plan.env else {}),
+            **training_arguments(chosen.plan, result.workload, rows),
+            **launch_arguments(result.hardware),
+        }
+        body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
     lines = [f"Run with: trl {result.trainer} --config config.yaml", *provenance(result, chosen, rows)]
     head = "\n".join(_comment(line) for line in lines)
     return f"{head}\n\n{body}"

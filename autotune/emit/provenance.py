@@ -105,12 +105,15 @@ def _beside(result: Result) -> str:
     if result.speedup is not None and baseline is not None and baseline.tokens_per_second is not None:
         low, high = result.speedup_low, result.speedup_high
         between = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-        return (
-            f"TRL's default did {format_rate(baseline.tokens_per_second)}: {result.speedup:.2f}{between} times slower."
-        )
+        did = format_rate(baseline.tokens_per_second)
+        return f"{_name(result)} did {did}: {result.speedup:.2f}{between} times slower."
     if baseline is not None and baseline.reason:
-        return f"TRL's default did not run: {baseline.reason.rstrip('.')}."
+        return f"{_name(result)} did not run: {baseline.reason.rstrip('.')}."
     return ""
+
+
+def _name(result: Result) -> str:
+    return result.base.file if result.base is not None else "TRL's default"
 
 
 def _confirmed(result: Result) -> str:

@@ -25,6 +25,11 @@ _BOTH_COPIED = {_TRAIN: f"{BOTH_ROWS}/{_TRAIN}.parquet", _TEST: f"{BOTH_ROWS}/{_
 _CARD = f"{BOTH_ROWS}/README.md"
 FILES = (COPIED_ROWS, *_BOTH_COPIED.values(), _CARD)
 """The files of rows that a bundle may have."""
+ROWS = (
+    "datasets", "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming",
+    "streaming", "test_split_size",
+)  # fmt: skip
+"""Arguments of ``trl`` that say which rows are trained on, and how they are loaded."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from string import Template
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.provenance import provenance
-from autotune.emit.rows import TrainingRows
+from autotune.emit.rows import ROWS, TrainingRows
 from autotune.trainers import Trainer, find_trainer
 
 _PEFT_FROM_FILE = f'PeftConfig.from_peft_type(**json.loads((BUNDLE / "{PEFT_CONFIG}").read_text(encoding="utf-8")))'
@@ -122,6 +123,13 @@ if __name__ == "__main__":
 def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     """Return the script."""
     arguments = training_arguments(chosen.plan, result.workload, rows)
+    env = chosen.plan.env
+    if result.base is not None and result.base.text:
+        # What TRL's command reads from the user's own file; its rows are loaded as the script does.
+        own = {**result.base.further, **result.base.args}
+        kept = {name: value for name, value in own.items() if name not in ROWS}
+        arguments = {**kept, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
+        env = result.base.env
     expressions = {name: repr(value) for name, value in arguments.items()}
     if rows.in_bundle:
         here = f"str(BUNDLE / {rows.in_bundle!r})"
@@ -135,7 +143,7 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     return _SCRIPT.substitute(
         **(_BY_NAME if trainer.loads_by_name else _LOADED),
         **_rewards(scores=bool(chosen.plan.rewards)),
-        standard=_standard(chosen.plan),
+        standard=_standard(chosen.plan, env),
         title=trainer.title,
         command=command,
         peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
@@ -151,12 +159,12 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     )
 
 
-def _standard(plan: TrainingPlan) -> str:
+def _standard(plan: TrainingPlan, env: Mapping[str, str]) -> str:
     """Return the first imports, and the variables that have to be set before torch is imported."""
-    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": plan.env, "sys": plan.rewards}
+    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env, "sys": plan.rewards}
     lines = [f"import {name}" for name, needed in wanted.items() if needed]
     lines += ["from dataclasses import dataclass, field"] if plan.rewards else []
-    variables = [f"os.environ[{name!r}] = {value!r}" for name, value in plan.env.items()]
+    variables = [f"os.environ[{name!r}] = {value!r}" for name, value in env.items()]
     return "\n".join([*lines, "from pathlib import Path", "", *variables, *([""] if variables else [])])
 
 

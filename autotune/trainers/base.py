@@ -259,7 +259,7 @@ class Trainer(ABC):
             if conflict:
                 return conflict
             changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
-            if changes and technique.name not in setting.allowed:
+            if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
                 return (
                     f"{technique.name}={choice} changes training here ({technique.how_changes(self.name)}) "
                     f"and was not allowed (--allow {technique.name})"
@@ -275,14 +275,19 @@ class Trainer(ABC):
         return f"{technique.name}={choice}: the installed TRL has no field for {min(missing)}" if missing else None
 
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
-        """Return the training plan of a candidate."""
-        hardware = setting.machine.hardware
+        """Return the training plan of a candidate, with what a base adds to it."""
+        hardware, base = setting.machine.hardware, setting.base
         device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
         tree: dict[str, object] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
         for path, value in device_args.items():
             _put(tree, f"args.{path}", value)
-        for technique in self.techniques:
-            for path, value in technique.plan(candidate[technique.name], candidate, setting).items():
+        written = [
+            technique.plan(candidate[technique.name], candidate, setting)
+            for technique in self.techniques
+            if base is None or technique.name not in base.own
+        ]
+        for entries in (*written, base.entries if base is not None else {}):
+            for path, value in entries.items():
                 if path in setting.workload.absent:
                     continue
                 _put(tree, path, value)

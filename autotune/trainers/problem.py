@@ -35,7 +35,7 @@ class TrainerProblem:
 
     @property
     def baseline(self) -> Candidate:
-        """TRL's default at the global batch asked for, with what the user fixed."""
+        """TRL's default at the global batch asked for, or the user's configuration, with what the user fixed."""
         return self.normal(starting_point(self.trainer.techniques, self.setting, self.wishes))
 
     @property

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import autotune
 from autotune.api.report import report
 from autotune.emit.document import json_text
 from autotune.errors import InputError
-from autotune.report.page import html, markdown
-from tests.report.examples import a_result
-from tests.report.plans import a_plan
+from autotune.reporting.page import html, markdown
+from tests.reporting.examples import a_result
+from tests.reporting.plans import a_plan
 
 
 @pytest.fixture
@@ -74,3 +75,9 @@ def test_a_page_that_cannot_be_written_is_told(written: Path) -> None:
     (written / "file").write_text("", encoding="utf-8")
     with pytest.raises(InputError):
         report(written, output=written / "file" / "page.html")
+
+
+def test_no_package_has_the_name_of_a_public_function() -> None:
+    # Importing a package sets its name in the one above, where it would take the function's place.
+    root = Path(autotune.__file__).parent
+    assert [name for name in autotune.__all__ if (root / name).exists() or (root / f"{name}.py").exists()] == []

@@ -15,7 +15,7 @@ from autotune.core.spread import Interval, next_run
 from autotune.core.status import ProbeStatus
 from autotune.emit.document import json_text
 from benchmarks.probe import promise
-from tests.report.examples import a_choosable, a_result, nothing_fits
+from tests.reporting.examples import a_choosable, a_result, nothing_fits
 
 EFFORT = EFFORTS["quick"]
 

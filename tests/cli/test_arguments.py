@@ -124,7 +124,7 @@ def test_help_fits_a_terminal_and_gives_an_example(command: str, capsys: pytest.
     [
         ("", "The following arguments are required: COMMAND"),
         ("prob M D", "invalid choice: 'prob'"),
-        ("probe M", "required: DATASET"),
+        ("lengths M", "required: DATASET"),
         ("probe M D --trails 3", "'--trails' is not an option of autotune probe. Did you mean --trials?"),
         ("probe M D --trails=3", "Did you mean --trials?"),
         ("probe M D extra", "'extra' is one argument too many for autotune probe"),

@@ -20,7 +20,7 @@ from autotune.core.events import StageStarted
 from autotune.core.length_report import length_report
 from autotune.core.result import Result
 from autotune.errors import InputError
-from tests.report.examples import a_result, a_workload, interrupted, nothing_fits
+from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 
 PROBE = ("autotune", "probe", "M", "D")
 

@@ -21,9 +21,9 @@ from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceRequest
 from autotune.inspection.gpus import gpus
 from autotune.probing.tracing import Untraceable
-from autotune.report.page import html
+from autotune.reporting.page import html
 from tests.planning.stand_in import AnalyticTracer
-from tests.report.plans import DEFAULT, UNKNOWN, a_plan
+from tests.reporting.plans import DEFAULT, UNKNOWN, a_plan
 from tests.small import write_small_model
 
 POSITIONS = 64

@@ -33,7 +33,7 @@ def with_an_api(words: list[str]) -> list[str]:
     script = (
         "import sys, types\n"
         "from autotune.core.length_report import length_report\n"
-        "from tests.report.examples import a_result, a_workload\n"
+        "from tests.reporting.examples import a_result, a_workload\n"
         "probe = sys.modules['autotune.api.probe'] = types.ModuleType('autotune.api.probe')\n"
         "probe.probe = lambda **options: types.SimpleNamespace(document=a_result(notes=('Größe',)))\n"
         "lengths = sys.modules['autotune.api.lengths'] = types.ModuleType('autotune.api.lengths')\n"

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.cli.boundary import run
 from autotune.emit.document import json_text
-from tests.report.examples import a_result
+from tests.reporting.examples import a_result
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ CTRL_C = b"\x03"
 SCRIPT = """
 import signal, sys, types
 from autotune.core.events import Ranked, StageStarted, Tracing
-from tests.report.examples import BASELINE
-from tests.report.plans import DEFAULT, FASTEST, a_plan
+from tests.reporting.examples import BASELINE
+from tests.reporting.plans import DEFAULT, FASTEST, a_plan
 
 def plan(*, listener, **options):
     listener(StageStarted("Reading M and tokenising a stand-in for data"))

@@ -10,7 +10,7 @@ import pytest
 from autotune.core.codec import decode, encode
 from autotune.core.length_report import MOST_BINS, LengthReport, length_report
 from autotune.core.lengths import LengthDistribution
-from tests.report.examples import a_workload
+from tests.reporting.examples import a_workload
 
 
 def a_report(counts: dict[int, int]) -> LengthReport:

@@ -12,7 +12,7 @@ from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Pla
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedGroup, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.vllm import VllmOutlook, VllmShare
-from autotune.report.plan_words import BASIS
+from autotune.reporting.plan_words import BASIS
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from autotune.api.catalogue import catalogue
 from autotune.cli.parser import build_parser
 from autotune.core.result import Choosable, Contribution, Result, Trial
 from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
-from autotune.report.techniques import catalogue_markdown
+from autotune.reporting.techniques import catalogue_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

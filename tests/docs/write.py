@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from autotune.api.catalogue import catalogue
-from autotune.report.techniques import catalogue_markdown
+from autotune.reporting.techniques import catalogue_markdown
 from tests.docs.technique_table import document
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from autotune.core.status import RunStatus
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.emit.bundle import write_bundle
 from autotune.errors import AutotuneError, InputError
-from tests.report.examples import a_result, a_workload, interrupted, nothing_fits
+from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 
 
 def the_config(directory: Path) -> dict[str, object]:

@@ -18,7 +18,7 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Workload
 from autotune.emit.bundle import write_bundle
-from tests.report.examples import a_result, a_workload
+from tests.reporting.examples import a_result, a_workload
 
 CPU: dict[str, Any] = {
     "use_cpu": True,

@@ -14,7 +14,7 @@ from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.rows import FILES, cut_length, training_rows, write_copied_rows, write_rows
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
-from tests.report.examples import a_workload
+from tests.reporting.examples import a_workload
 
 ROWS = {
     "input_ids": [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11], [12, 13, 14]],
@@ -73,7 +73,7 @@ def test_a_full_disk_is_named(tokenized_directory: Path, tmp_path: Path) -> None
 
 def test_a_moved_bundle_keeps_its_script_right(tmp_path: Path) -> None:
     from autotune.emit.script import script_text
-    from tests.report.examples import a_result
+    from tests.reporting.examples import a_result
 
     result = a_result()
     assert result.recommended is not None

@@ -27,7 +27,7 @@ from autotune.space import default_file, load
 from autotune.step.trainers import adapters
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import DatasetFormat
-from tests.report.examples import a_result
+from tests.reporting.examples import a_result
 from tests.settings import problem, setting
 from tests.trainers.prepared import Prepared, prepared_rows
 from tests.trainers.samples import TEXTS

@@ -28,7 +28,6 @@ class Asked:
         probe: whether its worst micro-batches are run on this machine's device.
         fits: whether to say if it fits; if not, it is only read.
         when_unsure: what an answer that is too close to call, or unknown, counts as; None: neither.
-        import_rewards: whether reward functions that the configuration names may be imported.
     """
 
     config: str | None = None
@@ -41,7 +40,6 @@ class Asked:
     probe: bool = False
     fits: bool = True
     when_unsure: Unsure | None = None
-    import_rewards: bool = False
 
     @property
     def passes(self) -> bool | None:

@@ -48,6 +48,9 @@ def _nearest(
 ) -> tuple[Choice, bool]:
     """Return the choice whose entries agree with a plan the most, and whether all of them do."""
     found: list[tuple[tuple[bool, bool, float], Choice]] = []
+    default = technique.plan(technique.default(setting), candidate, setting)
+    # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
+    unsaid = {path: value for path, value in default.items() if path.startswith("model.")}
     for spelling in (*_numbers(technique, plan), technique.default(setting), *listed, *_spellings(technique)):
         try:
             choice = technique.parse(spelling, setting)
@@ -55,7 +58,7 @@ def _nearest(
             continue
         beside = candidate.but(**{technique.name: choice})
         entries = _own(technique, technique.plan(choice, beside, setting))
-        agreeing = sum(_agrees(value, lookup(plan, path)) for path, value in entries.items())
+        agreeing = sum(_agrees(value, lookup(plan, path), unsaid.get(path)) for path, value in entries.items())
         whole = agreeing == len(entries)
         # Of choices with the same entries, one that is possible beside the others is meant.
         possible = technique.conflict(choice, beside, setting) is None
@@ -82,8 +85,8 @@ def _own(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, ob
     return {named: entries[named]} if named in entries and technique.only_sizes else entries
 
 
-def _agrees(value: object, actual: object) -> bool:
-    return value == actual or (actual is None and value in (False, None, {}))
+def _agrees(value: object, actual: object, default: object) -> bool:
+    return value == actual or (actual is None and (value in (False, None, {}) or value == default))
 
 
 def lookup(plan: TrainingPlan, path: str) -> object:

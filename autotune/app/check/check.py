@@ -102,7 +102,8 @@ def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
 
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
     listener(StageStarted("Reading the configuration with TRL's parser"))
-    known = read(task, tracer)
+    hardware = task.planned.machine.hardware if task.planned is not None else None
+    known = read(task.written, hardware, tracer.server, tracer.new_folder())
     found = problems(task.written, known)
     config = known.configurations.get(task.trainer.config_class)
     if config is None or fatal(found):
@@ -113,7 +114,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
             return task.verdict(Outcome.READ, findings=found, processes=started.processes)
         if task.planned is None:
             return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
-        user = plan_of(task, known, config)
+        user = plan_of(task.written, known, config)
         return Fitting(task, known, config, started, user, found).verdict(task.planned, tracer, cache, listener)
     except UnreadError as error:
         return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
@@ -141,5 +142,5 @@ def check_object(config: object, peft_config: object | None, asked: Asked, liste
     words = {**peft_words(peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.cores, listener) as tracer:
-        user = plan_of(task, known, found)
+        user = plan_of(task.written, known, found)
         return Fitting(task, known, found, Launching(), user, ()).verdict(planned, tracer, user_cache(), listener)

@@ -66,7 +66,7 @@ class Fitting:
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         found = (*self.found, *self._placed(silently(plan, geometry, trainer, setting, known, given)))
-        found = (*found, *of_building(task.written, built, found))
+        found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
         more: dict[str, object] = {
             "model": named.model.name,
@@ -104,8 +104,16 @@ class Fitting:
         hardware, dataset = planned.machine.hardware, workload.dataset
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
-        request = BuildRequest(plan, workload.model_source, hardware.kind, rows, hardware.compute_capability)
+        request = BuildRequest(
+            self._explicit(plan), workload.model_source, hardware.kind, rows, hardware.compute_capability
+        )
         return build(tracer.server, request, tracer.new_folder())
+
+    def _explicit(self, plan: TrainingPlan) -> TrainingPlan:
+        """Return a plan with what the configuration sets to nothing where TRL's default is something."""
+        defaults = self.config.defaults
+        nothing = {name: None for name, value in self.config.values.items() if value is None is not defaults.get(name)}
+        return replace(plan, args={**nothing, **plan.args})
 
     def _workload(
         self,
@@ -149,7 +157,7 @@ class Fitting:
             listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.machine.hardware
             with JobServer(hardware.kind, threads=hardware.threads) as server:
-                found = probed(sized.plan, workload, planned, budget_bytes, server, tracer.new_folder())
+                found = probed(self._explicit(sized.plan), workload, planned, budget_bytes, server, tracer.new_folder())
             return with_shape(found, sized.geometry)
         if file is not None:
             folder = file.path.parent

@@ -12,6 +12,7 @@ from autotune.core.verdict import Finding, Severity
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import trainers
 
+_ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 _FOLLOWED_NOWHERE = "trust_remote_code"
 
 
@@ -24,14 +25,20 @@ def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda item: item.line or last))
 
 
-def of_building(written: Written, built: Built, known: Sequence[Finding]) -> Iterator[Finding]:
+def of_building(written: Written, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
     """Yield what TRL's trainer said when it was built by the plan, as far as it is not known yet.
 
     Only what is about a key that the user wrote is told: traces set some arguments of their own.
+
+    Args:
+        here: whether the training is for this machine; another one may have packages that this one lacks.
     """
     told = {item.key for item in known if item.severity is not Severity.NOTE}
     given = _given(written)
-    if built.refused:
+    if built.refused.startswith(_ABSENT) and not here:
+        said = f"On this machine it cannot be built: {_sentence(built.refused)}"
+        yield _finding(written, Severity.NOTE, mentioned(written, built.refused), said)
+    elif built.refused:
         yield refused(written, built.refused)
     for item in built.overrides:
         if item.key in given and item.key not in told:
@@ -39,6 +46,7 @@ def of_building(written: Written, built: Built, known: Sequence[Finding]) -> Ite
     for said in built.warnings:
         key = mentioned(written, said)
         if key and key not in told:
+            told.add(key)
             yield _warned(written, key, said)
 
 

@@ -4,36 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from autotune.app.check.task import Task, UnreadError
+from autotune.app.check.asked import Written
+from autotune.app.check.task import UnreadError
 from autotune.app.user_plan import UserPlan, user_plan
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
+from autotune.core.machine import Hardware
 from autotune.core.plan import ALLOCATOR_VARIABLE
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError
 from autotune.probing.jobs import read_command
-from autotune.probing.tracing import ServerTracer
+from autotune.probing.server import JobServer
+from autotune.trainers import find_trainer
 
 # Fields of trl.ModelConfig that say where the model comes from, and what a check never does.
 _NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
 _OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
-def read(task: Task, tracer: ServerTracer) -> ReadCommand:
-    """Return what TRL's parser makes of the command, for the device of the check."""
-    planned = task.planned
-    hardware = planned.machine.hardware if planned is not None else None
+def read(written: Written, hardware: Hardware | None, server: JobServer, folder: Path) -> ReadCommand:
+    """Return what TRL's parser makes of a command.
+
+    Args:
+        hardware: the device that the configuration is for; None: any GPU.
+        folder: the job's; it need not exist.
+    """
     request = ReadCommandRequest(
-        task.written.trainer,
-        task.written.command.words,
-        task.written.values,
+        written.trainer,
+        written.command.words,
+        {name: _in_json(value) for name, value in written.values.items()},
         hardware.kind if hardware is not None else "cuda",
         hardware.compute_capability if hardware is not None else None,
     )
-    return read_command(tracer.server, request, tracer.new_folder())
+    return read_command(server, request, folder)
 
 
-def plan_of(task: Task, read: ReadCommand, config: Configuration) -> UserPlan:
+def _in_json(value: object) -> object:
+    """Return a value of YAML in JSON's types: a date becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): _in_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_in_json(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserPlan:
     """Return the training plan of a configuration.
 
     Raises:
@@ -49,12 +65,12 @@ def plan_of(task: Task, read: ReadCommand, config: Configuration) -> UserPlan:
         and (value != model.defaults.get(name) or name in ("dtype", "use_peft"))
         and (adapters or not name.startswith("lora_"))
     }
-    evaluates = task.trainer.evaluates and config.values.get("eval_strategy", "no") != "no"
+    evaluates = find_trainer(written.trainer).evaluates and config.values.get("eval_strategy", "no") != "no"
     try:
         user = user_plan(config, kept, evaluates=evaluates)
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
-    env = {**_env(task.written.values.get("env")), **task.written.command.env}
+    env = {**_env(written.values.get("env")), **written.command.env}
     allocator = env.get(ALLOCATOR_VARIABLE) or env.get(_OLD_ALLOCATOR_VARIABLE)
     kept_env = {ALLOCATOR_VARIABLE: allocator} if allocator else {}
     return replace(user, plan=replace(user.plan, env=kept_env))

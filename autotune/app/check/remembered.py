@@ -15,7 +15,7 @@ from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, fingerprint
-from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.sources import package_digest
 
 # A file whose content decides the verdict, beside a path whose names, sizes and times do.
 _MOST_HASHED_BYTES = 1 << 20
@@ -82,7 +82,7 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     software = environment(planned.machine)
     device = planned.described.name, planned.machine.hardware.memory_bytes
     options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
-    return fingerprint("verdict", options, text, named, beside, device, software, source_digest())
+    return fingerprint("verdict", options, text, named, beside, device, software, package_digest())
 
 
 def _words(asked: Asked, written: Written) -> Iterator[str]:

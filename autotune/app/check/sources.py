@@ -96,6 +96,11 @@ def _evaluated(rows: DatasetSource, split: str | None) -> DatasetSource:
     if split is None:
         # A random part of the rows is kept for it, which may hold the longest.
         return replace(rows, name=f"{rows.name} (a part of it)")
+    if rows.data_files is not None:
+        raise InputError(
+            f"Training is evaluated on the split {split}, which a file has not: TRL ends with a KeyError.",
+            hint="Write test_split_size, or dataset_name with a directory that has both; or leave out eval_strategy.",
+        )
     found = evaluation_source(rows.name, None, split)
     assert found is not None
     return found

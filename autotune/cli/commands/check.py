@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.api.check import verdict, verdicts
     from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.report.check import show_verdict
-    from autotune.report.watch import watching
+    from autotune.reporting.check import show_verdict
+    from autotune.reporting.watch import watching
 
     several = len(words) > 1 and all(word.endswith(_FILES) for word in words)
     with watching(stderr_console()) as listener:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _fix(words: list[str], options: dict[str, Any]) -> int:
     from autotune.api.check import fix_legacy
     from autotune.cli.console import stdout_console
-    from autotune.report.check import show_fixed
+    from autotune.reporting.check import show_fixed
 
     taken = {name: options.pop(name, None) for name in ("trainer", "output")}
     if len(words) > 1:

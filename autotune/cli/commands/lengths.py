@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.api.lengths import lengths
     from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.report.lengths import show_lengths
-    from autotune.report.watch import watching
+    from autotune.reporting.lengths import show_lengths
+    from autotune.reporting.watch import watching
 
     with watching(stderr_console()) as listener:
         report = lengths(**options, listener=listener)

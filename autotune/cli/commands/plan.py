@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan, show the estimates, and return the exit code: 1 where nothing is predicted to fit."""
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.errors import InputError
-    from autotune.report.gpus import show_gpus
-    from autotune.report.plan import show_plan
-    from autotune.report.watch import watching
+    from autotune.reporting.gpus import show_gpus
+    from autotune.reporting.plan import show_plan
+    from autotune.reporting.watch import watching
 
     options, as_json = options_of(arguments)
     page = options.pop("html", None)

@@ -21,6 +21,7 @@ from autotune.cli.arguments import (
 )
 from autotune.core.effort import EFFORTS
 from autotune.core.status import RunStatus
+from autotune.errors import InputError
 
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
@@ -32,10 +33,13 @@ _EXIT_CODES = {RunStatus.FOUND: 0, RunStatus.NOTHING_FITS: 1, RunStatus.INTERRUP
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; their names are those of ``autotune.probe``."""
-    add_model(parser)
-    add_dataset(parser)
+    add_model(parser, optional=True)
+    add_dataset(parser, optional=True)
 
     given = parser.add_argument_group("what is given")
+    given.add_argument(
+        "--base", metavar="FILE", help="your own configuration of TRL's to start from; it may name model and dataset"
+    )
     add_trainer(given)
     add_evaluation(given)
     add_rollouts(given)
@@ -82,7 +86,8 @@ def epilog() -> str:
         "examples:\n"
         "  autotune probe Qwen/Qwen2.5-0.5B data.jsonl\n"
         "  autotune probe ./my-model chats.parquet --memory-budget 24GiB --allow lora,quantization\n"
-        "  autotune probe ./my-model chats.parquet --fix packing=bfd --max-length 4096 --effort quick --json\n\n"
+        "  autotune probe ./my-model chats.parquet --fix packing=bfd --max-length 4096 --effort quick --json\n"
+        "  autotune probe --base my-config.yaml --memory-budget 24GiB\n\n"
         f"knobs (`autotune techniques` explains them):\n{listed(knob.name for knob in knobs)}\n\n"
         f"of these, --allow takes:\n{listed(changing)}\n\n"
         f"{trainer_names()}"
@@ -92,12 +97,18 @@ def epilog() -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Search, show the result, and return the exit code."""
     options, as_json = options_of(arguments)
+    if "base" not in options and "dataset" not in options:
+        missing = "DATASET" if "model" in options else "MODEL, DATASET"
+        raise InputError(
+            f"The following arguments are required: {missing}.",
+            hint="Or a configuration that names them, with --base. See autotune probe --help.",
+        )
 
     from autotune.api.probe import probe
     from autotune.cli.console import stderr_console, write_json
     from autotune.cli.programs import program
-    from autotune.report.summary import show_summary
-    from autotune.report.watch import watching
+    from autotune.reporting.summary import show_summary
+    from autotune.reporting.watch import watching
 
     console = stderr_console()
     with watching(console) as listener:

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.api.catalogue import catalogue
     from autotune.cli.console import stdout_console, write_json
-    from autotune.report.techniques import show_techniques
+    from autotune.reporting.techniques import show_techniques
 
     rows = catalogue(**options)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,10 +16,18 @@ def source_digest() -> str:
     return digest_of(Path(__file__).parents[2])
 
 
-def digest_of(package: Path) -> str:
-    """Return a hash of these packages in a directory, sub-packages included."""
+@cache
+def package_digest() -> str:
+    """Return a hash of all of autotune, on which what it says depends."""
+    return digest_of(Path(__file__).parents[2], ("",), ("*.py", "*.yaml"))
+
+
+def digest_of(
+    package: Path, parts: Sequence[str] = ("core", "step", "trainers", "virtual"), patterns: Sequence[str] = ("*.py",)
+) -> str:
+    """Return a hash of the files of parts of a directory, sub-directories included."""
     digest = hashlib.sha256()
-    for name in ("core", "step", "trainers", "virtual"):
-        for file in sorted((package / name).rglob("*.py")):
+    for name in parts:
+        for file in sorted(file for pattern in patterns for file in (package / name).rglob(pattern)):
             digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:_DIGITS]

@@ -97,6 +97,14 @@ CASES = (
         FITS,
         {"without a copy in float32": 0},
     ),
+    _case(
+        "sft: evaluated on a part of its rows",
+        "eval_strategy: epoch\ntest_split_size: 0.2\nper_device_eval_batch_size: 32\n",
+        FITS,
+    ),
+    _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL ends with a KeyError": None}),
+    _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS),
+    _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
     _case("sft: four processes", "num_processes: 4\n", UNKNOWN, {"(8 x 4 processes rows)": None}),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(

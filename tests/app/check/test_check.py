@@ -164,6 +164,13 @@ def test_a_hostile_file_ends_with_words(text: str, said: str, checked: Checked, 
     assert any(re.search(said, item.message) for item in verdict.findings), told(verdict)
 
 
+def test_a_value_that_json_has_not_is_told_and_not_fatal_to_the_check(write: Write, checked: Checked) -> None:
+    file = write("sft", "max_length: 2026-01-01\nlearning_rate: .inf\nrun_name: 2026-01-01\n")
+    verdict = checked(config=str(file), trainer="sft", gpu=GPU)
+    assert verdict.exit_code == 2
+    assert 'max_length is "2026-01-01", and takes a whole number' in told(verdict)
+
+
 def test_a_dataset_that_is_not_read_leaves_the_answer_open(write: Write, checked: Checked) -> None:
     file = write("sft", "streaming: true\n")
     verdict = checked(config=str(file), trainer="sft", gpu=GPU)

@@ -1,0 +1,196 @@
+"""Reads a base in the terms of techniques: what is searched, what is held as the user has it, what every plan has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from autotune.app.base.keys import keys_of, written_at
+from autotune.app.base.reading import UserBase
+from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
+from autotune.app.options import Options
+from autotune.app.user_plan import traced_fields
+from autotune.core.base import Base
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.workload import Workload
+from autotune.errors import InputError
+from autotune.techniques import find
+from autotune.techniques.base import Effect, Technique
+from autotune.techniques.max_length import token_coverage
+from autotune.trainers import Trainer
+
+_LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
+# Rules of other techniques and the self-test of packing depend on the choice itself, so it has to be known.
+_KNOWN = frozenset({"attention"})
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search with a base starts.
+
+    Attributes:
+        batch: documents per optimizer step: the base's, or those asked for.
+        token_coverage: the share of tokens, 0 to 1, that every candidate keeps at least.
+        replaced: what the base says, by technique, where the user fixed another choice.
+    """
+
+    base: Base
+    batch: int
+    token_coverage: float
+    replaced: Mapping[str, str]
+
+
+def start_of(base: UserBase, options: Options, workload: Workload, machine: Machine) -> Start:
+    """Return where a search with a base starts.
+
+    Raises:
+        InputError: the base sets a technique to what autotune does not know.
+    """
+    trainer = options.trainer
+    plan = trainer.completed(replace(base.plan, launch=Launch(machine.hardware.processes)), workload)
+    plan = _with_length(plan, trainer, workload)
+    documents = max(1, round(trainer.geometry(plan, workload.dataset.documents).documents))
+    everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
+    setting = Setting(workload, machine, documents, 0.0, everything)
+    known = _unsaid_left(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
+    batch = options.global_batch_size or documents
+    own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()
+    _check_known(base, own, trainer)
+    held = dict(_held(base, known, own, options, setting))
+    choices = {name: choice for name, choice in known.candidate.items() if name not in options.wishes.fixed}
+    if _ROWS in choices:
+        choices[_ROWS] = _rows(
+            trainer, known.candidate, replace(setting, global_batch_size=batch, allowed=options.allowed)
+        )
+    coverage = options.token_coverage
+    if not options.coverage_asked and _LENGTH not in options.allowed:
+        coverage = _coverage(known.candidate, setting)
+    return Start(
+        Base(base.name, choices, held, own, dict(_entries(base, plan, own, trainer))),
+        batch,
+        coverage,
+        {
+            name: _said(base, find(name, trainer.techniques))
+            for name, choice in options.wishes.fixed.items()
+            if _says(base, find(name, trainer.techniques))
+            and (name not in known.exact or known.candidate[name] != choice)
+        },
+    )
+
+
+def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
+    """Return a plan that cuts no rows with the length of the longest of them, which is the same training."""
+    technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
+    if technique is None or plan.args.get(_LENGTH) is not None or trainer.name in technique.changes_in:
+        return plan
+    if plan.args.get("padding_free"):
+        return plan
+    return replace(plan, args={**plan.args, _LENGTH: workload.longest})
+
+
+def _unsaid_left(base: UserBase, known: AsCandidate, trainer: Trainer, setting: Setting) -> AsCandidate:
+    """Return a base as a candidate in which what the file says nothing of is TRL's default."""
+    unsaid = [item for item in trainer.techniques if item.name not in known.exact and not _says(base, item)]
+    defaults = {item.name: item.default(setting) for item in unsaid}
+    return AsCandidate(known.candidate.but(**defaults), known.exact | defaults.keys())
+
+
+def _says(base: UserBase, technique: Technique) -> bool:
+    """Whether the file has a key of a technique, under any of its names."""
+    return any(written_at(base, key) for path in technique.writes for key in keys_of(base, path))
+
+
+def _own(base: UserBase, plan: TrainingPlan, known: AsCandidate, trainer: Trainer, setting: Setting) -> Iterator[str]:
+    """Yield the techniques of which the plan has entries that none of their choices has."""
+    for technique in trainer.techniques:
+        if not technique.matters(setting):
+            continue
+        entries = technique.plan(known.candidate[technique.name], known.candidate, setting)
+        works = any(value not in (None, False) for value in entries.values())
+        further = (path for path in technique.writes - entries.keys() if works and _set(base, path))
+        if technique.name not in known.exact or any(lookup(plan, path) is not None for path in further):
+            yield technique.name
+
+
+def _set(base: UserBase, path: str) -> bool:
+    """Whether the file sets the field of a path such as ``args.FIELD`` to another value than the default."""
+    head, _, name = path.partition(".")
+    values = base.config.values if head == "args" else base.model.values
+    said = any(written_at(base, key) for key in keys_of(base, path))
+    return said and name in values and values[name] != base.defaults[name]
+
+
+def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
+    for technique in trainer.techniques:
+        sizes = technique.only_sizes or technique.also_sizes
+        if technique.name in own and (sizes or technique.name in _KNOWN):
+            raise InputError(
+                f"{base.name}: {_said(base, technique)} is none of the choices that autotune has of {technique.name}.",
+                hint=f"`autotune techniques` lists them; --fix {technique.name}=CHOICE takes another.",
+            )
+
+
+def _held(
+    base: UserBase, known: AsCandidate, own: frozenset[str], options: Options, setting: Setting
+) -> Iterator[tuple[str, str]]:
+    """Yield the techniques that stay as the user has them, with the reason."""
+    candidate = known.candidate
+    for technique in options.trainer.techniques:
+        name = technique.name
+        if name in options.wishes.fixed or not technique.matters(setting):
+            continue
+        said = _said(base, technique)
+        if name in own:
+            yield name, f"{base.name} says {said}, which is none of its choices and stays"
+        elif name in options.allowed:
+            continue
+        elif technique.effect(candidate[name], candidate, setting) is Effect.CHANGES_TRAINING:
+            yield name, f"{base.name} says {said}, and another choice would change training (--allow {name})"
+        elif name == _LENGTH and not options.coverage_asked and _cuts(candidate, setting):
+            yield name, f"{base.name} cuts rows by {said}, and another would keep other tokens (--allow {name})"
+
+
+def _cuts(candidate: Candidate, setting: Setting) -> bool:
+    # Without packing, a choice of padding-free rows that are not cut is the longest row.
+    return int(candidate[_LENGTH]) < setting.workload.longest
+
+
+def _coverage(candidate: Candidate, setting: Setting) -> float:
+    workload = setting.workload
+    profiles = (replace(setting, workload=replace(workload, dataset=profile)) for profile in workload.profiles)
+    return min(token_coverage(candidate, each) for each in profiles)
+
+
+def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:
+    """Return the base's rows of a micro-batch, or the default where they do not make the global batch asked for."""
+    technique, choice = find(_ROWS, trainer.techniques), candidate[_ROWS]
+    refused = technique.impossible(choice, setting) or technique.conflict(choice, candidate, setting)
+    return technique.default(setting) if refused else choice
+
+
+def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Iterator[tuple[str, object]]:
+    """Yield what every plan has beside the choices of techniques: what the file sets and a step depends on."""
+    chosen = {path for item in trainer.techniques if item.name not in own for path in item.writes}
+    for name in sorted(traced_fields(trainer)):
+        # A field that is set to nothing has to be said too, since its default may be something.
+        if f"args.{name}" not in chosen and _set(base, f"args.{name}"):
+            yield f"args.{name}", base.config.values[name]
+    for part, values in (("model", plan.model), ("env", plan.env)):
+        for name, value in values.items():
+            if f"{part}.{name}" not in chosen and value not in (None, False):
+                yield f"{part}.{name}", value
+
+
+def _said(base: UserBase, technique: Technique) -> str:
+    """Return what the file has for a technique, as it is written there; what it leaves at TRL's default otherwise."""
+    keys = written_keys(base, technique)
+    return ", ".join(f"{name}: {value}" for name, value in keys.items()) or f"{technique.name} as TRL has it"
+
+
+def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
+    """Return the keys of the file that a technique writes, with their values."""
+    keys = [key for path in sorted(technique.writes) for key in keys_of(base, path)]
+    return {key[-1]: value for key in dict.fromkeys(keys) for value in written_at(base, key)}

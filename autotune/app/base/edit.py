@@ -1,0 +1,150 @@
+"""Edits the file of a base to a plan: only keys whose values change, so that comments, order and all else stay."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.app.base.keys import Path, keys_of, written_at
+from autotune.app.base.reading import UserBase
+from autotune.app.check.candidate import lookup
+from autotune.core.candidate import Candidate
+from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
+from autotune.emit.arguments import launch_arguments
+from autotune.emit.rows import ROWS, TrainingRows
+from autotune.inspection.yaml_edit import Edit, edited
+from autotune.techniques.base import Technique
+from autotune.trainers import Trainer
+
+_LAUNCH_FILES = ("accelerate_config", "config_file")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the file has to say afterwards.
+
+    Attributes:
+        plan: the recommended one.
+        fixed: techniques that the user fixed in place of what the file says.
+        model: the model, if it was not the file's; None: as the file says.
+        rows: the rows, if they are not the file's; None: as the file says.
+        evaluates: whether the rows to evaluate on are not the file's.
+    """
+
+    plan: TrainingPlan
+    fixed: frozenset[str] = frozenset()
+    model: str | None = None
+    rows: TrainingRows | None = None
+    evaluates: bool = False
+
+
+def rewritten(base: UserBase, edits: Mapping[Path, object]) -> str:
+    """Return the text of the file with keys as they should be.
+
+    Raises:
+        InputError: the file cannot be edited; the message says why.
+    """
+    return edited(base.file, [Edit(path, {path[-1]: value}) for path, value in edits.items()])
+
+
+def values_after(base: UserBase, edits: Mapping[Path, object]) -> dict[str, Any]:
+    """Return the keys and values of the file as they should be."""
+    values = copy.deepcopy(dict(base.file.values))
+    for path, value in edits.items():
+        inner = values
+        for name in path[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[path[-1]] = value
+    return values
+
+
+def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> dict[Path, object]:
+    """Return the values of keys, by their path in the file, that a plan needs and that the file does not have.
+
+    A key of a technique that the plan leaves at TRL's default, and that the file has, gets that default.
+    """
+    found = dict(_values(base, wanted, trainer, setting))
+    return {path: value for path, value in found.items() if _differs(base, path, value)}
+
+
+def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[tuple[Path, object]]:
+    """Yield what keys have to be, by their path in the file; those that are so already among them."""
+    if wanted.model is not None:
+        yield ("model_name_or_path",), wanted.model
+    if wanted.rows is not None:
+        named = wanted.rows.arguments()
+        others = {name: base.defaults[name] for name in ROWS if name in base.arguments and name not in named}
+        yield from (((name,), value) for name, value in {**others, **named}.items())
+    if wanted.evaluates:
+        yield from _entry(base, "args.eval_strategy", wanted.plan)
+    techniques = tuple(_changed(base, wanted, trainer, setting))
+    for path in dict.fromkeys(path for technique in techniques for path in sorted(technique.writes)):
+        yield from _entry(base, path, wanted.plan)
+    written = {path for technique in trainer.techniques for path in technique.writes}
+    device = trainer.cpu_args if setting.machine.hardware.kind == "cpu" else trainer.cuda_args
+    also = {path for paths in trainer.also_set.values() for path in paths}
+    for path in dict.fromkeys((*(f"args.{name}" for name in device), *sorted(also))):
+        if path not in written and _present(wanted.plan, path):
+            yield from _entry(base, path, wanted.plan)
+    if not any(name in base.file.values for name in _LAUNCH_FILES):
+        launch = launch_arguments(setting.machine.hardware)
+        yield from (((name,), value) for name, value in launch.items() if name not in base.file.values)
+
+
+def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[Technique]:
+    """Yield the techniques whose entries are not as in the base, because of another choice of theirs or of others."""
+    before = plan_before(trainer, setting)
+    for technique in trainer.techniques:
+        if not technique.matters(setting):
+            continue
+        if technique.name in wanted.fixed or any(
+            _present(before, path) != _present(wanted.plan, path)
+            or lookup(before, path) != lookup(wanted.plan, path)
+            # Accumulation follows from a global batch that is not the file's.
+            or (lookup(base.plan, path) is not None and lookup(base.plan, path) != lookup(wanted.plan, path))
+            for path in technique.writes
+            if path.startswith(("args.", "model.", "env."))
+        ):
+            yield technique
+
+
+def plan_before(trainer: Trainer, setting: Setting) -> TrainingPlan:
+    """Return the plan of the base, with TRL's default where the user fixed a choice."""
+    assert setting.base is not None
+    default = {technique.name: technique.default(setting) for technique in trainer.techniques}
+    return trainer.plan(trainer.normal(Candidate({**default, **setting.base.choices}), setting), setting)
+
+
+def _entry(base: UserBase, path: str, plan: TrainingPlan) -> Iterator[tuple[Path, object]]:
+    """Yield the keys of the file for an entry of a plan: what the plan has, or else the default if the file has it."""
+    present = _present(plan, path)
+    for key in keys_of(base, path):
+        default = base.defaults.get(key[-1]) if len(key) == 1 else None
+        if present:
+            yield key, lookup(plan, path)
+        elif written_at(base, key):
+            # An empty variable is as none.
+            yield key, "" if path.startswith("env.") else default
+
+
+def _present(plan: TrainingPlan, path: str) -> bool:
+    head, *rest = path.split(".")
+    value: Any = getattr(plan, head)
+    for name in rest:
+        if not isinstance(value, Mapping) or name not in value:
+            return False
+        value = value[name]
+    return True
+
+
+def _differs(base: UserBase, key: Path, value: object) -> bool:
+    """Whether a key has another value than the file gives it, or than TRL does where the file has none."""
+    found = written_at(base, key)
+    if not found:
+        known = len(key) == 1 and key[0] in base.defaults
+        return not (known and base.defaults[key[0]] == value)
+    read = next((item.values[key[0]] for item in base.read.configurations.values() if key[0] in item.values), found[0])
+    return bool(found[0] != value and (len(key) > 1 or read != value))

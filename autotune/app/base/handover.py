@@ -1,0 +1,96 @@
+"""Makes the body of ``config.yaml`` out of the file of a base, and reads it again to see that it trains by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+
+from autotune.app.base.candidate import written_keys
+from autotune.app.base.edit import Wanted, edits_of, plan_before, rewritten, values_after
+from autotune.app.base.keys import Path
+from autotune.app.base.reading import UserBase, find_base, read_base
+from autotune.app.check.candidate import lookup
+from autotune.core.plan import TrainingPlan
+from autotune.core.result import BaseFile
+from autotune.core.setting import Setting
+from autotune.emit.files import write_text
+from autotune.errors import InputError
+from autotune.inspection.yaml_edit import unified_diff
+from autotune.probing import JobServer
+from autotune.trainers import Trainer
+
+# Evaluation and the placing of layers are set for a probe, whatever the file says of them.
+_OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
+
+
+def handed_over(
+    base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting, server: JobServer, folder: FilePath
+) -> tuple[BaseFile, str]:
+    """Return the base with the recommendation's configuration, and a note; empty if the file could be edited.
+
+    A file that cannot be edited, such as one with merges, is written anew with its values, without its comments.
+
+    Args:
+        folder: where the configuration is written to be read again; it need not exist.
+    """
+    import yaml
+
+    edits, note = edits_of(base, wanted, trainer, setting), ""
+    try:
+        text = rewritten(base, edits)
+    except InputError as error:
+        text = yaml.safe_dump(values_after(base, edits), sort_keys=False, allow_unicode=True, width=10_000)
+        note = f"config.yaml has the values of {base.name} without its comments. {error.message}"
+    file = folder / "config.yaml"
+    write_text(file, text)
+    read = read_base(find_base(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
+    # What the plan of the base does not say as the file does is left as the file has it.
+    idle = {path for item in trainer.techniques if not item.matters(setting) for path in item.writes}
+    differing = _other(read, wanted.plan) - _other(base, plan_before(trainer, setting)) - idle
+    other = ", ".join(sorted(path.partition(".")[2] for path in differing))
+    if other:
+        note = f"{note} TRL reads {other} otherwise in config.yaml than it was measured.".strip()
+    found = BaseFile(
+        base.name,
+        dict(_changed_keys(base, edits, trainer)),
+        text,
+        unified_diff(base.file.text, text, base.name),
+        {name: read.config.values[name] for name in read.arguments if name in read.config.values},
+        {name: value for name, value in read.arguments.items() if name not in read.config.values},
+        _env(read),
+    )
+    return found, note
+
+
+def _changed_keys(
+    base: UserBase, edits: Mapping[Path, object], trainer: Trainer
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    edited = {path[-1] for path in edits}
+    for technique in trainer.techniques:
+        keys = {name: value for name, value in written_keys(base, technique).items() if name in edited}
+        if keys:
+            yield technique.name, keys
+
+
+def _other(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
+    """Return the paths, such as ``args.FIELD``, of what a configuration has otherwise than a plan."""
+    differing = [
+        f"{part}.{name}"
+        for part, values in (("args", read.config.values), ("model", read.model.values))
+        for name, value in getattr(plan, part).items()
+        if name not in _OF_PROBES and not _agrees(value, values.get(name))
+    ]
+    differing += [f"env.{name}" for name, value in plan.env.items() if lookup(read.plan, f"env.{name}") != value]
+    return frozenset(differing)
+
+
+def _agrees(value: object, read: object) -> bool:
+    if isinstance(value, Mapping) and isinstance(read, Mapping):
+        # TRL adds keys to those of gradient checkpointing.
+        return all(read.get(name) == item for name, item in value.items())
+    return value == read or (read is None and value in (False, None, {})) or [value] == read
+
+
+def _env(read: UserBase) -> dict[str, str]:
+    found = read.file.values.get("env")
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, Mapping) else {}

@@ -1,0 +1,204 @@
+"""The recommendation beside the baseline, as values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.core.result import Choosable, Contribution, Result
+from autotune.core.status import ProbeStatus
+from autotune.reporting.words import MISSING, baseline_name, said_bytes, said_rate, said_share, said_status
+from autotune.trainers import find_trainer
+from autotune.units import format_bytes, format_duration
+
+_EQUALLY_FAST = "equally fast"
+_COSTS = 1.02
+"""Least ratio of rates that is a cost; rates nearer than that tie (autotune/study/selection.py)."""
+_MOST_COSTS = 3
+_SAME_STEP = 0.1
+"""Relative deviation allowed for the documents of a packed optimizer step."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One property of the recommendation and the baseline, in words.
+
+    Attributes:
+        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None without a bar.
+    """
+
+    label: str
+    recommended: str
+    baseline: str
+    recommended_share: float | None = None
+    baseline_share: float | None = None
+
+
+def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
+    """Return the rows of the comparison; properties measured for neither are left out."""
+    baseline = result.baseline
+    rates = [one.tokens_per_second for one in (recommended, baseline) if one is not None]
+    fastest = max((rate for rate in rates if rate is not None), default=None)
+
+    def row(
+        label: str, say: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
+    ) -> Row:
+        return Row(
+            label=label,
+            recommended=say(recommended),
+            baseline=MISSING if baseline is None else say(baseline),
+            recommended_share=share(recommended) if share else None,
+            baseline_share=share(baseline) if share and baseline is not None else None,
+        )
+
+    drops = any(one.row_coverage < 1 for one in (recommended, baseline) if one is not None)
+    rows = [
+        row("status", lambda one: said_status(one.status)),
+        row(
+            "peak memory",
+            lambda one: said_bytes(one.peak_bytes),
+            lambda one: _over(one.peak_bytes, result.budget_bytes),
+        ),
+        row("  reserved", lambda one: said_bytes(one.reserved_bytes)),
+        row("  on the device", lambda one: said_bytes(one.device_bytes)),
+        row("speed", lambda one: said_rate(one.tokens_per_second), lambda one: _over(one.tokens_per_second, fastest)),
+        row("  a further run", _expected),
+        row("time per epoch", lambda one: _duration(one.seconds_per_epoch)),
+        row("time per evaluation", lambda one: _duration(one.evaluation_seconds)),
+        row("tokens covered", lambda one: said_share(one.token_coverage)),
+        *([row("rows covered", lambda one: said_share(one.row_coverage))] if drops else []),
+        row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
+        row("batch x accumulation", _batch),
+        row(f"{find_trainer(result.trainer).counted} per step", lambda one: _number(one.documents_per_step)),
+        row("tokens per step", lambda one: _rounded(one.tokens_per_step)),
+        row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
+    ]
+    return tuple(row for row in rows if not (row.label == "status" and _both_ran(result)) and not _empty(row))
+
+
+def said_contribution(contribution: Contribution) -> str:
+    """Return the effect of changing one choice of the winner back to the baseline's."""
+    if contribution.speedup is None:
+        if contribution.status in (ProbeStatus.OK, ProbeStatus.VETOED):
+            return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
+        return said_status(contribution.status)
+    parts = [_said_speedup(contribution.speedup)]
+    if contribution.told_apart is False and parts != [_EQUALLY_FAST]:
+        parts = [f"speed not told apart ({parts[0]} in one probe)"]
+    if contribution.peak_bytes_saved:
+        more = "more" if contribution.peak_bytes_saved > 0 else "less"
+        parts.append(f"needs {format_bytes(abs(contribution.peak_bytes_saved))} {more}")
+    return ", ".join(parts)
+
+
+def headline(result: Result, recommended: Choosable) -> str:
+    """Return the result in one sentence."""
+    baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
+    if baseline is not None and recommended.candidate == baseline.candidate:
+        return f"{_name(result, starts=True)} is already the fastest candidate that fits."
+    if result.speedup is not None:
+        return _said_speed(result, result.speedup)
+    if baseline is not None and baseline.status is not ProbeStatus.OK:
+        name = _name(result, starts=True)
+        return f"{name} does not run here ({said_status(baseline.status)}); this does, at {rate}."
+    return f"The fastest candidate that fits runs at {rate}."
+
+
+def said_runs(result: Result, recommended: Choosable) -> str:
+    """Return how many runs the speed figures are based on, and what their range means."""
+    if recommended.tokens_per_second_low is None:
+        return "The speed is that of one run, which says nothing of the spread between runs."
+    turns = f", {result.pairs} of them in turn with {_name(result)}" if result.pairs else ""
+    return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
+
+
+def said_costs(result: Result) -> tuple[str, ...]:
+    """Return what the user's own configuration sets and costs most: "`gradient_checkpointing: true` costs 34 %".
+
+    The share is of the time of a step with everything else as recommended.
+    """
+    keys = result.base.keys if result.base is not None else {}
+    costs = [
+        (item.speedup - 1, ", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items()))
+        for item in result.contributions
+        if item.knob in keys and item.speedup and item.speedup >= _COSTS and item.told_apart is not False
+    ]
+    return tuple(f"`{said}` costs {100 * share:.0f} %" for share, said in sorted(costs, reverse=True)[:_MOST_COSTS])
+
+
+def said_steps(result: Result) -> str:
+    """Return the consequences for the learning rate and step counts, or an empty text without any."""
+    recommended, baseline = result.recommended, result.baseline
+    if recommended is None or baseline is None:
+        return ""
+    ours, theirs = recommended.documents_per_step, baseline.documents_per_step
+    if ours is None or theirs is None or abs(ours / theirs - 1) <= _SAME_STEP:
+        return ""
+    return (
+        f"An optimizer step now sees {_number(ours)} documents rather than {_number(theirs)}, so an epoch has "
+        f"{_number(recommended.steps_per_epoch)} steps rather than {_number(baseline.steps_per_epoch)}: the learning "
+        "rate, and everything counted in steps (warm-up, saving, evaluation), may want adjusting."
+    )
+
+
+def _name(result: Result, *, starts: bool = False) -> str:
+    return baseline_name(own=result.base is not None, starts=starts)
+
+
+def _yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _said_speedup(speedup: float) -> str:
+    factor = f"{max(speedup, 1 / speedup):.2f}"
+    if factor == "1.00":
+        return _EQUALLY_FAST
+    return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
+
+
+def _said_speed(result: Result, speedup: float) -> str:
+    """Return the speed-up and its interval, or that there may be none."""
+    factor, low, high = f"{speedup:.2f}", result.speedup_low, result.speedup_high
+    where = f"{_name(result)} at the same global batch of {result.global_batch_size}"
+    if low is None or high is None:
+        return f"As fast as {where}." if factor == "1.00" else f"{factor}x the speed of {where}."
+    between = f"{factor}x ({low:.2f} to {high:.2f})"
+    if low <= 1 <= high:
+        return f"The speed cannot be told apart from that of {where}: {between}."
+    return f"{between} the speed of {where}."
+
+
+def _expected(one: Choosable) -> str:
+    low, high = one.tokens_per_second_low, one.tokens_per_second_high
+    return MISSING if low is None or high is None else f"{low:,.0f} to {high:,.0f}"
+
+
+def _batch(one: Choosable) -> str:
+    return f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"
+
+
+def _duration(seconds: float | None) -> str:
+    return MISSING if seconds is None else format_duration(seconds)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def _rounded(value: float | None) -> str:
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def _over(value: float | None, whole: float | None) -> float | None:
+    return value / whole if value is not None and whole else None
+
+
+def _both_ran(result: Result) -> bool:
+    return result.baseline is not None and result.baseline.status is ProbeStatus.OK
+
+
+def _empty(row: Row) -> bool:
+    return row.recommended == MISSING and row.baseline == MISSING

@@ -1,0 +1,79 @@
+"""``autotune plan --gpu list`` in a terminal: the catalogue of GPUs and the sources of its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.core.gpu import Gpu
+from autotune.reporting.words import MISSING
+from autotune.units import GIB
+
+_WIDE = 72
+_LINKS = ("PCIe", "NVLink")
+_MEANINGS = (
+    "Memory and context in GiB: what CUDA says can be allocated, and what a process with PyTorch holds beside its "
+    "allocator. GB/s of the memory, and of PCIe and NVLink in one direction. Types: dense peaks in 1e12 operations per "
+    "second."
+)
+_KINDS = {
+    "total": "memory is what the driver says, of which it keeps some",
+    "nominal": "memory is what the card is sold with, of which somewhat less can be allocated",
+}
+_UNVERIFIED = "whether autotune's rules hold for it is not known"
+_SOURCES = "The source of every figure: autotune plan --gpu list --json"
+
+
+def show_gpus(gpus: Sequence[Gpu], console: Console) -> None:
+    """Print the catalogue of GPUs."""
+    for part in drawn_gpus(gpus, console.width):
+        console.print(part)
+
+
+def drawn_gpus(gpus: Sequence[Gpu], width: int) -> Iterable[RenderableType]:
+    """Return the parts of the catalogue for a console of ``width`` characters; a narrow one omits links."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    titles = [title for title in _columns(gpus[0]) if width >= _WIDE or title not in _LINKS]
+    for title in titles:
+        table.add_column(title, justify="left" if title == "GPU" else "right", no_wrap=True)
+    for gpu in gpus:
+        cells = _columns(gpu)
+        table.add_row(*(cells[title] for title in titles))
+    yield table
+    yield Text()
+    yield from map(Text, (_MEANINGS, *_exceptions(gpus), _SOURCES))
+
+
+def _exceptions(gpus: Iterable[Gpu]) -> Iterable[str]:
+    for gpu in gpus:
+        said = [_KINDS.get(gpu.memory_kind, ""), "" if gpu.verified else _UNVERIFIED]
+        if any(said):
+            yield f"{gpu.name}: {'; '.join(filter(None, said))}."
+
+
+def _columns(gpu: Gpu) -> Mapping[str, str]:
+    speeds = gpu.speeds
+    giga = (speeds.bandwidth, speeds.pcie, speeds.nvlink) if speeds is not None else (None,) * 3
+    tera = (speeds.bf16, speeds.fp16, speeds.tf32, speeds.fp32) if speeds is not None else (None,) * 4
+    bandwidth, pcie, nvlink = (_in(1e9, value) for value in giga)
+    bf16, fp16, tf32, fp32 = (_in(1e12, value) for value in tera)
+    return {
+        "GPU": gpu.name,
+        "GiB": f"{gpu.memory_bytes / GIB:.1f}",
+        "GB/s": bandwidth,
+        "bf16": bf16,
+        "fp16": fp16,
+        "tf32": tf32,
+        "fp32": fp32,
+        "PCIe": pcie,
+        "NVLink": nvlink,
+        "context": f"{gpu.context_bytes / GIB:.2f}",
+    }
+
+
+def _in(unit: float, value: float | None) -> str:
+    return MISSING if value is None else f"{value / unit:.0f}"

@@ -1,0 +1,152 @@
+"""Live progress in a terminal: the current stage, a line for every finished probe, and the best so far."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from autotune.core.events import Event, Noted, ProbeFinished, StageStarted, StudyResumed, WorkloadReady
+from autotune.core.status import ProbeStatus
+from autotune.reporting.progress import Progress, said_reason, said_resumed, said_tracing, said_workload
+from autotune.reporting.provisional import provisional
+from autotune.reporting.words import said_bytes, said_status
+from autotune.units import format_duration
+
+_STYLES = {
+    ProbeStatus.OK: "green",
+    ProbeStatus.OUT_OF_MEMORY: "yellow",
+    ProbeStatus.HOST_OUT_OF_MEMORY: "yellow",
+    ProbeStatus.UNSUPPORTED: "dim",
+}
+# Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
+_FRAMES_PER_SECOND = 4
+_MARGIN = 4
+
+
+class LiveListener:
+    """A listener and context manager that redraws the display while the context is active."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._display = Display()
+        self._headed = False
+        self._live = Live(
+            self._display, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True, redirect_stdout=False
+        )
+
+    def __enter__(self) -> LiveListener:
+        """Start the display."""
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Remove the display; the lines of finished probes stay."""
+        self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Handle an event, and print the lines that stay."""
+        progress = self._display.progress
+        progress.follow(event)
+        match event:
+            case StageStarted(text=text):
+                self._console.print(Text(text, style="bold"))
+            case WorkloadReady():
+                self._console.print(Text(said_workload(event)))
+            case StudyResumed():
+                self._console.print(Text(said_resumed(progress)))
+            case Noted(text=text):
+                self._console.print(Text(f"note: {text}", style="italic"))
+            case ProbeFinished():
+                if not self._headed:
+                    self._console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
+                    self._headed = True
+                self._console.print(finished_row(event, progress))
+
+
+class Display:
+    """The part that is redrawn: what is running, bars, the best so far, and a provisional ranking."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self._started = time.monotonic()
+        self._spinner = Spinner("dots")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the current state."""
+        progress = self.progress
+        parts: list[Table | Text] = []
+        if progress.tracing is None:
+            parts.append(self._running(progress))
+        else:
+            parts.append(_bar(progress.tracing.done, progress.tracing.expected, said_tracing(progress.tracing)))
+        if progress.limit is not None:
+            parts.append(self._of_probes(progress, progress.limit))
+        if progress.said_best:
+            parts.append(Text(progress.said_best, style="bold green", overflow="ellipsis", no_wrap=True))
+        if progress.ranked is not None:
+            parts += provisional(progress.ranked)
+        # The terminal echoes ^C behind the last line; if that made it wrap, one line would not be erased.
+        yield from console.render(Group(*parts), options.update_width(max(1, options.max_width - _MARGIN)))
+
+    def _running(self, progress: Progress) -> Table:
+        running = Table.grid(padding=(0, 1))
+        running.add_column(min_width=1, no_wrap=True)
+        running.add_column(no_wrap=True, overflow="ellipsis")
+        running.add_row(self._spinner, Text(progress.said_running))
+        return running
+
+    def _of_probes(self, progress: Progress, limit: int) -> Table:
+        elapsed = format_duration(time.monotonic() - self._started)
+        remaining = progress.remaining_seconds
+        left = "" if remaining is None else f", at most {format_duration(remaining)} left"
+        vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
+        return _bar(progress.done, limit, f"{progress.done} of at most {limit} probes{vetoed}, {elapsed}{left}")
+
+
+def _bar(done: int, total: int, words: str) -> Table:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True)
+    grid.add_row(ProgressBar(total=total, completed=min(done, total)), words)
+    return grid
+
+
+def finished_row(event: ProbeFinished, progress: Progress) -> Table:
+    """Return the line of a finished probe."""
+    measurement = event.measurement
+    what = Text(progress.said_candidate(event.candidate, event.purpose))
+    reason = said_reason(measurement)
+    if reason:
+        what.append(f"\n{reason}", style="dim")
+    if event.best:
+        what.append("  best so far", style="bold green")
+    rate = measurement.tokens_per_second
+    return probe_row(
+        str(event.number),
+        said_status(measurement.status),
+        said_bytes(measurement.peak_bytes),
+        "-" if rate is None else f"{rate:,.0f}",
+        what,
+        _STYLES.get(measurement.status, "red"),
+    )
+
+
+def probe_row(number: str, status: str, peak: str, rate: str, what: Text, style: str) -> Table:
+    """Return one line of the list of probes; long texts wrap within their column."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=4, justify="right")
+    grid.add_column(width=13, style=style)
+    grid.add_column(width=10, justify="right", no_wrap=True)
+    grid.add_column(width=10, justify="right", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(number, status, peak, rate, what)
+    return grid

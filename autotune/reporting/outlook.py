@@ -1,0 +1,114 @@
+"""Sentences on vetoed candidates, choices that were not searched, and further options."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from autotune.core.result import LeftOut, Result, Trial, Unlockable
+from autotune.core.status import ProbeStatus
+from autotune.reporting.words import said, said_bytes, said_kept, said_path, said_rate, said_status
+from autotune.trainers import find_trainer
+from autotune.units import format_bytes, format_duration
+
+_REASONS_SHOWN = 4
+
+
+def said_trials(result: Result) -> str:
+    """Return the number of candidates by outcome, and the time taken."""
+    counts = Counter(trial.status for trial in result.trials)
+    parts = [f"{counts[status]} {said_status(status)}" for status in ProbeStatus if counts[status]]
+    return f"{len(result.trials)} candidates in {format_duration(result.wall_seconds)}: {', '.join(parts) or 'none'}."
+
+
+def said_vetoes(result: Result) -> tuple[str, ...]:
+    """Return why candidates were vetoed, the most frequent reasons first, each with its count."""
+    vetoed = [trial for trial in result.trials if trial.status is ProbeStatus.VETOED]
+    needs = sorted(trial.predicted_bytes for trial in vetoed if trial.predicted_bytes is not None)
+    # Every predicted size is a reason of its own; they are grouped into one.
+    predicted = f"predicted to need {format_bytes(needs[0])}" if needs else ""
+    if len(set(needs)) > 1:
+        predicted += f" to {format_bytes(needs[-1])}"
+    reasons = Counter(trial.reason if trial.predicted_bytes is None else predicted for trial in vetoed)
+    lines = [f"{count} vetoed: {reason}" for reason, count in reasons.most_common(_REASONS_SHOWN)]
+    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS_SHOWN))
+    return (*lines, f"{rest} vetoed for other reasons; all are in result.json") if rest else tuple(lines)
+
+
+def said_left_out(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
+    """Return the choices that were not searched, grouped by knob and reason."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for item in left_out:
+        together.setdefault((item.knob, item.reason), []).append(str(item.choice))
+    return tuple(f"{knob} {', '.join(choices)}: {reason}" for (knob, reason), choices in together.items())
+
+
+def said_unlockable(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
+    """Return what each ``--allow`` would add to the candidates."""
+    return tuple(
+        f"--allow {item.knob} would add {', '.join(str(choice) for choice in item.choices)}"
+        + (f" ({item.changes})" if item.changes else "")
+        for item in unlockable
+    )
+
+
+def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
+    """Return the fastest trial that ran to the end, or None when none did."""
+    ran = [trial for trial in trials if trial.status is ProbeStatus.OK and trial.tokens_per_second is not None]
+    return max(ran, key=lambda trial: trial.tokens_per_second or 0.0, default=None)
+
+
+def said_interrupted(result: Result) -> str:
+    """Return the result of an interrupted run so far."""
+    best = best_so_far(result.trials)
+    if best is None:
+        return "Interrupted before any candidate ran to the end."
+    what = said(best.candidate, result.baseline.candidate) if result.baseline else said_all(best)
+    return (
+        f"Interrupted. Best so far, not confirmed by a longer run: {what} "
+        f"at {said_rate(best.tokens_per_second)}, peak {said_bytes(best.peak_bytes)}."
+    )
+
+
+def said_all(trial: Trial) -> str:
+    """Return every choice of a trial's candidate."""
+    return " ".join(f"{knob}={choice}" for knob, choice in trial.candidate.items())
+
+
+def said_nothing_fits(result: Result) -> str:
+    """Return that nothing fits, and by how much."""
+    ran_out = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
+    other = next((trial for trial in result.trials if trial.status not in (*ran_out, ProbeStatus.VETOED)), None)
+    if other is not None and not any(trial.status in ran_out for trial in result.trials):
+        reason = other.reason or "it may not be recommended"
+        return f"No candidate can be recommended; trial {other.number} ended {said_status(other.status)}: {reason}."
+    smallest = result.smallest_peak_bytes
+    seen = f"the smallest peak seen was {format_bytes(smallest)}" if smallest is not None else "no peak was seen"
+    return f"Nothing fits in {format_bytes(result.budget_bytes)} less the margin: {seen}."
+
+
+def said_ways_out(result: Result) -> tuple[str, ...]:
+    """Return changes that might make a candidate fit; none of them was measured."""
+    documents = result.workload.dataset.documents
+    if find_trainer(result.workload.trainer).generates:
+        # Prompts are never cut.
+        return (*said_unlockable(result.unlockable), "a larger --memory-budget")
+    tried = [int(trial.candidate["max_length"]) for trial in result.trials if "max_length" in trial.candidate]
+    shortest = min([*tried, documents.longest])
+    shorter = [length for length in (shortest // 2, shortest // 4) if documents.row_coverage(length) > 0]
+    return (
+        *said_unlockable(result.unlockable),
+        *(f"--max-length {length} would keep {said_kept(documents, length)}" for length in shorter),
+        "a larger --memory-budget",
+    )
+
+
+def next_command(result: Result, trl: str = "trl") -> str:
+    """Return the command that trains as recommended; ``trl`` is how that program is started."""
+    bundle, chosen = Path(result.output_directory), result.recommended
+    if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
+        return f"python {shlex.quote(said_path(bundle / 'train.py'))}"
+    config = said_path(bundle / "config.yaml")
+    return f"{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"

@@ -1,0 +1,66 @@
+"""Progress as plain lines, for logs and pipes: one per event, but of rankings the first alone, and no counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+from autotune.core.events import (
+    CandidateVetoed,
+    Event,
+    Noted,
+    ProbeFinished,
+    ProbeStarted,
+    Ranked,
+    StageStarted,
+    StudyResumed,
+    Tracing,
+    WorkloadReady,
+)
+from autotune.reporting.progress import UNCOUNTED, Progress, said_ranked, said_reason, said_resumed, said_workload
+from autotune.reporting.words import said_bytes, said_rate, said_status
+
+
+class PlainListener:
+    """Writes the lines of events; ``write`` gets them without the newline."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._progress = Progress()
+
+    def __call__(self, event: Event) -> None:
+        """Write the line of an event, if it has one."""
+        first = self._progress.ranked is None
+        self._progress.follow(event)
+        line = self._line(event, first)
+        if line:
+            self._write(line.replace("\n", " "))
+
+    def _line(self, event: Event, first: bool) -> str:
+        progress = self._progress
+        match event:
+            case Tracing():
+                return ""
+            case Ranked():
+                return said_ranked(event) if first else ""
+            case StageStarted(text=text):
+                return text
+            case WorkloadReady():
+                return said_workload(event)
+            case StudyResumed():
+                return said_resumed(progress)
+            case Noted(text=text):
+                return f"note: {text}"
+            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
+                place = "" if purpose in UNCOUNTED else f" ({progress.done + 1} of at most {limit})"
+                return f"probe {number} started{place}: {progress.said_candidate(candidate, purpose)}"
+            case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
+                figures = f"peak {said_bytes(measurement.peak_bytes)}, {said_rate(measurement.tokens_per_second)}"
+                reason = said_reason(measurement)
+                return (
+                    f"probe {number} {said_status(measurement.status)}: {figures if measurement.ok else reason}: "
+                    f"{progress.said_candidate(candidate, purpose)}{' (best so far)' if best else ''}"
+                )
+            case CandidateVetoed(number=number, candidate=candidate, reason=reason):
+                return f"candidate {number} vetoed: {reason}: {progress.said_candidate(candidate, 'search')}"
+        assert_never(event)

@@ -1,0 +1,146 @@
+"""The results of a plan as sentences and figures, before rendering."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Change, Estimate, Origin, Plan, uncomposed
+from autotune.reporting.outlook import said_unlockable
+from autotune.reporting.words import BASELINE_NAME, said_bytes, said_rate
+from autotune.units import format_bytes, format_duration
+
+BASIS = {Origin.TRACED: "traced", Origin.COMPOSED: "about", Origin.UNKNOWN: "unknown"}
+"""The basis of an estimate in one word, for tables."""
+_MEANINGS = {
+    Origin.TRACED: "traced: traces of this very combination",
+    Origin.COMPOSED: "about: added up from traces of combinations with fewer techniques",
+    Origin.UNKNOWN: "unknown: not traced, and nothing to add up; autotune probe can measure it",
+}
+
+
+def said_target(plan: Plan) -> str:
+    """Return the workload and the target of the plan."""
+    part = plan.budget_bytes < plan.gpu.memory_bytes
+    memory = f"{format_bytes(plan.budget_bytes)} of {plan.gpu.name}" if part else plan.gpu.name
+    has = "" if part else f", which has {format_bytes(plan.budget_bytes)}"
+    fixed = plan.settings.get("fix")
+    words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, Mapping) else ""
+    return (
+        f"{plan.model} on {plan.dataset}, global batch {plan.global_batch_size}"
+        f"{f', with {words}' if words else ''}, planned for {memory}{has}"
+    )
+
+
+def said_choices(candidate: Candidate, plan: Plan) -> str:
+    """Return a candidate's differences from TRL's default, without the fixed choices."""
+    differences = candidate.differences(plan.baseline.candidate)
+    words = " ".join(f"{knob}={choice}" for knob, choice in differences.items())
+    return words or f"{BASELINE_NAME}{' beside that' if plan.settings.get('fix') else ''}"
+
+
+def headline(plan: Plan) -> str:
+    """Return the candidate predicted to be best in one sentence."""
+    best, alone = plan.fastest, len(plan.estimates) == 1
+    if best is not None:
+        spare = f"with {said_bytes(best.spare_bytes)} to spare"
+        if best.tokens_per_second is None:
+            return f"{'It fits' if alone else 'What fits with most room'}: {spare}"
+        return f"{'It fits' if alone else 'The fastest that fits'}: {said_rate(best.tokens_per_second)}, {spare}"
+    least = smallest(plan)
+    if least is None or least.memory is None:
+        return "Nothing can be predicted here: autotune probe can measure it."
+    what = "It does not fit" if alone else "Nothing is predicted to fit"
+    return (
+        f"{what} in {format_bytes(plan.budget_bytes)}: {'it' if alone else 'the least'} needs "
+        f"{format_bytes(least.memory.device_bytes)}."
+    )
+
+
+def smallest(plan: Plan) -> Estimate | None:
+    """Return the estimate with the least memory, or None where nothing could be predicted."""
+    known = [estimate for estimate in uncomposed(plan.estimates) if estimate.memory is not None]
+    return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
+
+
+def sure(estimate: Estimate) -> bool:
+    """Return whether it fits after varied lengths even if its memory is underestimated by its stated error."""
+    memory, spare_bytes = estimate.memory, estimate.spare_bytes
+    return memory is not None and spare_bytes is not None and memory.device_bytes + spare_bytes >= memory.most_bytes
+
+
+def said_doubt(plan: Plan) -> str:
+    """Return the alternatives where the best might not fit, or an empty text where it is sure to fit."""
+    best = plan.fastest
+    if best is None or best.memory is None or sure(best):
+        return ""
+    off = f"±{_percent(best.memory.error)}, {format_bytes(best.memory.error * best.memory.device_bytes)}"
+    varied_bytes = best.memory.varied_bytes
+    more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
+    doubt = f"That is less than the estimate may be off by ({off}{more}), so that it may not fit."
+    safe = next((estimate for estimate in uncomposed(plan.estimates) if estimate.fits and sure(estimate)), None)
+    if safe is None:
+        return f"{doubt} Nothing fits with its error to spare."
+    rate = f"{said_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
+    return (
+        f"{doubt} The fastest that fits with its error to spare: {rate}{said_bytes(safe.spare_bytes)} to spare: "
+        f"{said_choices(safe.candidate, plan)}"
+    )
+
+
+def said_change(change: Change) -> str:
+    """Return in a few words the change that makes a candidate fit."""
+    made = change.instead.candidate.differences(change.candidate)
+    words = " ".join(f"{knob}={choice}" for knob, choice in made.items())
+    return f"fits with {words}, {said_bytes(change.instead.spare_bytes)} to spare"
+
+
+def said_ways_out(plan: Plan) -> tuple[str, ...]:
+    """Return changes outside of the plan that might make a candidate fit."""
+    return (*said_unlockable(plan.unlockable), "rows cut by a smaller --max-length", "a GPU with more memory")
+
+
+def said_counts(plan: Plan) -> str:
+    """Return how many candidates fit, and the basis of the estimates."""
+    fitting = sum(estimate.fits for estimate in plan.estimates)
+    unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in plan.estimates)
+    counts = {"fitting": fitting, "not fitting": len(plan.estimates) - fitting - unknown, "unknown": unknown}
+    parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
+    traces = f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
+    return f"{candidates}: {parts or 'none legal'}. {traces}."
+
+
+def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
+    """Return the meaning of the words in the table's last column, with the errors of the estimates shown."""
+    errors: dict[Origin, float] = {}
+    for estimate in estimates:
+        error = estimate.memory.error if estimate.memory is not None else 0.0
+        errors[estimate.origin] = max(errors.get(estimate.origin, 0.0), error)
+    return tuple(
+        meaning + (f"; memory may be off by {_percent(errors[origin])}" if errors[origin] else "")
+        for origin, meaning in _MEANINGS.items()
+        if origin in errors
+    )
+
+
+def said_hidden(plan: Plan, shown: Sequence[Estimate]) -> tuple[str, ...]:
+    """Return how many candidates might stand between those that are shown and were not traced themselves."""
+    last = max((plan.estimates.index(estimate) for estimate in shown if estimate.memory is not None), default=0)
+    hidden = last + 1 - len(uncomposed(plan.estimates[: last + 1]))
+    if not hidden:
+        return ()
+    why = "since they were not traced themselves: --fix or --exclude knobs to trace more of the others"
+    return (f"{hidden:,} that may be as good are not shown, {why}",)
+
+
+def said_unknown(plan: Plan) -> tuple[str, ...]:
+    """Return why estimates are missing, the most frequent reasons first, each with its count."""
+    reasons = Counter(estimate.reason for estimate in plan.estimates if estimate.reason)
+    return tuple(f"{count:,} unknown: {reason}" for reason, count in reasons.most_common())
+
+
+def _percent(error: float) -> str:
+    """Return an error, given as a share that may exceed 1, in per cent."""
+    return f"{100 * error:.0f} %"

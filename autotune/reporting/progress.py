@@ -1,0 +1,157 @@
+"""Derives the progress of a run from its events, for the live display and for plain lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune.core.candidate import Candidate
+from autotune.core.events import (
+    CandidateVetoed,
+    Event,
+    ProbeFinished,
+    ProbeStarted,
+    Ranked,
+    StageStarted,
+    StudyResumed,
+    Tracing,
+    WorkloadReady,
+)
+from autotune.core.measurement import Measurement
+from autotune.reporting.words import BASELINE_NAME, baseline_name, said, said_bytes, said_rate
+from autotune.units import format_bytes, format_count, format_duration
+
+_PURPOSES = {
+    "confirmation": "confirming ",
+    "comparison": "short run of ",
+    "contribution": "one choice changed back: ",
+    "audit": "predicted not to fit: ",
+}
+
+UNCOUNTED = ("audit", "confirmation", "comparison")
+"""Purposes of probes that do not count towards the limit."""
+
+
+@dataclass
+class Progress:
+    """The state of a run so far.
+
+    Attributes:
+        stage: the current stage, in words.
+        baseline: the candidate from which differences are shown.
+        name: its name.
+        limit: maximum number of probes, :data:`UNCOUNTED` ones excluded; None before it is known.
+        done: finished probes, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
+        vetoed: candidates rejected without a probe, those of a resumed study included.
+        best: the fastest candidate that fits, so far.
+        tracing: how far traces are; None when none are run.
+        ranked: the last provisional ranking, or None.
+    """
+
+    stage: str = "starting"
+    baseline: Candidate = field(default_factory=lambda: Candidate({}))
+    name: str = BASELINE_NAME
+    limit: int | None = None
+    done: int = 0
+    vetoed: int = 0
+    running: ProbeStarted | None = None
+    best: ProbeFinished | None = None
+    tracing: Tracing | None = None
+    ranked: Ranked | None = None
+    _probe_seconds: list[float] = field(default_factory=list)
+
+    def follow(self, event: Event) -> None:
+        """Update the state by an event."""
+        match event:
+            case StageStarted(text=text):
+                self.stage, self.tracing = text, None
+            case Tracing():
+                self.tracing = event
+            case Ranked():
+                self.ranked = event
+            case WorkloadReady(baseline=baseline, own=own):
+                self.baseline, self.name = baseline, baseline_name(own=own)
+            case StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
+                self.done, self.vetoed, self.limit, self.best = probes, vetoed, limit, best_run
+            case ProbeStarted(candidate=candidate, purpose=purpose, trials_limit=limit):
+                self.running, self.limit = event, limit
+                self.baseline = candidate if purpose == "baseline" else self.baseline
+            case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
+                self.running = None
+                self.best = event if best else self.best
+                self.done += purpose not in UNCOUNTED
+                if purpose != "comparison":
+                    self._probe_seconds.append(measurement.wall_seconds)
+            case CandidateVetoed():
+                self.vetoed += 1
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Upper estimate of the time for the remaining probes, by the mean of finished ones; None before the first."""
+        if self.limit is None or not self._probe_seconds:
+            return None
+        mean = sum(self._probe_seconds) / len(self._probe_seconds)
+        return max(0, self.limit - self.done) * mean
+
+    @property
+    def said_running(self) -> str:
+        """The running probe in words, or the stage if none is running."""
+        if self.running is None:
+            return self.stage
+        return f"probe {self.running.number}: {self.said_candidate(self.running.candidate, self.running.purpose)}"
+
+    @property
+    def said_best(self) -> str:
+        """The best so far in words; empty when there is none."""
+        if self.best is None:
+            return ""
+        shown = self.best.measurement
+        figures = f"{said_rate(shown.tokens_per_second)}, {said_bytes(shown.peak_bytes)}"
+        return f"best so far: {said(self.best.candidate, self.baseline, self.name)} ({figures})"
+
+    def said_candidate(self, candidate: Candidate, purpose: str) -> str:
+        """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
+        shown = said(candidate, self.baseline, self.name)
+        return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
+
+
+def said_tracing(tracing: Tracing) -> str:
+    """Return how far traces are."""
+    left = tracing.remaining_seconds
+    beside = "" if left is None else f", about {format_duration(left)} left"
+    return f"{tracing.done:,} of about {tracing.expected:,} traces{beside}"
+
+
+def said_ranked(ranked: Ranked) -> str:
+    """Return the best candidate of a provisional ranking in one line."""
+    best = ranked.best[0]
+    memory, rate = best.memory, best.tokens_per_second
+    needs = said_bytes(memory.device_bytes if memory is not None else None)
+    if not best.fits:
+        return f"first ranking: nothing of what is traced so far fits; the least needs {needs}"
+    figures = needs if rate is None else f"{said_rate(rate)}, {needs}"
+    return f"first ranking, of what is traced so far: {said(best.candidate, ranked.baseline)} ({figures})"
+
+
+def said_resumed(progress: Progress) -> str:
+    """Return the contents of a resumed study in one line."""
+    vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
+    found = progress.said_best or "nothing fits so far"
+    return f"resumed with {progress.done} of at most {progress.limit} probes{vetoed}; {found}"
+
+
+def said_reason(measurement: Measurement) -> str:
+    """Return why a probe failed, in words; empty if it did not."""
+    if measurement.out_of_memory is None or measurement.reason:
+        return measurement.reason
+    asked = measurement.out_of_memory.requested_bytes
+    return f"in {measurement.out_of_memory.phase}" + (f", asking for {format_bytes(asked)}" if asked else "")
+
+
+def said_workload(event: WorkloadReady) -> str:
+    """Return the workload in one line."""
+    model, dataset = event.workload.model, event.workload.dataset
+    return (
+        f"{model.architecture} ({format_count(model.parameters)} parameters) on {dataset.lengths.rows:,} rows, "
+        f"{dataset.lengths.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
+        f"budget {format_bytes(event.budget_bytes)}, {event.candidates:,} candidates"
+    )

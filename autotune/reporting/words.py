@@ -1,0 +1,78 @@
+"""Formats candidates, statuses, shares and paths for display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.core.candidate import Candidate
+from autotune.core.documents import Documents
+from autotune.core.status import ProbeStatus
+from autotune.units import format_bytes, format_rate
+
+BASELINE_NAME = "TRL's default"
+OWN_NAME = "your configuration"
+MISSING = "-"
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def baseline_name(*, own: bool, starts: bool = False) -> str:
+    """Return the name of the baseline: the user's own configuration, or TRL's default.
+
+    Args:
+        starts: whether a sentence starts with it.
+    """
+    name = OWN_NAME if own else BASELINE_NAME
+    return name[:1].upper() + name[1:] if starts else name
+
+
+def said(candidate: Candidate, baseline: Candidate, name: str = BASELINE_NAME) -> str:
+    """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``; its name without any."""
+    return " ".join(f"{knob}={choice}" for knob, choice in candidate.differences(baseline).items()) or name
+
+
+def said_status(status: ProbeStatus) -> str:
+    """Return a status in words, such as ``out of memory``."""
+    return status.value.replace("_", " ")
+
+
+def said_bytes(count: float | None) -> str:
+    """Return a byte count, or a dash where it was not measured."""
+    return MISSING if count is None else format_bytes(count)
+
+
+def printable(text: str) -> str:
+    """Return text from outside in which control characters, which a terminal would obey, are written as codes."""
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
+
+def said_rate(tokens_per_second: float | None) -> str:
+    """Return a token rate, or a dash where it was not measured."""
+    return MISSING if tokens_per_second is None else format_rate(tokens_per_second)
+
+
+def said_share(share: float) -> str:
+    """Return a share, 0 to 1, as a percentage that shows 100 % only for the whole."""
+    percent = min(100 * share, 99.99) if share < 1 else 100 * share
+    return f"{percent:.2f} %" if 99 <= percent < 100 else f"{percent:.1f} %"
+
+
+def said_kept(documents: Documents, max_length: int) -> str:
+    """Return what a maximum length keeps of a dataset, such as ``90.0 % of the tokens and 97.0 % of the rows``."""
+    rows = documents.row_coverage(max_length)
+    beside = f" and {said_share(rows)} of the rows" if rows < 1 else ""
+    return f"{said_share(documents.coverage(max_length))} of the tokens{beside}"
+
+
+def said_path(path: Path) -> str:
+    """Return a path relative to the working directory if it is inside it, else in full."""
+    here = Path.cwd()
+    absolute = path.absolute()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar of ``width`` characters, filled to ``share`` (clipped to 0 to 1) in eighths of a character."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    drawn = "█" * whole + (_EIGHTHS[rest] if rest else "")
+    return drawn.ljust(width)

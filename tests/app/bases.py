@@ -1,0 +1,72 @@
+"""Configurations of a user's own, read by TRL's parser in this process, for tests of ``--base``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from autotune.app.base.candidate import Start, start_of
+from autotune.app.base.reading import UserBase, find_base, on_device, understood
+from autotune.app.options import Options, checked_options
+from autotune.app.problem import problem_of
+from autotune.core.machine import Machine
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import ReadCommandRequest
+from autotune.core.workload import Workload
+from autotune.step.job import JobContext
+from autotune.step.jobs.read_command import read_command
+from autotune.trainers.problem import TrainerProblem
+from tests.settings import CPU, workload
+
+ROWS = "model_name_or_path: m\ndatasets: [{path: json, data_files: rows.jsonl}]\n"
+
+
+def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml") -> UserBase:
+    """Return a configuration that has model and rows, and what a text says."""
+    file = folder / name
+    file.write_text(ROWS + text, encoding="utf-8", newline="")
+    written = on_device(find_base(str(file), trainer), CPU.hardware)
+    request = ReadCommandRequest(written.trainer, written.command.words, written.values, "cpu")
+    with mock.patch.dict(os.environ):
+        known = read_command(request, JobContext(folder, time.monotonic()))
+    return understood(written, known)
+
+
+def started(base: UserBase, of: Workload | None = None, machine: Machine = CPU, **options: Any) -> Started:
+    """Return what a search with a base is asked."""
+    asked = checked_options(trainer=base.written.trainer, **options)
+    return Started(base, asked, of or workload(), machine)
+
+
+class Started:
+    """A search with a base, before its first probe."""
+
+    def __init__(self, base: UserBase, options: Options, of: Workload, machine: Machine) -> None:
+        self.base, self.options = base, options
+        self.start: Start = start_of(base, options, of, machine)
+        self.problem: TrainerProblem = problem_of(
+            options, of, machine, self.start.batch, self.start.base, self.start.token_coverage
+        )
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """The plan of the baseline."""
+        return self.problem.trainer.plan(self.problem.baseline, self.problem.setting)
+
+
+def disagreements(base: UserBase, plan: TrainingPlan) -> dict[str, tuple[object, object]]:
+    """Return the fields that a plan trains with otherwise than TRL does by a configuration, with both values."""
+    found = {}
+    for name, value in base.plan.args.items():
+        ours = plan.args.get(name, base.config.defaults[name])
+        # Classes fill in what is not set.
+        if ours != value and ours is not None and name in base.file.values:
+            found[name] = (value, ours)
+    for name, value in base.plan.model.items():
+        ours = plan.model.get(name, base.model.defaults.get(name))
+        if ours != value and (ours or value):
+            found[name] = (value, ours)
+    return found

@@ -1,0 +1,171 @@
+"""A search that starts from the user's own configuration keeps what it says, and holds what changes training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.app.search import fingerprint
+from autotune.errors import InputError
+from autotune.reporting.outlook import said_left_out
+from tests.app.bases import a_base, disagreements, started
+from tests.settings import LENGTHS, workload
+
+TYPICAL = """\
+learning_rate: 1e-4
+max_grad_norm: 0.5
+gradient_checkpointing: false
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 6
+max_length: 512
+"""
+ADAPTER = "use_peft: true\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\nlora_dropout: 0.1\ndtype: bfloat16\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TYPICAL,
+        ADAPTER,
+        "use_peft: true\n",
+        "optim: adafactor\nmax_length: null\n",
+        "packing: true\nmax_length: 2048\nper_device_train_batch_size: 1\n",
+        "padding_free: true\nmax_length: null\n",
+        "neftune_noise_alpha: 5\noptim_args: a=1\ntorch_compile: false\nattn_implementation: eager\n",
+        "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: true}\n",
+        "activation_checkpointing: true\nactivation_checkpointing_kwargs: {use_reentrant: true}\n",
+        "env: {PYTORCH_ALLOC_CONF: 'max_split_size_mb:64'}\ndtype: bfloat16\n",
+        "model_init_kwargs: {dtype: bfloat16, attn_implementation: eager}\n",
+        "dtype: auto\nbf16: false\n",
+    ],
+)
+def test_the_baseline_trains_as_trl_does_by_the_file(text: str, tmp_path: Path) -> None:
+    base = a_base(tmp_path, text)
+    assert disagreements(base, started(base).plan) == {}
+
+
+def test_what_no_technique_writes_is_in_every_plan(tmp_path: Path) -> None:
+    problem = started(a_base(tmp_path, TYPICAL)).problem
+    other = problem.normal(problem.baseline.but(gradient_checkpointing="on", padding_free="on"))
+    for candidate in (problem.baseline, other):
+        assert problem.trainer.plan(candidate, problem.setting).args["max_grad_norm"] == 0.5
+
+
+def test_the_global_batch_is_the_file_s_unless_one_is_asked_for(tmp_path: Path) -> None:
+    base = a_base(tmp_path, TYPICAL)
+    assert started(base).problem.setting.global_batch_size == 12
+    asked = started(base, global_batch_size=5)
+    assert asked.problem.setting.global_batch_size == 5
+    # Two rows do not divide five documents.
+    assert (asked.plan.args["per_device_train_batch_size"], asked.plan.args["gradient_accumulation_steps"]) == (5, 1)
+
+
+def test_packed_rows_keep_the_documents_of_a_step(tmp_path: Path) -> None:
+    text = "packing: true\nmax_length: 2048\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 3\n"
+    found = started(a_base(tmp_path, text))
+    # 11,500 tokens in 100 rows: six rows of 2,048 tokens hold nearly all of them.
+    assert 80 <= found.problem.setting.global_batch_size <= 100
+    assert (found.plan.args["per_device_train_batch_size"], found.plan.args["gradient_accumulation_steps"]) == (2, 3)
+
+
+def test_a_choice_that_changes_training_is_held_and_said(tmp_path: Path) -> None:
+    problem = started(a_base(tmp_path, "optim: adafactor\ndtype: bfloat16\n")).problem
+    assert problem.choices["optimizer"] == ("adafactor",)
+    assert problem.choices["precision"] == ("bfloat16",)
+    assert problem.illegal(problem.baseline.but(max_length=2000)) is None
+    said = " ".join(said_left_out(problem.space.left_out))
+    assert "optim: adafactor, and another choice would change training (--allow optimizer)" in said
+    assert "adamw_torch_fused" in said
+
+
+def test_what_is_allowed_is_searched_from_the_file_s_choice(tmp_path: Path) -> None:
+    found = started(a_base(tmp_path, "optim: adafactor\n"), allow=("optimizer",))
+    assert "adamw_torch_fused" in found.problem.choices["optimizer"]
+    assert found.problem.baseline["optimizer"] == "adafactor"
+
+
+def test_a_fixed_choice_takes_the_place_of_the_file_s(tmp_path: Path) -> None:
+    found = started(a_base(tmp_path, ADAPTER), fix={"lora": "r16"})
+    assert found.plan.model["lora_r"] == 16
+    assert "lora_dropout" not in found.plan.model
+    assert "lora" in found.start.replaced
+
+
+def test_the_user_s_own_adapter_stays(tmp_path: Path) -> None:
+    found = started(a_base(tmp_path, ADAPTER))
+    assert found.start.base.own == {"lora"}
+    assert len(found.problem.choices["lora"]) == 1
+    assert {"lora_r": 8, "lora_dropout": 0.1, "use_peft": True}.items() <= found.plan.model.items()
+    # Under a frozen model, the type of the weights is not training.
+    assert len(found.problem.choices["precision"]) > 1
+
+
+def test_keys_of_something_that_is_switched_off_hold_nothing(tmp_path: Path) -> None:
+    problem = started(a_base(tmp_path, "packing: false\npacking_strategy: wrapped\nlora_r: 8\n")).problem
+    assert "bfd" in problem.choices["packing"]
+
+
+def test_a_length_that_cuts_stays_and_one_that_does_not_is_searched(tmp_path: Path) -> None:
+    cuts = started(a_base(tmp_path, "max_length: 512\n"))
+    assert cuts.problem.choices["max_length"] == (512,)
+    assert cuts.problem.illegal(cuts.problem.baseline) is None
+    for text in ("max_length: 4096\n", "max_length: null\n"):
+        keeps = started(a_base(tmp_path, text)).problem
+        assert keeps.setting.token_coverage == 1.0
+        assert len(keeps.choices["max_length"]) > 1
+        assert keeps.illegal(keeps.normal(keeps.baseline.but(max_length=1885))) is not None
+    asked = started(a_base(tmp_path, "max_length: 512\n"), token_coverage=0.99).problem
+    assert len(asked.choices["max_length"]) > 1
+
+
+def test_a_study_belongs_to_its_base(tmp_path: Path) -> None:
+    one, other = (
+        fingerprint(started(a_base(tmp_path, f"max_grad_norm: {norm}\n", name=f"{norm}.yaml")).problem, 1)
+        for norm in (0.5, 0.25)
+    )
+    assert one.keys() == other.keys()
+    assert {name for name in one if one[name] != other[name]} == {"base"}
+    renamed = fingerprint(started(a_base(tmp_path, "max_grad_norm: 0.5\n", name="renamed.yaml")).problem, 1)
+    assert renamed == one
+
+
+def test_every_wrong_key_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        a_base(tmp_path, "lerning_rate: 1\nmax_seq_length: 5\nmax_grad_norm: [1]\nbeta: 0.1\n")
+    message = str(raised.value)
+    assert "4 things are wrong" in message
+    for part in (
+        "line 3: lerning_rate",
+        "learning_rate",
+        "line 4",
+        "max_length",
+        "line 5: max_grad_norm",
+        "line 6: beta",
+    ):
+        assert part in message
+    assert "mine.yaml --no-fit" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_processes: 2\n", "trains in 2 processes, and probes run in one"),
+        ("model_init_kwargs: {rope_theta: 1}\n", "rope_theta"),
+    ],
+)
+def test_what_a_probe_does_not_do_ends_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        a_base(tmp_path, text)
+
+
+def test_a_choice_that_is_impossible_here_is_told_before_anything_is_probed(tmp_path: Path) -> None:
+    base = a_base(tmp_path, "optim: paged_adamw_8bit\n")
+    with pytest.raises(InputError, match=r"paged_adamw_8bit, which .*mine.yaml says, is not possible here"):
+        started(base)
+
+
+def test_the_longest_row_decides_whether_a_length_cuts(tmp_path: Path) -> None:
+    base = a_base(tmp_path, "max_length: 512\n")
+    short = workload(lengths={length: count for length, count in LENGTHS.items() if length <= 500})
+    assert len(started(base, of=short).problem.choices["max_length"]) > 1

@@ -1,0 +1,182 @@
+"""``config.yaml`` is the user's own file with a few values changed: nothing is lost, and TRL reads the plan."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.app.base.edit import Wanted, edits_of, rewritten
+from autotune.app.base.reading import UserBase
+from autotune.core.candidate import Candidate
+from autotune.core.plan import TrainingPlan
+from autotune.emit.rows import TrainingRows
+from autotune.inspection.yaml_file import parsed
+from tests.app.bases import ROWS, Started, a_base, disagreements, started
+
+# Keys of a training that nothing changes, and keys that a search may change, each in several spellings.
+_KEPT = (
+    "learning_rate: 1e-4", "lr_scheduler_type: cosine", "num_train_epochs: 3", "logging_steps: 10", "seed: 7",
+    "max_grad_norm: 0.5", "warmup_steps: 10", "report_to: none", "output_dir: 'out'", "weight_decay: 0.1",
+    'run_name: "its # mine"', "save_strategy: \"no\"", "env:\n  WANDB_PROJECT: mine",
+)  # fmt: skip
+_TUNED = (
+    ("gradient_checkpointing: true", "gradient_checkpointing: false", "activation_checkpointing: true"),
+    ("gradient_checkpointing_kwargs: {every_n_layers: 2}", "gradient_checkpointing_kwargs:\n  every_n_layers: 2"),
+    ("bf16: false", "bf16: true", "fp16: false"),
+    ("dtype: float32", "dtype: bfloat16", "model_init_kwargs: {dtype: float32}"),
+    ("packing: true", "packing: false", "packing: no"),
+    ("packing_strategy: bfd", "packing_strategy: wrapped"),
+    ("per_device_train_batch_size: 2", "per_device_train_batch_size: 4"),
+    ("gradient_accumulation_steps: 2", "gradient_accumulation_steps: 1"),
+    ("max_length: 2048", "max_length: 512", "max_length: null"),
+    ("attn_implementation: sdpa", "attn_implementation: eager"),
+    ("optim: adamw_torch", "optim: adafactor"),
+    ("pad_to_multiple_of: 8", "pad_to_multiple_of: 64"),
+    ("use_peft: true\nlora_r: 8", "use_peft: false"),
+    ("num_processes: 1", "num_cpu_threads_per_process: 1"),
+)  # fmt: skip
+
+
+def generated(seed: int) -> str:
+    """Return a configuration with comments of which each has a number."""
+    source = random.Random(seed)
+    keys = source.sample(_KEPT, source.randint(2, 6))
+    keys += [source.choice(spellings) for spellings in _TUNED if source.random() < 0.5]
+    source.shuffle(keys)
+    numbers = iter(range(1, 1000))
+    lines: list[str] = []
+    for key in keys:
+        if source.random() < 0.3:
+            lines.append(f"# comment {next(numbers)}: above")
+        if source.random() < 0.2:
+            lines.append("")
+        first, *rest = key.split("\n")
+        behind = f"  # comment {next(numbers)}: behind" if source.random() < 0.5 else ""
+        lines += [first + behind, *rest]
+    newline = source.choice(["\n", "\n", "\r\n"])
+    return newline.join(lines) + source.choice(["", newline, f"{newline}# comment {next(numbers)}: end{newline}"])
+
+
+def candidates(search: Started, count: int, seed: int) -> Iterator[Candidate]:
+    """Yield legal candidates of a search."""
+    source, problem, found = random.Random(seed), search.problem, 0
+    for _ in range(400):
+        drawn = problem.normal(Candidate({knob: source.choice(of) for knob, of in problem.choices.items()}))
+        if problem.illegal(drawn) is None and drawn != problem.baseline:
+            yield drawn
+            found += 1
+        if found == count:
+            return
+
+
+def after(search: Started, candidate: Candidate, **wanted: object) -> str:
+    """Return the file as it is handed over for a candidate."""
+    trainer, setting = search.problem.trainer, search.problem.setting
+    plan = trainer.plan(candidate, setting)
+    edits = edits_of(search.base, Wanted(plan, frozenset(search.options.wishes.fixed), **wanted), trainer, setting)  # type: ignore[arg-type]  # fields by name
+    return rewritten(search.base, edits)
+
+
+def test_no_key_and_no_comment_is_lost_and_trl_reads_the_plan(tmp_path: Path) -> None:
+    made = 0
+    for seed in range(40):
+        try:
+            base = a_base(tmp_path, generated(seed), name=f"{seed}.yaml")
+            search = started(base)
+        except Exception as error:
+            # Some of these TRL refuses by itself, such as a wrapped row of no length.
+            if "cannot be a base" not in str(error) and "none of the choices" not in str(error):
+                raise
+            continue
+        for number, candidate in enumerate(candidates(search, 3, seed)):
+            text = after(search, candidate)
+            said = (seed, base.file.text, search.problem.normal(candidate), text)
+            comments = re.findall(r"# comment (\d+)", base.file.text)
+            assert re.findall(r"# comment (\d+)", text) == comments, said
+            values, before = yaml.safe_load(text), base.file.values
+            assert list(values)[: len(before)] == list(before), said
+            assert kept(base, values) == [], said
+            plan = search.problem.trainer.plan(candidate, search.problem.setting)
+            again = a_base(tmp_path, text.removeprefix(ROWS), name=f"{seed}-{number}.yaml")
+            # What TRL reads now is what would be trained by the plan.
+            assert disagreements(again, plan) == {}, said
+            assert unread(again, plan, search.problem.setting.workload.longest) == [], said
+            made += 1
+    assert made > 60
+
+
+def unread(base: UserBase, plan: TrainingPlan, longest: int) -> list[str]:
+    """Return the fields of a plan that TRL's classes have otherwise."""
+    cuts_nothing = {"max_length": longest, "attn_implementation": "sdpa"}
+    found = []
+    for values, wanted in ((base.config.values, plan.args), (base.model.values, plan.model)):
+        for name, value in wanted.items():
+            read = values[name]
+            within = isinstance(value, dict) and isinstance(read, dict) and value.items() <= read.items()
+            # There are no rows to evaluate on.
+            same = read == value or within or name == "per_device_eval_batch_size"
+            if not same and not (read is None and value in (False, cuts_nothing.get(name))):
+                found.append(f"{name}: {read!r} and not {value!r}")
+    return found
+
+
+def kept(base: UserBase, values: dict[str, object]) -> list[str]:
+    """Return the keys that nothing is allowed to change, and that changed."""
+    names = [spelling.split(":")[0] for spelling in _KEPT] + ["model_name_or_path", "datasets"]
+    return [name for name in names if base.file.values.get(name) != values.get(name)]
+
+
+def test_only_what_changes_is_in_the_difference(tmp_path: Path) -> None:
+    text = (
+        "# mine\noptim: adamw_torch_fused # o\ngradient_checkpointing: true  # g\nmax_length: null\nnum_processes: 1\n"
+    )
+    search = started(a_base(tmp_path, text + "use_cpu: true\nnum_cpu_threads_per_process: 2\n"))
+    same = after(search, search.problem.baseline)
+    assert same == search.base.file.text
+    other = after(search, search.problem.normal(search.problem.baseline.but(gradient_checkpointing="off")))
+    assert other == same.replace("gradient_checkpointing: true  # g", "gradient_checkpointing: false  # g")
+
+
+def test_a_key_that_goes_back_to_the_default_stays_in_its_line(tmp_path: Path) -> None:
+    text = "gradient_checkpointing_kwargs: {every_n_layers: 2} # k\ngradient_checkpointing: true\n"
+    search = started(a_base(tmp_path, text))
+    assert search.problem.baseline["gradient_checkpointing"] == "every_2"
+    changed = after(search, search.problem.baseline.but(gradient_checkpointing="on"))
+    assert "gradient_checkpointing_kwargs: null # k\n" in changed
+
+
+def test_a_fixed_choice_is_written_over_the_file_s(tmp_path: Path) -> None:
+    search = started(a_base(tmp_path, "use_peft: true\nlora_r: 8 # r\nlora_dropout: 0.2\n"), fix={"lora": "r64"})
+    values = yaml.safe_load(after(search, search.problem.baseline))
+    assert (values["lora_r"], values["lora_alpha"], values["lora_dropout"]) == (64, 128, 0.05)
+
+
+def test_another_model_and_other_rows_are_named_in_place_of_the_file_s(tmp_path: Path) -> None:
+    search = started(a_base(tmp_path, "dataset_name: mine # d\n"))
+    rows = TrainingRows("parquet", "train", "/bundle/rows.parquet", "rows.parquet", cut=True)
+    values = yaml.safe_load(after(search, search.problem.baseline, model="/other", rows=rows))
+    assert values["model_name_or_path"] == "/other"
+    assert values["datasets"] == [{"path": "parquet", "data_files": "/bundle/rows.parquet", "split": "train"}]
+    assert values["dataset_name"] is None
+
+
+def test_the_accumulation_follows_a_global_batch_that_was_asked_for(tmp_path: Path) -> None:
+    text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2 # a\n"
+    search = started(a_base(tmp_path, text), global_batch_size=64)
+    assert "gradient_accumulation_steps: 16 # a\n" in after(search, search.problem.baseline)
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_variable_that_is_not_needed_is_emptied(variable: str, tmp_path: Path) -> None:
+    text = f"env:\n  {variable}: expandable_segments:True # e\n  OTHER: x\n"
+    search = started(a_base(tmp_path, text))
+    plan = replace(search.plan, env={})
+    trainer, setting = search.problem.trainer, search.problem.setting
+    changed = rewritten(search.base, edits_of(search.base, Wanted(plan), trainer, setting))
+    assert parsed(changed, tmp_path).values["env"] == {variable: "", "OTHER": "x"}

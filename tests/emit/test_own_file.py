@@ -1,0 +1,63 @@
+"""What is handed over of the user's own file: the file with its comments, and the same values in Python."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from autotune.api.result import ProbeResult
+from autotune.core.result import BaseFile, Result
+from autotune.emit.bundle import write_bundle
+from tests.reporting.examples import a_result
+
+TEXT = "# mine\nmodel_name_or_path: m\nlearning_rate: 1e-4  # tried others\ndatasets: [{path: x}]\npacking: true\n"
+
+
+def own(**changes: object) -> Result:
+    """Return a result of a run that started from a file."""
+    base = BaseFile(
+        "mine.yaml",
+        text=TEXT,
+        args={"learning_rate": 1e-4, "packing": True, "eval_strategy": "steps"},
+        further={"model_name_or_path": "m", "datasets": [{"path": "x"}], "model_revision": "v2"},
+        env={"WANDB_PROJECT": "mine"},
+    )
+    return replace(a_result(), base=replace(base, **changes))  # type: ignore[arg-type]  # fields by name
+
+
+def test_the_file_stands_below_what_was_measured(tmp_path: Path) -> None:
+    write_bundle(own(), tmp_path)
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    head = text.removesuffix(TEXT)
+    assert head != text
+    assert all(line.startswith("#") or not line for line in head.splitlines())
+    assert "mine.yaml did" in " ".join(head.split())
+
+
+def test_the_script_trains_with_the_user_s_own_values(tmp_path: Path) -> None:
+    write_bundle(own(), tmp_path)
+    script = (tmp_path / "train.py").read_text(encoding="utf-8")
+    [said] = [
+        node.value
+        for node in ast.parse(script).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECOMMENDED"
+    ]
+    arguments = ast.literal_eval(said)
+    assert {"learning_rate": 1e-4, "packing": True, "model_revision": "v2"}.items() <= arguments.items()
+    # The script stands where the user's relative paths do not.
+    assert arguments["model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
+    assert arguments["datasets"] == [{"path": "json", "data_files": "/data/chats.jsonl", "split": "train"}]
+    assert "os.environ['WANDB_PROJECT'] = 'mine'" in script
+
+
+def test_the_objects_have_the_user_s_own_values() -> None:
+    config = ProbeResult(own(args={"learning_rate": 1e-4, "use_cpu": True})).config
+    assert config.learning_rate == 1e-4
+
+
+def test_the_file_can_be_written_elsewhere(tmp_path: Path) -> None:
+    ProbeResult(own()).to_yaml(tmp_path / "c.yaml")
+    assert yaml.safe_load((tmp_path / "c.yaml").read_text(encoding="utf-8"))["learning_rate"] == "1e-4"

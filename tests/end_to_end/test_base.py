@@ -1,0 +1,114 @@
+"""``autotune probe --base`` from the user's own configuration to ``trl sft`` by the one that is handed over."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.end_to_end.runs import Ended, autotune
+
+pytestmark = pytest.mark.slow
+
+BASE = """\
+# How we train.
+model_name_or_path: {model}
+datasets:
+  - path: json  # our rows
+    data_files: {rows}
+output_dir: trained
+use_cpu: true
+learning_rate: 1e-4   # do not touch
+max_grad_norm: 0.5
+use_peft: true
+lora_r: 4             # small
+lora_target_modules: [q_proj, v_proj]
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+gradient_checkpointing: true   # saves memory
+max_length: null
+"""
+SPACE = """
+techniques:
+  gradient_checkpointing: ["on", "off"]
+  per_device_train_batch_size: [1, 2, 4]
+  lora: [none, r16]
+  optimizer: [adamw_torch_fused, adamw_torch]
+"""
+
+
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory, small_model_directory: Path, small_dataset_file: Path
+) -> tuple[Ended, Path]:
+    """One run from a configuration, and its folder."""
+    folder = tmp_path_factory.mktemp("base")
+    text = BASE.format(model=small_model_directory, rows=small_dataset_file)
+    (folder / "mine.yaml").write_text(text, encoding="utf-8")
+    (folder / "space.yaml").write_text(SPACE, encoding="utf-8")
+    words = ("--base", "mine.yaml", "--trainer", "sft", "--device", "cpu", "--effort", "quick", "--trials", "4")
+    return autotune("probe", *words, "--space", "space.yaml", "--no-plan", "--json", folder=folder), folder
+
+
+def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended, Path]) -> None:
+    ended, _ = found
+    assert ended.code == 0, ended.err
+    document = ended.document
+    assert document["global_batch_size"] == 4
+    assert document["settings"]["base"] == "mine.yaml"
+    for chosen in (document["recommended"], document["baseline"]):
+        assert chosen["plan"]["args"]["max_grad_norm"] == 0.5
+        assert chosen["plan"]["model"]["lora_r"] == 4
+        assert chosen["documents_per_step"] == 4
+    assert document["baseline"]["plan"]["args"]["per_device_train_batch_size"] == 1
+    assert "your configuration" in ended.err
+    said = " ".join(ended.err.split())
+    assert "lora_r: 4, lora_target_modules: ['q_proj', 'v_proj'], use_peft: True, which is none of its choices" in said
+
+
+def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Path]) -> None:
+    ended, folder = found
+    before = (folder / "mine.yaml").read_text(encoding="utf-8")
+    after = (folder / "autotune-mine" / "config.yaml").read_text(encoding="utf-8")
+    body = after[after.index("# How we train.") :]
+    assert body in (ended.document["base"]["text"],)
+    assert re.findall(r"#.*", body) == re.findall(r"#.*", before)
+    assert list(yaml.safe_load(body))[: len(yaml.safe_load(before))] == list(yaml.safe_load(before))
+    changed = {line for line in body.splitlines() if line not in before.splitlines()}
+    tuned = r"per_device_train_batch_size|gradient_accumulation|gradient_checkpointing|optim|num_processes|num_cpu"
+    assert all(re.match(tuned, line) for line in changed)
+    assert not any("otherwise in config.yaml" in note for note in ended.document["notes"])
+    assert ended.document["base"]["diff"].startswith("--- mine.yaml")
+
+
+def test_trl_trains_by_it(found: tuple[Ended, Path], tmp_path: Path) -> None:
+    trl = Path(sys.executable).with_name("trl")
+    config = str(found[1] / "autotune-mine" / "config.yaml")
+    done = subprocess.run(
+        [str(trl), "sft", "--config", config, "--max_steps", "2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(found[1] / "autotune-mine" / "train.py"), "--max_steps", "2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_wrong_base_ends_before_anything_is_probed(tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text("lerning_rate: 1\nmax_seq_length: 5\n", encoding="utf-8")
+    ended = autotune("probe", "--base", "wrong.yaml", "--trainer", "sft", "--device", "cpu", folder=tmp_path)
+    assert ended.code == 2
+    assert "2 things are wrong" in ended.err
+    assert "Traceback" not in ended.err
+    missing = autotune("probe", "MODEL", folder=tmp_path)
+    assert missing.code == 2
+    assert "required: DATASET" in missing.err

@@ -1,0 +1,168 @@
+"""The figures that are set beside each other, before anything is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.result import Choosable, Contribution, Result
+from autotune.core.status import ProbeStatus
+from autotune.reporting.comparison import comparison, headline, said_contribution, said_runs, said_steps
+from autotune.units import GIB
+from tests.reporting.examples import BASELINE, a_choosable, a_result, nothing_fits
+
+
+def recommended(result: Result) -> Choosable:
+    """Return the recommendation."""
+    assert result.recommended is not None
+    return result.recommended
+
+
+def cells(result: Result) -> dict[str, tuple[str, str]]:
+    """Return both columns by label."""
+    rows = comparison(result, recommended(result))
+    return {row.label.strip(): (row.recommended, row.baseline) for row in rows}
+
+
+def contribution(
+    speedup: float | None, saved: int | None, status: ProbeStatus = ProbeStatus.OK, reason: str = ""
+) -> str:
+    """Return how a contribution of packing is said."""
+    return said_contribution(Contribution("packing", "bfd", "none", 3, status, reason, speedup, saved))
+
+
+def test_each_figure_stands_beside_the_baselines() -> None:
+    shown = cells(a_result())
+    assert shown["peak memory"] == ("21.00 GiB", "12.00 GiB")
+    assert shown["speed"] == ("23,000 tok/s", "10,000 tok/s")
+    assert shown["a further run"] == ("21,400 to 24,720", "9,500 to 10,530")
+    assert shown["time per epoch"] == ("7.4 s", "17 s")
+    assert shown["tokens covered"] == ("99.50 %", "99.10 %")
+    assert shown["max_length"] == ("2,048", "1,024")
+    assert shown["batch x accumulation"] == ("4 x 2", "8 x 1")
+    assert shown["documents per step"] == ("52.4", "8")
+    assert shown["steps per epoch"] == ("14", "88")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "counted"), [("sft", "documents"), ("grpo", "completions"), ("online_dpo", "prompts")]
+)
+def test_a_step_counts_what_its_trainer_makes_batches_of(trainer: str, counted: str) -> None:
+    result = a_result()
+    shown = cells(replace(result, trainer=trainer))
+    assert shown[f"{counted} per step"] == ("52.4", "8")
+
+
+def test_memory_is_drawn_against_the_budget_and_speed_against_the_faster() -> None:
+    result = a_result()
+    shares = {row.label: (row.recommended_share, row.baseline_share) for row in comparison(result, recommended(result))}
+    assert shares["peak memory"] == (21 / 24, 12 / 24)
+    assert shares["speed"] == (1.0, 10_000.0 / 23_000.0)
+
+
+def test_what_neither_has_measured_is_left_out() -> None:
+    result = a_result()
+    on_cpu = replace(
+        result,
+        recommended=replace(recommended(result), reserved_bytes=None, device_bytes=None),
+        baseline=a_choosable(0, BASELINE, reserved_bytes=None, device_bytes=None),
+    )
+    assert {"reserved", "on the device"}.isdisjoint(cells(on_cpu))
+
+
+def test_a_baseline_that_did_not_run_shows_its_status_and_no_figures() -> None:
+    result = replace(a_result(), baseline=nothing_fits().baseline, speedup=None)
+    assert cells(result)["status"] == ("ok", "out of memory")
+    assert cells(result)["speed"] == ("23,000 tok/s", "-")
+    assert headline(result, recommended(result)).startswith("TRL's default does not run here (out of memory)")
+
+
+def test_a_baseline_that_was_never_probed_shows_dashes() -> None:
+    result = a_result(baseline=None, speedup=None)
+    assert cells(result)["peak memory"] == ("21.00 GiB", "-")
+
+
+def test_rows_that_are_not_cut_have_no_maximum_length() -> None:
+    result = a_result(recommended=replace(recommended(a_result()), max_length=None))
+    assert cells(result)["max_length"] == ("none", "1,024")
+
+
+def test_the_headline_gives_the_speed_up_at_the_same_global_batch() -> None:
+    assert (
+        headline(a_result(), recommended(a_result()))
+        == "2.30x (2.11 to 2.51) the speed of TRL's default at the same global batch of 8."
+    )
+
+
+def test_a_speed_up_of_one_pair_has_no_interval() -> None:
+    result = a_result(speedup_low=None, speedup_high=None, pairs=1)
+    assert headline(result, recommended(result)) == "2.30x the speed of TRL's default at the same global batch of 8."
+
+
+def test_the_headline_admits_that_the_default_may_be_as_fast() -> None:
+    result = a_result(speedup=1.02, speedup_low=0.95, speedup_high=1.1)
+    assert headline(result, recommended(result)) == (
+        "The speed cannot be told apart from that of TRL's default at the same global batch of 8: 1.02x (0.95 to 1.10)."
+    )
+
+
+def test_runs_are_counted_and_their_range_is_explained() -> None:
+    assert said_runs(a_result(), recommended(a_result())) == (
+        "The speed is the mean of 6 runs, 5 of them in turn with TRL's default; a further run is in the range in 95 of "
+        "100 cases."
+    )
+    alone = a_result(pairs=0)
+    assert "the mean of 6 runs; a further" in said_runs(alone, recommended(alone))
+
+
+def test_one_run_is_said_to_show_no_spread() -> None:
+    once = a_choosable(8, BASELINE, tokens_per_second_low=None, tokens_per_second_high=None, runs=1)
+    assert said_runs(a_result(), once) == (
+        "The speed is that of one run, which says nothing of the spread between runs."
+    )
+
+
+def test_the_headline_admits_that_the_default_is_already_the_fastest() -> None:
+    result = a_result(recommended=a_choosable(0, BASELINE), speedup=1.0)
+    assert headline(result, recommended(result)) == "TRL's default is already the fastest candidate that fits."
+
+
+@pytest.mark.parametrize(
+    ("speedup", "saved", "said"),
+    [
+        (1.23, 2 * GIB // 5, "1.23x slower, needs 410 MiB more"),
+        (0.8, -3 * GIB, "1.25x faster, needs 3.00 GiB less"),
+        (1.002, None, "equally fast"),
+        (2.0, 0, "2.00x slower"),
+    ],
+)
+def test_a_contribution_says_what_changing_back_did(speedup: float, saved: int | None, said: str) -> None:
+    assert contribution(speedup, saved) == said
+
+
+def test_a_contribution_within_the_spread_between_runs_is_not_told_apart() -> None:
+    near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, told_apart=False)
+    assert said_contribution(near) == "speed not told apart (1.23x slower in one probe), needs 1.00 GiB more"
+    assert said_contribution(replace(near, told_apart=True)) == "1.23x slower, needs 1.00 GiB more"
+    assert said_contribution(replace(near, speedup=1.001)) == "equally fast, needs 1.00 GiB more"
+
+
+def test_a_contribution_that_did_not_fit_says_so() -> None:
+    assert contribution(None, None, ProbeStatus.OUT_OF_MEMORY) == "out of memory"
+
+
+def test_a_contribution_that_was_not_measured_says_why() -> None:
+    assert contribution(None, None, ProbeStatus.VETOED, "it is illegal") == "not measured: it is illegal"
+
+
+def test_more_documents_in_a_step_are_pointed_out() -> None:
+    said = said_steps(a_result())
+    assert "An optimizer step now sees 52.4 documents rather than 8" in said
+    assert "an epoch has 14 steps rather than 88" in said
+    assert "learning rate" in said
+
+
+def test_the_same_number_of_documents_in_a_step_is_not() -> None:
+    same = replace(recommended(a_result()), documents_per_step=8.0)
+    assert said_steps(a_result(recommended=same)) == ""

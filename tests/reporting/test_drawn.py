@@ -1,0 +1,124 @@
+"""What is drawn fits the console and says everything that was computed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from autotune.core.catalogue import CatalogueOption, CatalogueRow
+from autotune.core.length_report import length_report
+from autotune.core.result import Result
+from autotune.core.status import RunStatus
+from autotune.reporting.lengths import show_lengths
+from autotune.reporting.summary import show_summary
+from autotune.reporting.techniques import catalogue_markdown, show_techniques
+from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
+
+WIDTHS = pytest.mark.parametrize("width", [80, 120])
+ROW = CatalogueRow(
+    knob="packing",
+    summary="Fills rows.",
+    needs="a | mask",
+    changes="cuts documents",
+    writes=("args.packing",),
+    in_default_space=False,
+    default="none",
+    options=(
+        CatalogueOption("none", "one document per row", "exact", True),
+        CatalogueOption("wrapped", "end to end", "changes-training", False, "no GPU"),
+    ),
+)
+
+
+def a_console(width: int) -> Console:
+    """Return a console that keeps what it is given."""
+    return Console(file=io.StringIO(), record=True, width=width, highlight=False)
+
+
+def drawn(result: Result, width: int) -> str:
+    """Return the summary as text."""
+    console = a_console(width)
+    show_summary(result, console)
+    return console.export_text()
+
+
+def widest(text: str) -> int:
+    """Return the length of the longest line."""
+    return max(len(line.rstrip()) for line in text.splitlines())
+
+
+@WIDTHS
+@pytest.mark.parametrize("result", [a_result(), nothing_fits(), interrupted()], ids=lambda result: str(result.status))
+def test_a_summary_fits_the_console(result: Result, width: int) -> None:
+    assert widest(drawn(result, width)) <= width
+
+
+@WIDTHS
+def test_a_summary_tells_what_was_found_and_what_to_do(width: int) -> None:
+    text = " ".join(drawn(a_result(), width).split())
+    for part in (
+        "2.30x (2.11 to 2.51) the speed of TRL's default",
+        "a further run 21,400 to 24,720 9,500 to 10,530",
+        "The speed is the mean of 6 runs, 5 of them in turn with TRL's default",
+        "gradient_checkpointing=off",
+        "Confirmed by a longer run",
+        "21.00 GiB",
+        "1.84x slower, needs 3.00 GiB less",
+        "● recommended",
+        "2 vetoed: probe 2 ran out of memory with less",
+        "attention flash_attention_2: flash-attn is not installed",
+        "Not measured, since it changes training: --allow quantization",
+        "An optimizer step now sees 52.4 documents rather than 8",
+        "The driver reports",
+        "trl sft --config /runs/autotune-Qwen2.5-0.5B-chats/config.yaml",
+    ):
+        assert part in text
+
+
+def test_a_summary_admits_that_a_recommendation_is_unconfirmed() -> None:
+    assert "Not confirmed by a longer run." in drawn(a_result(confirmed=False), 80)
+
+
+@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far, confirmed by"), (False, "so far, not confirmed by")])
+def test_an_interrupted_search_says_whether_its_best_was_confirmed(confirmed: bool, said: str) -> None:
+    assert said in drawn(a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed), 120)
+
+
+def test_markup_in_names_is_shown_as_it_is() -> None:
+    assert "[bold]" in drawn(a_result(notes=("see [bold]",)), 80)
+
+
+def test_nothing_fits_offers_no_command_and_no_speed() -> None:
+    text = drawn(nothing_fits(), 80)
+    assert "trl sft" not in text
+    assert "tok/s" not in text
+
+
+@WIDTHS
+def test_lengths_fit_the_console_and_show_every_limit(width: int) -> None:
+    console = a_console(width)
+    report = length_report(a_workload())
+    show_lengths(report, console)
+    text = console.export_text()
+    assert widest(text) <= width
+    assert all(f"{limit.max_length:,}" in text for limit in report.limits)
+    assert "…" not in text
+
+
+@WIDTHS
+def test_techniques_tell_what_is_missing_here_and_what_changes_training(width: int) -> None:
+    console = a_console(width)
+    show_techniques([ROW], console)
+    text = " ".join(console.export_text().split())
+    assert "wrapped end to end (changes training) (not here: no GPU)" in text
+    assert "--allow packing: cuts documents" in text
+    assert "not in the default search space" in text
+
+
+def test_the_markdown_catalogue_is_one_row_per_knob_and_does_not_depend_on_the_machine() -> None:
+    head, rule, row = catalogue_markdown([ROW]).splitlines()
+    assert head.count("|") == rule.count("|") == row.replace(r"\|", "").count("|")
+    assert "`none`, `wrapped` *" in row
+    assert "no GPU" not in row

@@ -1,0 +1,122 @@
+"""An explanation shows every stage with its figures, on any console."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Plan
+from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedGroup, TracedPoint
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.timeline import Occurrence, Part
+from autotune.reporting.plan import show_plan
+from autotune.units import GIB, MIB
+from tests.reporting.plans import FASTEST, LONGEST, UNKNOWN, a_plan
+
+FIRST, FURTHER = Part(MICRO_BATCH, Occurrence.FIRST), Part(MICRO_BATCH, Occurrence.FURTHER)
+UPDATE = Part(OPTIMIZER_STEP, Occurrence.ONCE)
+POINTS = (
+    TracedPoint(2, Shape(1, 512), -1.5, new=True, tensor_bytes=2 * GIB, allocated_bytes=3 * GIB,
+                reserved_bytes=4 * GIB),
+    TracedPoint(3, Shape(1, 512), 2.5, new=False, tensor_bytes=5 * GIB, allocated_bytes=6 * GIB, reserved_bytes=7 * GIB,
+                assumptions={"a sum is finite": 2}),
+)  # fmt: skip
+GROUP = TracedGroup(LONGEST, Layout.FLAT, 1.0, aligned=True, points=POINTS)
+EXPLANATION = Explanation(
+    subject=Subject.FASTEST,
+    candidate=LONGEST,
+    training_plan=TrainingPlan("sft", {"packing": True, "max_length": 512}, {"dtype": "float32"}),
+    documents=400,
+    document_tokens=48_382,
+    longest_tokens=629,
+    geometry=BatchGeometry(Layout.FLAT, Shape(4, 512), Shape(4, 500), 1900.0, 2, 8.2, 96),
+    layers=32,
+    groups=(GROUP,),
+    peaks=(
+        PartPeak(Part(CONSTRUCTION, Occurrence.BEFORE), False, {"parameter": 9 * GIB}),
+        PartPeak(FURTHER, True, {"parameter": 10 * GIB, "activation": 5 * GIB}),
+        PartPeak(UPDATE, False, {"parameter": 10 * GIB, "gradient": 4 * GIB}),
+    ),
+    additions=Additions(11 * MIB, 22 * MIB, 33 * MIB, 44 * MIB),
+    times=(PartTime(FIRST, 0.5, 1), PartTime(FURTHER, 0.25, 1), PartTime(UPDATE, 0.125, 1)),
+)
+
+
+def drawn(explanation: Explanation, width: int = 100, plan: Plan | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    show_plan(replace(plan or a_plan(), explanation=explanation), console, top=20)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_it_fits_the_console_and_cuts_nothing_off(width: int) -> None:
+    text = drawn(EXPLANATION, width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert "…" not in text
+
+
+def test_every_stage_is_shown_with_its_figures() -> None:
+    text = words(drawn(EXPLANATION, 120))
+    for said in (
+        "How the estimate of the fastest that fits came about",
+        "args max_length=512 packing=True",
+        "documents 400, 48,382 tokens; the longest sequence has 629 tokens",
+        "worst micro-batch 4 rows of 512 tokens",
+        "typical micro-batch 4 rows of 500 tokens, 1,900 without padding",
+        "optimizer step 2 micro-batches, 8.2 documents on average, 8 asked for",
+        "2 traces, 1 run now, 1 from the cache",
+        "2, 1 row of 512 tokens -1.500 2.00 GiB 3.00 GiB 4.00 GiB new",
+        "3, 1 row of 512 tokens +2.500 5.00 GiB 6.00 GiB 7.00 GiB cache",
+        "Assumed in 1 of 2: a sum is finite",
+        "Extrapolated to 32 layers, 4 rows of 512 tokens",
+        "further micro-batch, backward <- peak 15.00 GiB parameter 10.00 GiB, activation 5.00 GiB",
+        "+ rounding to blocks 11.00 MiB + workspaces 22.00 MiB + fragmentation 33.00 MiB + context 44.00 MiB",
+        "= needs 20.00 GiB, ±10 % to spare 4.00 GiB",
+        "first micro-batch 500 ms 1 500 ms",
+    ):
+        assert said in text
+
+
+def test_the_stages_take_the_place_of_the_candidates_and_the_notes_stay() -> None:
+    text = drawn(EXPLANATION)
+    assert "what differs from TRL's default" not in text
+    assert "Nothing was measured." in text
+
+
+def test_what_is_added_up_is_listed_with_weights_and_differences() -> None:
+    other = replace(GROUP, choices=Candidate({"lora": "none", "packing": "bfd"}), weight=-0.5)
+    text = words(drawn(replace(EXPLANATION, groups=(GROUP, other))))
+    assert "Added up from 2 combinations of techniques" in text
+    assert "+1.00 x the same" in text
+    assert "-0.50 x the same, but lora=none" in text
+
+
+def test_moments_that_could_not_be_followed_are_said() -> None:
+    text = words(drawn(replace(EXPLANATION, groups=(replace(GROUP, aligned=False),))))
+    assert "Moments differ between the traces, so that only their peaks were followed." in text
+
+
+def test_a_device_of_unknown_speed_has_no_times() -> None:
+    assert FASTEST.memory is not None
+    silent = replace(FASTEST, memory=replace(FASTEST.memory, step_seconds=None), tokens_per_second=None)
+    text = drawn(replace(EXPLANATION, times=()), plan=a_plan(estimates=(silent,)))
+    assert "Not predicted: the speed of the device is not known." in text
+
+
+def test_what_could_not_be_traced_ends_with_the_reason() -> None:
+    unknown = replace(EXPLANATION, subject=Subject.BASELINE, candidate=UNKNOWN.candidate, groups=(), peaks=(), times=())
+    text = words(drawn(unknown))
+    assert "How the estimate of TRL's default, since nothing fits, came about" in text
+    assert "None: strange_attention gives no shape" in text
+    assert "Memory of the device" not in text

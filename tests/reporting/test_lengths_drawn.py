@@ -1,0 +1,66 @@
+"""What ``autotune lengths`` says of rows that are longer than a maximum length: they are cut, dropped, or both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autotune.core.documents import Documents
+from autotune.core.length_report import LengthReport, length_report
+from autotune.core.lengths import LengthDistribution
+from autotune.reporting.lengths import show_lengths
+from tests.reporting.examples import a_workload
+
+CUT = Documents(((90, 1, 100), (10, 1, 1000)))
+WHOLE = Documents(((90, 100, 100, 20), (10, 1000, 50, 1000)))
+BOTH = Documents(((90, 21, 100, 90), (10, 501, 600, 1000)))
+
+
+def report_of(documents: Documents) -> LengthReport:
+    """Return the report on a dataset of documents."""
+    workload = a_workload()
+    lengths: dict[int, int] = {}
+    for count, _, *sequences in documents.groups:
+        lengths[max(sequences)] = lengths.get(max(sequences), 0) + count
+    dataset = replace(workload.dataset, lengths=LengthDistribution(lengths), several=documents)
+    return length_report(replace(workload, dataset=dataset))
+
+
+def shown(documents: Documents) -> str:
+    """Return the report as a terminal of 100 columns shows it."""
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as capture:
+        show_lengths(report_of(documents), console)
+    return capture.get()
+
+
+def test_rows_that_are_cut_are_counted_as_such() -> None:
+    text = shown(CUT)
+    assert "Rows that are longer than max_length are cut." in text
+    assert "rows cut" in text
+    assert "rows dropped" not in text
+
+
+def test_rows_that_are_dropped_whole_are_shown_as_rows_and_as_tokens() -> None:
+    text = shown(WHOLE)
+    assert "Rows that are longer than max_length are dropped whole; none is cut." in text
+    assert "rows cut" not in text
+    (line,) = (line for line in text.splitlines() if line.split()[:1] == ["128"])
+    # Of 90 rows of 120 tokens and 10 of 1,050, the latter are dropped.
+    assert line.split() == ["128", "50.7", "%", "10,500", "90.0", "%", "10"]
+
+
+def test_a_trainer_that_does_both_says_so() -> None:
+    text = shown(BOTH)
+    assert "are cut, or dropped where nothing would be left to train on" in text
+    assert "rows cut" in text
+    assert "rows dropped" in text
+
+
+@pytest.mark.parametrize("documents", [CUT, WHOLE, BOTH])
+def test_the_histogram_holds_the_tokens_of_all_sequences(documents: Documents) -> None:
+    report = report_of(documents)
+    assert sum(bin_.rows for bin_ in report.histogram) == report.rows == 100
+    assert sum(bin_.tokens for bin_ in report.histogram) == report.tokens

@@ -1,0 +1,115 @@
+"""Sentences on what was not probed, what might help, and what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.core.result import LeftOut
+from autotune.core.status import ProbeStatus
+from autotune.reporting.outlook import (
+    best_so_far,
+    next_command,
+    said_interrupted,
+    said_left_out,
+    said_nothing_fits,
+    said_trials,
+    said_unlockable,
+    said_vetoes,
+    said_ways_out,
+)
+from autotune.units import GIB
+from tests.reporting.examples import TRIALS, a_result, failed, in_directory, interrupted, nothing_fits
+
+
+def test_trials_are_counted_by_how_they_ended() -> None:
+    assert said_trials(a_result()) == "9 candidates in 5 min 12 s: 5 ok, 1 out of memory, 1 crashed, 2 vetoed."
+
+
+def test_vetoes_are_counted_by_reason_most_frequent_first() -> None:
+    reasons = ["b", "a", "b", "c", "d", "e"]
+    trials = tuple(failed(i, ProbeStatus.VETOED, reason) for i, reason in enumerate(reasons))
+    said = said_vetoes(a_result(trials=trials))
+    assert said[:2] == ("2 vetoed: b", "1 vetoed: a")
+    assert said[-1] == "1 vetoed for other reasons; all are in result.json"
+
+
+def test_vetoes_for_what_was_predicted_are_one_reason_with_the_range_of_needs() -> None:
+    trials = tuple(
+        replace(failed(number, ProbeStatus.VETOED, f"predicted to need {size}"), predicted_bytes=size * GIB)
+        for number, size in enumerate((40, 30, 95))
+    )
+    other = failed(3, ProbeStatus.VETOED, "a")
+    assert said_vetoes(a_result(trials=trials[:1])) == ("1 vetoed: predicted to need 40.00 GiB",)
+    assert said_vetoes(a_result(trials=(*trials, other))) == (
+        "3 vetoed: predicted to need 30.00 GiB to 95.00 GiB",
+        "1 vetoed: a",
+    )
+
+
+def test_choices_of_a_knob_left_out_for_one_reason_are_named_together() -> None:
+    left_out = (
+        LeftOut("liger", "on", "no GPU"),
+        LeftOut("optimizer", "lion", "x"),
+        LeftOut("optimizer", "sgd", "x"),
+    )
+    assert said_left_out(left_out) == ("liger on: no GPU", "optimizer lion, sgd: x")
+
+
+def test_what_allow_would_add_is_named_with_what_it_changes() -> None:
+    said = said_unlockable(a_result().unlockable)
+    assert said == ("--allow quantization would add 8bit, 4bit (rounds the frozen weights)",)
+
+
+def test_nothing_fits_names_budget_and_smallest_peak() -> None:
+    assert (
+        said_nothing_fits(nothing_fits())
+        == "Nothing fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB."
+    )
+
+
+def test_nothing_fits_invents_no_peak() -> None:
+    assert "no peak was seen" in said_nothing_fits(replace(nothing_fits(), smallest_peak_bytes=None))
+
+
+def test_ways_out_name_shorter_lengths_with_what_they_keep() -> None:
+    said = said_ways_out(nothing_fits())
+    assert said[0].startswith("--allow quantization")
+    assert said[1] == "--max-length 512 would keep 87.0 % of the tokens"
+    assert said[-1] == "a larger --memory-budget"
+
+
+def test_the_best_so_far_is_the_fastest_that_ran() -> None:
+    best = best_so_far(TRIALS)
+    assert best is not None
+    assert best.number == 3
+
+
+def test_an_interrupted_run_tells_its_best_and_that_it_is_unconfirmed() -> None:
+    said = said_interrupted(interrupted())
+    assert "not confirmed by a longer run" in said
+    assert "packing=bfd" in said
+    assert "23,000 tok/s, peak 21.00 GiB" in said
+
+
+def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
+    assert said_interrupted(replace(interrupted(), trials=())) == "Interrupted before any candidate ran to the end."
+
+
+def test_the_next_command_is_relative_to_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert next_command(in_directory(a_result(), tmp_path / "my run")) == "trl sft --config 'my run/config.yaml'"
+
+
+def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
+    result = in_directory(a_result(), Path("/elsewhere"))
+    assert result.recommended is not None
+    plan = replace(result.recommended.plan, peft={"peft_type": "IA3"})
+    asked = replace(result, recommended=replace(result.recommended, plan=plan))
+    assert next_command(asked) == "python /elsewhere/train.py"
+
+
+def test_the_next_command_is_absolute_for_a_bundle_elsewhere() -> None:
+    assert next_command(in_directory(a_result(), Path("/elsewhere"))) == "trl sft --config /elsewhere/config.yaml"

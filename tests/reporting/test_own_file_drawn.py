@@ -1,0 +1,88 @@
+"""A run that started from the user's own configuration is compared with that, and says what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from autotune.core.candidate import Candidate
+from autotune.core.events import WorkloadReady
+from autotune.core.result import BaseFile, Contribution, Result
+from autotune.core.status import ProbeStatus
+from autotune.reporting.comparison import headline, said_costs, said_runs
+from autotune.reporting.page.markdown import markdown_page
+from autotune.reporting.page.result_values import result_values
+from autotune.reporting.progress import Progress
+from autotune.reporting.summary import show_summary
+from tests.reporting.examples import a_result, a_workload
+
+DIFF = (
+    "--- mine.yaml\n+++ mine.yaml\n@@ -1 +1 @@\n"
+    "-gradient_checkpointing: true  # old\n+gradient_checkpointing: false  # old\n"
+)
+
+
+def contribution(knob: str, speedup: float | None, *, told_apart: bool | None = True) -> Contribution:
+    """Return what changing one choice back came to."""
+    return Contribution(knob, "new", "old", 3, ProbeStatus.OK, "", speedup, 0, told_apart)
+
+
+def own() -> Result:
+    """Return a result with a base of which five keys change."""
+    keys: dict[str, dict[str, object]] = {
+        "gradient_checkpointing": {"gradient_checkpointing": True},
+        "per_device_train_batch_size": {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2},
+        "precision": {"dtype": "float32"},
+        "optimizer": {"optim": "adamw_torch"},
+        "liger": {"use_liger_kernel": False},
+    }
+    contributions = (
+        contribution("precision", 1.2),
+        contribution("gradient_checkpointing", 1.34),
+        contribution("per_device_train_batch_size", 1.07),
+        contribution("optimizer", 1.9, told_apart=False),
+        contribution("liger", 1.03),
+        contribution("attention", 3.0),
+    )
+    return replace(a_result(), base=BaseFile("mine.yaml", keys, diff=DIFF), contributions=contributions)
+
+
+def test_what_costs_most_comes_first_and_what_is_not_told_apart_or_not_in_the_file_is_left_out() -> None:
+    assert said_costs(own()) == (
+        "`gradient_checkpointing: true` costs 34 %",
+        "`dtype: float32` costs 20 %",
+        "`gradient_accumulation_steps: 4, per_device_train_batch_size: 2` costs 7 %",
+    )
+    assert said_costs(a_result()) == ()
+
+
+def test_the_comparison_is_with_the_user_s_configuration() -> None:
+    result = own()
+    assert result.recommended is not None
+    assert "the speed of your configuration" in headline(result, result.recommended)
+    assert "in turn with your configuration" in said_runs(result, result.recommended)
+    slow = replace(result, recommended=result.baseline)
+    assert result.baseline is not None
+    assert headline(slow, result.baseline).startswith("Your configuration is already the fastest")
+
+
+def test_the_summary_shows_costs_and_difference_and_not_trl_s_default() -> None:
+    console = Console(width=100, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+    show_summary(own(), console)
+    shown = console.export_text()
+    assert "costs 34 %" in shown
+    assert "+gradient_checkpointing: false  # old" in shown
+    assert "TRL's default" not in shown
+
+
+def test_progress_names_it() -> None:
+    progress = Progress()
+    progress.follow(WorkloadReady(a_workload(), 1, 1, own=True))
+    assert progress.said_candidate(Candidate({}), "baseline") == "your configuration"
+
+
+def test_the_page_names_it_too() -> None:
+    shown = result_values(own())
+    assert "Beside your configuration" in markdown_page(shown)
+    assert "TRL's default" not in markdown_page(shown)

@@ -1,0 +1,112 @@
+"""The page and the Markdown of a report: whole, self-contained, and safe with names from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from autotune.core.result import Result
+from autotune.reporting.page import html, markdown
+from tests.reporting.examples import a_result, nothing_fits
+
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>"
+
+
+class _Reader(HTMLParser):
+    """Collects the elements of a page, the addresses that it loads from, and the handlers that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.loaded: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.loaded += [
+            value or "" for name, value in attrs if name in ("src", "href") and not f"{value}".startswith("#")
+        ]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+
+def hostile() -> Result:
+    """Return a result in which everything that comes from outside would like to be a script."""
+    result = a_result()
+    workload, source = result.workload, f"{HOSTILE}.jsonl"
+    trials = (replace(result.trials[0], reason=HOSTILE), *result.trials[1:])
+    return replace(
+        result,
+        workload=replace(
+            workload,
+            model=replace(workload.model, name=HOSTILE, architecture=HOSTILE),
+            dataset=replace(workload.dataset, name=source),
+        ),
+        trials=trials,
+        notes=(HOSTILE,),
+        output_directory=HOSTILE,
+        environment={HOSTILE: HOSTILE},
+        settings={"output": HOSTILE},
+    )
+
+
+def own(page: str) -> str:
+    """Return the page without Plotly."""
+    start, end = page.index("<script>", page.index('id="figures"')), page.rindex("<script>")
+    return page[:start] + page[end:]
+
+
+@pytest.mark.parametrize("result", [a_result(), nothing_fits(), hostile()], ids=["found", "nothing fits", "hostile"])
+def test_a_page_loads_nothing_and_fits_in_a_mail(result: Result) -> None:
+    page = html(result)
+    assert len(page.encode()) < 6_000_000
+    read = _Reader(own(page))
+    assert read.loaded == []
+    assert read.handlers == []
+    assert "default-src 'none'" in page
+
+
+def test_a_hostile_name_stays_a_name() -> None:
+    plain, page = own(html(a_result())), own(html(hostile()))
+    assert _Reader(page).elements.count("script") == _Reader(plain).elements.count("script") == 2
+    assert "img" not in _Reader(page).elements
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_the_figures_of_a_hostile_result_are_still_json() -> None:
+    page = html(hostile())
+    (figures,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, flags=re.DOTALL)
+    assert json.loads(figures).keys() >= {"front", "lengths"}
+
+
+def test_every_trial_is_in_the_table_with_its_reason() -> None:
+    result = a_result()
+    page = own(html(result))
+    assert page.count("<tr data-status=") == len(result.trials)
+    for trial in result.trials:
+        assert trial.reason in page
+
+
+def test_every_chart_has_its_text() -> None:
+    page = own(html(a_result()))
+    for name in re.findall(r'class="chart" id="(\w+)"', page):
+        assert f'aria-describedby="{name}-said"' in page
+        assert re.search(rf'<figcaption id="{name}-said">\S', page)
+
+
+def test_markdown_has_the_verdict_the_comparison_and_the_choices() -> None:
+    text = markdown(a_result())
+    assert text.startswith("# 2.3")
+    assert "| peak memory | 21.00 GiB | 12.00 GiB |" in text
+    assert "| `packing=bfd` |" in text
+
+
+def test_markdown_makes_no_html_of_a_hostile_name() -> None:
+    outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", markdown(hostile()))
+    assert "<script" not in re.sub(r"\\.", "", outside_code)
+    assert "<img" not in re.sub(r"\\.", "", outside_code)

@@ -1,0 +1,133 @@
+"""The page in a real browser: every chart is drawn, filters work, nothing is logged, in both themes and widths."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.reporting.page import html
+from autotune.units import GIB
+from tests.reporting.examples import traced
+from tests.reporting.test_page_of_plan import planned
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None, reason="needs Debian's chromium and chromium-driver, which are not here"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the page of a result in which there are figures for every chart."""
+    result = traced()
+    assert result.recommended is not None
+    trials = tuple(
+        replace(trial, predicted_bytes=14 * GIB, predicted_tokens_per_second=11_000.0) for trial in result.trials
+    )
+    phased = replace(result.recommended, peaks={"generation": 9 * GIB, "micro-batch": 21 * GIB})
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(html(replace(result, trials=trials, recommended=phased)), encoding="utf-8")
+    return file.as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    profile = tmp_path_factory.mktemp("profile")
+    for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "disable-sync"):
+        options.add_argument(f"--{word}")
+    options.add_argument(f"--user-data-dir={profile}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    try:
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    except WebDriverException as error:
+        pytest.skip(f"chromium does not start here: {error.msg}")
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(params=[(1600, 1000), (400, 900)], ids=["wide", "narrow"])
+def shown(request: pytest.FixtureRequest, browser: Any, page: str) -> Any:
+    browser.set_window_size(*request.param)
+    browser.get(page)
+    return browser
+
+
+def rows_shown(browser: Any) -> int:
+    return int(
+        browser.execute_script(
+            "return [...document.querySelectorAll('#candidates tbody tr')].filter(r => !r.hidden).length"
+        )
+    )
+
+
+def test_every_chart_is_drawn_and_nothing_is_logged(shown: Any) -> None:
+    names = {element.get_attribute("id") for element in shown.find_elements("css selector", ".chart")}
+    assert names == {
+        "front", "step_recommended", "step_default", "breakdown", "phases", "choices", "lengths", "memory", "speed",
+    }  # fmt: skip
+    for name in names:
+        drawn = shown.find_elements("css selector", f"#{name} svg.main-svg")
+        assert drawn, name
+        assert drawn[0].size["width"] > 200
+    assert shown.get_log("browser") == []
+
+
+def test_the_page_is_as_wide_as_the_window(shown: Any) -> None:
+    width = shown.execute_script("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert width[0] <= width[1]
+
+
+def test_filters_leave_the_trials_that_have_the_words_and_the_outcome(shown: Any) -> None:
+    words, status = (shown.find_element("id", name) for name in ("words", "status"))
+    assert rows_shown(shown) == 9
+    words.send_keys("packing=bfd lora=r16")
+    assert rows_shown(shown) == 3
+    assert shown.find_element("id", "count").text == "3 shown"
+    words.clear()
+    words.send_keys(" ")
+    status.send_keys("out of memory")
+    assert rows_shown(shown) == 1
+
+
+def test_the_theme_changes_by_keyboard_and_the_charts_with_it(shown: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    def ink() -> str:
+        script = "return getComputedStyle(document.querySelector('#front .xtick text')).fill"
+        return str(shown.execute_script(script))
+
+    before = ink()
+    shown.find_element("id", "theme").send_keys(Keys.ENTER)
+    assert ink() != before
+    assert shown.get_log("browser") == []
+
+
+def test_the_page_of_a_plan_is_drawn_and_filtered_as_well(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    file.write_text(html(planned()), encoding="utf-8")
+    browser.get(file.as_uri())
+    names = {element.get_attribute("id") for element in browser.find_elements("css selector", ".chart")}
+    assert names == {"front", "step_recommended", "step_default", "breakdown", "lengths"}
+    assert all(browser.find_elements("css selector", f"#{name} svg.main-svg") for name in names)
+    browser.find_element("id", "status").send_keys("does not fit")
+    assert rows_shown(browser) == 1
+    assert browser.get_log("browser") == []
+
+
+def test_pictures_are_left_for_whoever_changed_the_page(shown: Any, tmp_path: Path) -> None:
+    file = tmp_path / "page.png"
+    assert shown.save_screenshot(str(file))
+    assert file.stat().st_size > 10_000

@@ -1,0 +1,140 @@
+"""The page of a plan: the same page as a report's, with what a plan says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.core.estimate import Estimate, Origin, Plan
+from autotune.core.length_report import LengthBin
+from autotune.reporting.page import html, markdown
+from autotune.reporting.page.charts import charts
+from autotune.reporting.page.plan_values import plan_values
+from autotune.units import GIB
+from tests.reporting.examples import BASELINE, a_timeline
+from tests.reporting.plans import BUDGET_BYTES, DEFAULT, FASTEST, SECOND, UNKNOWN, a_plan, an_estimate
+from tests.reporting.test_page import HOSTILE, own
+
+BINS = (LengthBin(1, 512, 30, 9_000), LengthBin(513, 2048, 10, 12_000))
+
+
+def planned(**changes: Any) -> Plan:
+    """A plan of a trainer and rows, with the steps of both compared candidates."""
+    known: dict[str, Any] = {
+        "trainer": "sft", "lengths": BINS, "environment": {"torch": "2.13.0", "trl": "1.16.0"},
+        "timeline": a_timeline(), "baseline_timeline": a_timeline(micro_batches=8),
+        "settings": {"model": "Qwen/Qwen2.5-7B", "gpu": "RTX4090", "seq_len": 1024, "dataset": None, "fix": {}},
+    }  # fmt: skip
+    return a_plan(**{**known, **changes})
+
+
+def test_the_verdict_is_the_terminal_s_and_says_that_nothing_was_measured() -> None:
+    shown = plan_values(planned())
+    assert shown.good
+    assert shown.verdict == "The fastest that fits: 9,000 tok/s, with 4.00 GiB to spare."
+    assert "Nothing was measured." in shown.remarks[0]
+    assert shown.command is None
+    assert [row.recommended for row in shown.figures][:3] == ["20.00 GiB", "4.00 GiB", "10%"]
+
+
+def test_the_charts_are_those_of_a_report() -> None:
+    names = [chart.name for chart in charts(plan_values(planned()))]
+    assert names == ["front", "breakdown", "step_recommended", "step_default", "lengths"]
+
+
+def test_the_cut_is_that_of_the_fastest() -> None:
+    (chart,) = (chart for chart in charts(plan_values(planned())) if chart.name == "lengths")
+    assert chart.said == "40 rows of up to 2,048 tokens; the fastest that fits cuts at 1,024."
+
+
+def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
+    rows = plan_values(planned()).table.rows
+    assert [row.outcome for row in rows] == ["fits", "fits", "does not fit", "unknown"]
+    assert rows[2].reason.startswith("fits with")
+    assert rows[3].reason == UNKNOWN.reason
+    assert [row.cells[-1] for row in rows] == ["traced", "about", "traced", "unknown"]
+
+
+def test_of_tens_of_thousands_the_best_and_the_nearest_are_shown() -> None:
+    many = tuple(
+        an_estimate(BASELINE.but(max_length=length), 8 * GIB + length * 10**5, 9_000.0 - length / 10)
+        for length in range(1, 30_001)
+    )
+    plan = planned(estimates=(*many, UNKNOWN))
+    shown = plan_values(plan)
+    assert len(shown.table.rows) < 500
+    assert shown.table.rows[-1].name == "TRL's default"
+    assert {row.outcome for row in shown.table.rows[:-1]} == {"fits", "unknown"}
+    assert "30,001 candidates: 30,000 fitting" in shown.table.said
+    assert len(shown.points) < 7_000
+    assert len(html(plan).encode()) < 6_000_000
+
+
+def test_those_that_nothing_beats_are_drawn_whoever_lies_beside_them() -> None:
+    near = [an_estimate(BASELINE.but(max_length=length), 20 * GIB - length, 9_000.0 - length) for length in range(1, 9)]
+    shown = plan_values(planned(estimates=(FASTEST, *near)))
+    assert sum(point.on_front for point in shown.points) == 9
+    assert [point.role for point in shown.points if point.role != "other"] == ["recommended", "default"]
+
+
+def test_what_needs_far_more_than_the_budget_makes_the_rest_no_smaller() -> None:
+    huge = an_estimate(BASELINE.but(lora="r16"), 400 * GIB, 100.0)
+    (chart, *_) = charts(plan_values(planned(estimates=(FASTEST, DEFAULT, huge))))
+    assert chart.figure["layout"]["xaxis"]["range"][1] < 50
+    assert chart.said.endswith("1 that need more than 48.00 GiB are not in the picture.")
+
+
+def test_where_nothing_fits_the_page_is_about_what_needs_the_least() -> None:
+    shown = plan_values(planned(estimates=(DEFAULT, UNKNOWN), timeline=a_timeline()))
+    assert not shown.good
+    assert shown.verdict == "Nothing is predicted to fit in 24.00 GiB: the least needs 31.00 GiB."
+    assert [step.name for step in shown.steps] == ["least memory"]
+    assert "a GPU with more memory" in dict(shown.lists)["What might change this (not predicted)"]
+
+
+def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
+    shown = plan_values(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, timeline=None, baseline_timeline=None))
+    assert [chart.name for chart in charts(shown)] == ["lengths"]
+    assert shown.untraced == "What is live when in a step of TRL's default is not known: its step was not traced."
+    assert "What is live when" in html(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, baseline_timeline=None))
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        ({"model": "m", "dataset": None, "seq_len": 64, "fix": {}}, "autotune plan m --seq-len 64"),
+        (
+            {
+                "model": "a m",
+                "dataset": "d.jsonl",
+                "gpu": "T4",
+                "seq_len": None,
+                "allow": ["lora"],
+                "fix": {"liger": "on"},
+            },
+            "autotune plan 'a m' d.jsonl --gpu T4 --allow lora --fix liger=on",
+        ),
+    ],
+)
+def test_the_command_plans_again(settings: dict[str, object], command: str) -> None:
+    assert plan_values(planned(settings=settings)).repeated == command
+
+
+def test_a_hostile_name_stays_a_name() -> None:
+    hostile = Estimate(UNKNOWN.candidate, Origin.UNKNOWN, reason=HOSTILE)
+    page = own(html(planned(
+        model=HOSTILE, dataset=HOSTILE, notes=(HOSTILE,), estimates=(FASTEST, SECOND, hostile),
+        settings={"model": HOSTILE}, environment={HOSTILE: HOSTILE}, gpu=replace(a_plan().gpu, name=HOSTILE),
+    )))  # fmt: skip
+    assert page.count("<script") == own(html(planned())).count("<script")
+    assert "<img" not in page
+
+
+def test_the_plan_as_markdown_has_the_verdict_and_the_front() -> None:
+    text = markdown(planned())
+    assert text.startswith("# The fastest that fits: 9,000 tok/s")
+    assert re.search(r"\| 20\.00 GiB \| 9,000 tok/s \|", text)
+    assert f"planned for: RTX4090, {BUDGET_BYTES // GIB}.00 GiB" in text

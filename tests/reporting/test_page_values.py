@@ -1,0 +1,140 @@
+"""What a report shows, as values, before anything is drawn or written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.documents import Documents
+from autotune.core.length_report import LengthBin
+from autotune.core.length_report import histogram as bins_of
+from autotune.core.lengths import LengthDistribution
+from autotune.reporting.page.charts import charts
+from autotune.reporting.page.result_values import result_values as values
+from autotune.reporting.page.values import front, histogram
+from autotune.units import GIB
+from tests.reporting.examples import COUNTS, a_choosable, a_result, nothing_fits
+
+
+def test_the_verdict_and_its_choices_are_those_of_the_terminal() -> None:
+    shown = values(a_result())
+    assert shown.good
+    assert shown.verdict.startswith("2.3")
+    assert "packing=bfd" in shown.choices.split()
+    assert shown.command is not None
+    assert shown.command.startswith("trl sft --config ")
+
+
+def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() -> None:
+    shown = values(nothing_fits())
+    assert not shown.good
+    assert shown.command is None
+    assert shown.figures == ()
+    assert any("--memory-budget" in line for line in dict(shown.lists)["What might change this (not measured)"])
+
+
+def test_every_candidate_that_ran_is_a_point_and_the_compared_ones_have_their_compared_figures() -> None:
+    result = a_result()
+    points = {point.role: point for point in values(result).points}
+    assert points.keys() == {"recommended", "default", "other"}
+    assert result.recommended is not None
+    assert points["recommended"].tokens_per_second == result.recommended.tokens_per_second
+    assert points["recommended"].peak_bytes == result.recommended.peak_bytes == 21 * GIB
+
+
+@pytest.mark.parametrize(
+    ("sizes", "best"),
+    [
+        ([(1, 1.0), (2, 2.0), (3, 1.5)], (True, True, False)),
+        ([(2, 2.0), (1, 2.0)], (False, True)),
+        ([(1, 1.0), (1, 3.0)], (False, True)),
+        ([(1, 1.0), (1, 1.0)], (True, False)),
+        ([], ()),
+    ],
+)
+def test_on_the_front_nothing_needs_less_and_is_as_fast(sizes: list[tuple[int, float]], best: tuple[bool, ...]) -> None:
+    assert front(sizes) == best
+
+
+def bins() -> tuple[LengthBin, ...]:
+    """Return the bins of the example's rows."""
+    return bins_of(Documents.of_lengths(LengthDistribution(COUNTS)))
+
+
+def test_the_histogram_has_the_bins_of_the_lengths_command() -> None:
+    shown = values(a_result()).lengths
+    assert shown is not None
+    assert shown.bins == bins()
+    assert shown.longest == 2900
+    (chart,) = (chart for chart in charts(values(a_result())) if chart.name == "lengths")
+    (bars,) = chart.figure["data"]
+    assert bars["y"] == [part.rows for part in bins()]
+    assert bars["text"][-1] == "2,049 to 2,900 tokens: 1 rows"
+
+
+def test_the_cut_lies_where_its_length_is_among_the_bars() -> None:
+    (chart,) = (chart for chart in charts(values(a_result())) if chart.name == "lengths")
+    (line,) = chart.figure["layout"]["shapes"]
+    # 2,048 is the end of the last bar but one.
+    assert line["x0"] == len(bins()) - 1.5
+
+
+@pytest.mark.parametrize(("length", "cut"), [(1024, 1024), (2900, None), (5000, None), (None, None)])
+def test_a_length_that_cuts_nothing_is_no_cut(length: int | None, cut: int | None) -> None:
+    shown = histogram(bins(), length)
+    assert shown is not None
+    assert shown.cut == cut
+    assert histogram((), length) is None
+
+
+def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
+    result = a_result()
+    trial = replace(result.trials[0], predicted_bytes=14 * GIB, predicted_tokens_per_second=9_000.0)
+    shown = values(replace(result, trials=(trial, *result.trials[1:])))
+    assert [(item.predicted, item.measured) for item in shown.memory] == [(14 * GIB, trial.reserved_bytes)]
+    assert [(item.predicted, item.measured) for item in shown.speed] == [(9_000.0, trial.tokens_per_second)]
+
+
+def test_there_is_a_chart_only_of_what_there_are_figures_of() -> None:
+    names = [chart.name for chart in charts(values(a_result()))]
+    assert names == ["front", "choices", "lengths"]
+    result = a_result()
+    assert result.recommended is not None
+    phased = replace(result, recommended=replace(result.recommended, peaks={"generation": GIB, "micro-batch": 2 * GIB}))
+    assert "phases" in [chart.name for chart in charts(values(phased))]
+    assert [chart.name for chart in charts(values(nothing_fits()))] == ["lengths"]
+
+
+def test_each_chart_says_what_it_shows() -> None:
+    told = {chart.name: chart.said for chart in charts(values(a_result()))}
+    assert "the budget is 24.00 GiB" in told["front"]
+    assert "700 rows of up to 2,900 tokens; the recommendation cuts at 2,048." in told["lengths"]
+
+
+def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
+    result = a_result(
+        recommended=None, baseline=a_choosable(0, a_result().trials[0].candidate, peak_bytes=1 << 28), trials=()
+    )
+    (chart, *_) = charts(values(result))
+    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "peak memory (MiB)"
+    assert chart.figure["data"][-1]["x"] == [256.0]
+
+
+def test_the_command_that_searches_again_has_the_options_that_were_given() -> None:
+    settings = {
+        "model": "a model", "dataset": "rows.jsonl", "effort": "quick", "plan": False, "memory_budget": "8GiB",
+        "allow": ["lora", "precision"], "fix": {"packing": "none", "max_length": 512},
+    }  # fmt: skip
+    assert values(a_result(settings=settings)).repeated == (
+        "autotune probe 'a model' rows.jsonl --effort quick --no-plan --memory-budget 8GiB --allow lora,precision "
+        "--fix packing=none --fix max_length=512"
+    )
+
+
+def test_phases_that_were_timed_alone_have_no_chart_of_memory() -> None:
+    result = a_result()
+    assert result.recommended is not None
+    timed = replace(result, recommended=replace(result.recommended, seconds={"generation": 1.0, "micro-batch": 2.0}))
+    assert values(timed).phases
+    assert "phases" not in [chart.name for chart in charts(values(timed))]

@@ -1,0 +1,147 @@
+"""A plan fits any console, and every row says what it is."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autotune.core.estimate import Plan
+from autotune.inspection.gpus import gpus
+from autotune.reporting.gpus import show_gpus
+from autotune.reporting.plan import show_plan
+from autotune.units import GIB, MIB
+from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, UNKNOWN, a_plan, an_estimate
+
+WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])
+
+
+def a_console(width: int) -> Console:
+    """Return a console that keeps what it is given, as a pipe would get it."""
+    return Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+
+
+def text_of(console: Console) -> str:
+    """Return what a console was given."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def drawn(plan: Plan, width: int, top: int = 20) -> str:
+    """Return a plan as text."""
+    console = a_console(width)
+    show_plan(plan, console, top)
+    return text_of(console)
+
+
+def words(text: str) -> str:
+    """Return text with its lines joined."""
+    return " ".join(text.split())
+
+
+def rows(text: str) -> list[str]:
+    """Return the lines of the table of candidates that hold figures, with what follows each, joined."""
+    table = text.split("what differs from TRL's default", 1)[1].split("memory at peak", 1)[0]
+    joined: list[str] = []
+    for line in table.splitlines():
+        if line[:4].strip():
+            joined.append(words(line))
+        elif joined:
+            joined[-1] += f" {words(line)}"
+    return [row.strip() for row in joined]
+
+
+@WIDTHS
+def test_a_plan_fits_the_console_and_cuts_nothing_off(width: int) -> None:
+    text = drawn(a_plan(), width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert "…" not in text
+
+
+@WIDTHS
+def test_each_row_shows_its_figures_and_what_differs_from_the_default(width: int) -> None:
+    first, second, third = rows(drawn(a_plan(), width))
+    assert first == (
+        "1 20.00 GiB 4.00 GiB 3.00 MiB 9,000 traced gradient_checkpointing=selective lora=r16 packing=bfd "
+        "per_device_train_batch_size=4"
+    )
+    assert second == (
+        "2 31.00 GiB -7.00 GiB 3.00 MiB 7,000 traced TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
+    )
+    assert third == "3 - - - - unknown attention=strange_attention"
+
+
+@WIDTHS
+def test_what_was_not_traced_itself_is_counted_and_not_shown(width: int) -> None:
+    text = drawn(a_plan(), width)
+    assert "8,000" not in text
+    assert "1 that may be as good are not shown, since they were not traced themselves" in words(text)
+    assert "not shown" not in drawn(a_plan(estimates=(FASTEST, DEFAULT)), width)
+
+
+def test_the_default_is_shown_last_where_it_is_not_among_the_best() -> None:
+    shown = rows(drawn(a_plan(), 80, top=1))
+    assert len(shown) == 2
+    assert shown[1].startswith("- 31.00 GiB")
+
+
+def test_candidates_that_predict_the_same_share_a_row() -> None:
+    same = replace(FASTEST, candidate=LONGEST.but(padding_free="on"))
+    assert len(rows(drawn(a_plan(estimates=(FASTEST, same, UNKNOWN, DEFAULT)), 80))) == 3
+
+
+@WIDTHS
+def test_bars_of_memory_are_in_proportion_and_have_their_figures(width: int) -> None:
+    lines = drawn(a_plan(), width).split("memory at peak", 1)[1].splitlines()
+    bars = {line.split()[0]: [part for part in line.split() if "█" in part] for line in lines if "█" in line}
+    assert all(len(drawn) == 2 for drawn in (bars["needs"], bars["of"], bars["parameter"]))
+    assert len(bars["needs"][0]) == pytest.approx(20 / 31 * len(bars["needs"][1]), abs=1)
+    assert len(bars["parameter"][0]) == pytest.approx(len(bars["needs"][0]) / 2, abs=1)
+    text = words("\n".join(lines))
+    assert "parameter 10.00 GiB" in text
+    assert "context 512 MiB" in text
+
+
+def test_parts_too_small_to_see_are_added_up_as_other() -> None:
+    assert FASTEST.memory is not None
+    breakdown = {**FASTEST.memory.breakdown, "buffer": MIB, "rounding": MIB}
+    seen = replace(FASTEST, memory=replace(FASTEST.memory, breakdown=breakdown))
+    text = drawn(a_plan(estimates=(seen,), baseline=seen), 80)
+    assert "other" in text
+    assert "buffer" not in text
+    assert "2.00 MiB" in text
+
+
+def test_bars_of_far_less_than_the_budget_are_drawn_against_one_another() -> None:
+    small = an_estimate(LONGEST, 2 * GIB, 9000.0)
+    lines = drawn(a_plan(estimates=(small,), baseline=small), 80).split("memory at peak", 1)[1].splitlines()
+    needs = next(line for line in lines if line.startswith("needs"))
+    assert needs.count("█") >= 16
+    assert not any(line.startswith("of") for line in lines)
+
+
+def test_a_plan_without_estimates_says_so_and_draws_no_table_of_memory() -> None:
+    text = drawn(a_plan(estimates=(UNKNOWN,), baseline=UNKNOWN, changes=()), 80)
+    assert "autotune probe can measure it" in text
+    assert "strange_attention gives no shape" in words(text)
+    assert "memory at peak" not in text
+
+
+def test_what_else_there_is_to_know_is_listed() -> None:
+    text = words(drawn(a_plan(), 80))
+    assert "Left out: hub_kernels on: the package kernels is not installed" in text
+    assert "--allow quantization would add 8bit, 4bit-nf4" in text
+    assert "Notes: Nothing was measured." in text
+
+
+@WIDTHS
+def test_the_catalogue_fits_the_console_and_says_what_is_not_sure(width: int) -> None:
+    console = a_console(width)
+    show_gpus(gpus(), console)
+    text = text_of(console)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert "…" not in text
+    assert all(gpu.name in text for gpu in gpus())
+    assert "MI300X: memory is what the driver says" in words(text)

@@ -1,0 +1,142 @@
+"""What is said of a plan, before it is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.estimate import Change
+from autotune.reporting.plan_words import (
+    headline,
+    said_bases,
+    said_change,
+    said_choices,
+    said_counts,
+    said_doubt,
+    said_target,
+    said_unknown,
+    said_ways_out,
+)
+from autotune.units import GIB
+from tests.reporting.examples import BASELINE
+from tests.reporting.plans import (
+    BUDGET_BYTES,
+    DEFAULT,
+    FASTEST,
+    LONGEST,
+    SECOND,
+    UNKNOWN,
+    a_plan,
+    an_estimate,
+    composed,
+)
+
+
+def test_the_headline_names_rate_and_spare_of_the_fastest_that_fits() -> None:
+    assert headline(a_plan()) == "The fastest that fits: 9,000 tok/s, with 4.00 GiB to spare"
+
+
+def test_without_a_known_speed_nothing_is_said_of_time() -> None:
+    roomy = an_estimate(LONGEST, 20 * GIB, None)
+    assert headline(a_plan(estimates=(roomy, SECOND))) == "What fits with most room: with 4.00 GiB to spare"
+
+
+def test_what_is_beyond_doubt_was_traced_itself() -> None:
+    tight = an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0)
+    roomy = composed(an_estimate(LONGEST, 2 * GIB, 9400.0))
+    assert said_doubt(a_plan(estimates=(tight, roomy))).endswith("Nothing fits with its error to spare.")
+
+
+def test_a_single_candidate_fits_or_does_not() -> None:
+    assert headline(a_plan(estimates=(FASTEST,))) == "It fits: 9,000 tok/s, with 4.00 GiB to spare"
+    assert headline(a_plan(estimates=(DEFAULT,))) == "It does not fit in 24.00 GiB: it needs 31.00 GiB."
+
+
+def test_where_nothing_fits_the_least_that_is_needed_is_said() -> None:
+    larger = an_estimate(LONGEST, 40 * GIB, 9000.0)
+    assert (
+        headline(a_plan(estimates=(larger, DEFAULT, UNKNOWN)))
+        == "Nothing is predicted to fit in 24.00 GiB: the least needs 31.00 GiB."
+    )
+
+
+def test_where_nothing_is_known_a_probe_is_named_and_no_figure_invented() -> None:
+    said = headline(a_plan(estimates=(UNKNOWN,), baseline=UNKNOWN))
+    assert "autotune probe" in said
+    assert "GiB" not in said
+
+
+def test_room_beyond_the_error_leaves_no_doubt() -> None:
+    assert said_doubt(a_plan()) == ""
+
+
+def test_room_within_the_error_is_doubted_and_the_fastest_beyond_doubt_is_named() -> None:
+    tight = an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0)
+    assert tight.memory is not None
+    tight = replace(tight, memory=replace(tight.memory, error=0.35))
+    said = said_doubt(a_plan(estimates=(tight, FASTEST, SECOND)))
+    assert "(±35 %, 8.05 GiB)" in said
+    assert "9,000 tok/s, 4.00 GiB to spare: gradient_checkpointing=selective" in said
+
+
+def test_room_that_varied_lengths_may_take_is_doubted_too() -> None:
+    roomy = an_estimate(LONGEST, 20 * GIB, 9500.0)
+    assert roomy.memory is not None
+    assert said_doubt(a_plan(estimates=(roomy,))) == ""
+    varied = replace(roomy, memory=replace(roomy.memory, varied_bytes=3 * GIB))
+    said = said_doubt(a_plan(estimates=(varied,)))
+    assert "(±10 %, 2.00 GiB; batches of varied lengths may add 3.00 GiB)" in said
+
+
+def test_where_all_room_is_within_the_error_that_is_said() -> None:
+    tight = an_estimate(LONGEST, 23 * GIB, 9500.0)
+    assert said_doubt(a_plan(estimates=(tight,))).endswith("Nothing fits with its error to spare.")
+
+
+def test_a_change_names_only_what_is_changed() -> None:
+    assert said_change(Change(BASELINE, SECOND)) == "fits with lora=r16 packing=bfd, 3.00 GiB to spare"
+
+
+def test_candidates_are_counted_by_whether_they_fit() -> None:
+    assert said_counts(a_plan()) == ("4 candidates: 2 fitting, 1 not fitting, 1 unknown. 14 traces (5 new) in 12 s.")
+    assert said_counts(a_plan(estimates=(FASTEST,))).startswith("1 candidate: 1 fitting. ")
+
+
+def test_each_basis_that_is_shown_is_explained_with_its_largest_error() -> None:
+    said = said_bases([FASTEST, composed(SECOND, 0.2), SECOND])
+    assert len(said) == 2
+    assert said[0].startswith("traced: ")
+    assert said[0].endswith("memory may be off by 10 %")
+    assert said[1].startswith("about: ")
+    assert said[1].endswith("memory may be off by 35 %")
+
+
+def test_an_error_may_be_larger_than_the_whole() -> None:
+    assert said_bases([composed(SECOND, 1.63)])[0].endswith("memory may be off by 163 %")
+
+
+def test_unknown_candidates_are_counted_by_reason() -> None:
+    other = replace(UNKNOWN, candidate=BASELINE.but(attention="eager"))
+    third = replace(UNKNOWN, reason="never traced")
+    assert said_unknown(a_plan(estimates=(third, UNKNOWN, other))) == (
+        "2 unknown: strange_attention gives no shape",
+        "1 unknown: never traced",
+    )
+
+
+def test_the_target_says_which_part_of_a_gpu_may_be_used() -> None:
+    assert said_target(a_plan()).endswith("planned for RTX4090, which has 24.00 GiB")
+    assert said_target(a_plan(budget_bytes=BUDGET_BYTES // 2)).endswith("planned for 12.00 GiB of RTX4090")
+
+
+@pytest.mark.parametrize(("fixed", "said"), [({}, "TRL's default"), ({"lora": "none"}, "TRL's default beside that")])
+def test_what_was_fixed_is_told_from_what_is_the_default(fixed: dict[str, str], said: str) -> None:
+    plan = a_plan(settings={"fix": fixed})
+    assert said_choices(BASELINE, plan) == said
+    assert said_choices(BASELINE.but(lora="r16"), plan) == "lora=r16"
+    assert ("with lora=none" in said_target(plan)) == bool(fixed)
+
+
+def test_ways_out_name_what_was_not_allowed() -> None:
+    assert said_ways_out(a_plan())[0] == "--allow quantization would add 8bit, 4bit-nf4 (rounds the frozen weights)"

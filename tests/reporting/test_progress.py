@@ -1,0 +1,275 @@
+"""A run that is watched: in plain lines, and live in a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from autotune.core.candidate import Candidate
+from autotune.core.events import (
+    CandidateVetoed,
+    Event,
+    Noted,
+    ProbeFinished,
+    ProbeStarted,
+    Ranked,
+    StageStarted,
+    StudyResumed,
+    Tracing,
+    WorkloadReady,
+)
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.program import BACKWARD
+from autotune.core.status import ProbeStatus
+from autotune.reporting.live import Display
+from autotune.reporting.plain import PlainListener
+from autotune.reporting.progress import Progress
+from autotune.reporting.watch import watching
+from autotune.reporting.words import said
+from autotune.units import GIB
+from tests.reporting.examples import BASELINE, WINNER, a_workload
+from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, an_estimate
+
+PACKED = BASELINE.but(packing="bfd")
+RAN = Measurement(ProbeStatus.OK, peak_bytes=12 * GIB, tokens_per_second=10_000.0, wall_seconds=10.0)
+RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, wall_seconds=4.0, out_of_memory=OutOfMemory(BACKWARD, GIB, None, None))
+READY = WorkloadReady(a_workload(), 24 * GIB, 1234, BASELINE)
+EVENTS: tuple[Event, ...] = (
+    StageStarted("Tokenising chats.jsonl"),
+    READY,
+    Noted("The driver is [old]."),
+    ProbeStarted(0, BASELINE, "baseline", 16),
+    ProbeFinished(0, BASELINE, "baseline", RAN, best=True),
+    CandidateVetoed(1, WINNER, "it is illegal"),
+    ProbeStarted(2, PACKED, "search", 16),
+    ProbeFinished(2, PACKED, "search", RAN_OUT, best=False),
+)
+
+
+def plain(*events: Event) -> list[str]:
+    """Return the lines that the events are told in."""
+    lines: list[str] = []
+    listener = PlainListener(lines.append)
+    for event in events:
+        listener(event)
+    return lines
+
+
+def live(*events: Event, width: int = 100) -> str:
+    """Return what a terminal has been sent, without its control sequences."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, highlight=False, _environ={"TERM": "xterm"})
+    with watching(console) as listener:
+        for event in events:
+            listener(event)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+
+
+def followed(*events: Event) -> Progress:
+    """Return the progress after the events."""
+    progress = Progress()
+    for event in events:
+        progress.follow(event)
+    return progress
+
+
+def test_every_event_is_one_plain_line() -> None:
+    assert plain(*EVENTS) == [
+        "Tokenising chats.jsonl",
+        (
+            "Qwen2ForCausalLM (494M parameters) on 700 rows, 196,080 tokens, the longest 2,900; budget 24.00 GiB, "
+            "1,234 candidates"
+        ),
+        "note: The driver is [old].",
+        "probe 0 started (1 of at most 16): TRL's default",
+        "probe 0 ok: peak 12.00 GiB, 10,000 tok/s: TRL's default (best so far)",
+        (
+            "candidate 1 vetoed: it is illegal: gradient_checkpointing=off lora=r16 max_length=2048 packing=bfd "
+            "per_device_train_batch_size=4"
+        ),
+        "probe 2 started (2 of at most 16): packing=bfd",
+        "probe 2 out of memory: in backward, asking for 1.00 GiB: packing=bfd",
+    ]
+
+
+def test_a_reason_of_several_lines_stays_one_plain_line() -> None:
+    crashed = Measurement(ProbeStatus.CRASHED, reason="Traceback\nValueError")
+    assert plain(ProbeFinished(0, PACKED, "search", crashed, best=False))[0].count("\n") == 0
+
+
+def test_without_a_terminal_lines_are_written_as_they_are() -> None:
+    console = Console(file=io.StringIO(), width=40, record=True)
+    with watching(console) as listener:
+        listener(EVENTS[1])
+        listener(EVENTS[2])
+    assert console.export_text().splitlines() == plain(*EVENTS[1:3])
+
+
+def test_a_terminal_keeps_a_line_for_each_finished_probe() -> None:
+    shown = live(*EVENTS)
+    assert re.search(r"0 ok +12\.00 GiB +10,000 TRL's default +best so far", shown)
+    assert re.search(r"2 out of memory +- +- packing=bfd", shown)
+    assert "in backward, asking for 1.00 GiB" in shown
+
+
+def test_a_terminal_is_cleared_of_the_bar_even_when_a_run_fails() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with pytest.raises(KeyboardInterrupt), watching(console):
+        raise KeyboardInterrupt
+    assert file.getvalue().endswith("\x1b[2K") or "\x1b[?25h" in file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_a_terminal_keeps_fits_it(width: int) -> None:
+    assert max(len(line) for line in re.split(r"[\n\r]", live(*EVENTS, width=width))) <= width
+
+
+def full(candidate: Candidate) -> str:
+    """Return a candidate with every choice."""
+    return " ".join(f"{knob}={choice}" for knob, choice in candidate.items())
+
+
+def test_the_baseline_is_learnt_from_its_probe_too() -> None:
+    assert plain(ProbeStarted(0, BASELINE, "baseline", 16), ProbeStarted(1, PACKED, "search", 16))[1].endswith(
+        "packing=bfd"
+    )
+
+
+def test_remaining_time_is_the_mean_probe_times_what_is_left() -> None:
+    assert followed(*EVENTS).remaining_seconds == (16 - 2) * 7.0
+
+
+def test_remaining_time_is_not_invented_before_a_probe_ended() -> None:
+    assert followed(*EVENTS[:4]).remaining_seconds is None
+
+
+BEST = ProbeFinished(3, PACKED, "search", RAN, best=True)
+RESUMED = (READY, StudyResumed(5, 2, 16, BEST))
+
+
+def test_a_resumed_run_counts_its_earlier_probes_and_knows_the_best_of_them() -> None:
+    progress = followed(*RESUMED)
+    assert (progress.done, progress.vetoed, progress.limit, progress.best) == (5, 2, 16, BEST)
+    assert plain(*RESUMED, ProbeStarted(9, WINNER, "search", 16))[1:] == [
+        "resumed with 5 of at most 16 probes, 2 vetoed; best so far: packing=bfd (10,000 tok/s, 12.00 GiB)",
+        "probe 9 started (6 of at most 16): " + said(WINNER, BASELINE),
+    ]
+
+
+def test_a_resumed_run_in_a_terminal_shows_what_went_before() -> None:
+    shown = live(*RESUMED)
+    assert "resumed with 5 of at most 16 probes, 2 vetoed; best so far: packing=bfd" in shown
+    assert "5 of at most 16 probes, 2 vetoed, " in shown
+
+
+def test_a_resumed_run_in_which_nothing_fits_so_far_says_so() -> None:
+    assert plain(READY, StudyResumed(1, 0, 16, None))[1] == "resumed with 1 of at most 16 probes; nothing fits so far"
+
+
+def test_a_confirmation_is_not_counted_against_the_limit() -> None:
+    assert plain(ProbeStarted(3, PACKED, "confirmation", 16)) == ["probe 3 started: confirming " + full(PACKED)]
+
+
+def test_a_confirmation_is_not_one_of_the_limited_probes() -> None:
+    progress = followed(*EVENTS, ProbeFinished(3, PACKED, "confirmation", RAN, best=False))
+    assert progress.done == 2
+
+
+def test_a_short_run_is_not_one_of_the_limited_probes_and_says_nothing_of_how_long_those_take() -> None:
+    run = ProbeFinished(3, PACKED, "comparison", Measurement(ProbeStatus.OK, wall_seconds=1.0), best=False)
+    assert followed(*EVENTS, run).done == 2
+    assert followed(*EVENTS, run).remaining_seconds == followed(*EVENTS).remaining_seconds
+    assert plain(ProbeStarted(3, PACKED, "comparison", 16)) == ["probe 3 started: short run of " + full(PACKED)]
+
+
+def test_the_best_so_far_is_kept_until_there_is_a_better() -> None:
+    assert followed(*EVENTS).said_best == "best so far: TRL's default (10,000 tok/s, 12.00 GiB)"
+    better = ProbeFinished(4, PACKED, "search", RAN, best=True)
+    assert followed(*EVENTS, better).said_best.startswith("best so far: packing=bfd")
+
+
+def test_a_candidate_is_told_in_full_until_the_baseline_is_known() -> None:
+    assert plain(CandidateVetoed(1, Candidate({"packing": "bfd", "liger": "off"}), "why"))[0].endswith(
+        "packing=bfd liger=off"
+    )
+
+
+TRACED = (
+    StageStarted("Tracing training steps with no GPU"),
+    Tracing(0, 180),
+    Ranked((DEFAULT,), BASELINE),
+    Tracing(45, 180, 65.0),
+    Ranked((FASTEST, DEFAULT), BASELINE),
+)
+FIRST = "first ranking: nothing of what is traced so far fits; the least needs 31.00 GiB"
+
+
+def frame(*events: Event, width: int, **environment: str) -> str:
+    """Return what is redrawn in a terminal after the events, as it is sent."""
+    file = io.StringIO()
+    where = {"TERM": "xterm-256color", **environment}
+    console = Console(file=file, force_terminal=True, width=width, highlight=False, _environ=where)
+    display = Display()
+    for event in events:
+        display.progress.follow(event)
+    console.print(display)
+    return file.getvalue()
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of what a terminal was sent, without styles."""
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+
+
+def test_traces_in_a_pipe_are_a_stage_and_their_first_ranking() -> None:
+    assert plain(*TRACED) == ["Tracing training steps with no GPU", FIRST]
+    assert plain(TRACED[-1])[0].startswith(
+        "first ranking, of what is traced so far: gradient_checkpointing=selective lora=r16 packing=bfd "
+    )
+    assert plain(TRACED[-1])[0].endswith(" (9,000 tok/s, 20.00 GiB)")
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colour", "no colour"])
+def test_traces_in_a_terminal_are_a_bar_with_counts_and_a_provisional_ranking(
+    width: int, environment: dict[str, str]
+) -> None:
+    sent = frame(*TRACED, width=width, **environment)
+    bar, title, _, *candidates = lines(sent)
+    assert bar.endswith(" 45 of about 180 traces, about 1 min 05 s left")
+    assert title == "Best of what is traced so far (provisional)"
+    assert [line.split()[:5] for line in candidates] == [
+        ["20.00", "GiB", "4.00", "GiB", "9,000"],
+        ["31.00", "GiB", "-7.00", "GiB", "7,000"],
+    ]
+    # The echo of ^C fits behind each line.
+    assert max(map(len, lines(sent))) <= width - 4
+    assert ("\x1b[31m" in sent) is not bool(environment)
+
+
+def test_a_candidate_that_is_too_long_for_its_line_is_cut_there() -> None:
+    long = an_estimate(LONGEST.but(attention="kernels-community/vllm-flash-attn3"), 1 << 30, 1.0)
+    *_, row = lines(frame(Ranked((long,), BASELINE), width=100))
+    assert row.endswith("…")
+    assert len(row) <= 96
+
+
+def test_remaining_time_is_not_invented_before_a_trace_was_run() -> None:
+    assert lines(frame(*TRACED[:2], width=100))[0].endswith(" 0 of about 180 traces")
+
+
+def test_the_next_stage_takes_the_place_of_the_bar() -> None:
+    assert "of about" not in frame(*TRACED, StageStarted("Looking for a change"), width=100)
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "dumb"})
+    with watching(console) as listener:
+        for event in TRACED:
+            listener(event)
+    assert file.getvalue().splitlines() == ["Tracing training steps with no GPU", FIRST]

@@ -1,0 +1,134 @@
+"""The memory of one step in a report: the same figures as the timeline's, named, stacked and drawn."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from autotune.core.memory_timeline import MemoryTimeline
+from autotune.reporting import page as home
+from autotune.reporting.page import html, markdown
+from autotune.reporting.page.charts import charts
+from autotune.reporting.page.result_values import result_values
+from autotune.reporting.page.step_charts import step_charts
+from autotune.reporting.steps import PARTS, Step, shown_levels, shown_parts, stretches
+from autotune.units import GIB
+from tests.reporting.examples import a_result, a_timeline, traced
+
+# https://jfly.uni-koeln.de/color/, and a grey.
+OKABE_ITO = {"#0072b2", "#cc79a7", "#d55e00", "#009e73", "#e69f00", "#f0e442", "#56b4e9", "#999999"}
+
+
+def course(timeline: MemoryTimeline, budget_bytes: int = 24 * GIB) -> Any:
+    """Return the figure of a step."""
+    _, chart = step_charts([Step("recommended", "recommended", timeline)], budget_bytes)
+    return chart.figure
+
+
+def test_every_byte_of_a_moment_is_in_one_part() -> None:
+    timeline = a_timeline()
+    levels = shown_levels(timeline)
+    beside = 4 * GIB
+    assert tuple(levels) == tuple(part for part in PARTS if part in levels)
+    assert [sum(sizes[moment] for sizes in levels.values()) for moment in range(timeline.moments)] == [
+        total + beside for total in timeline.totals
+    ]
+    assert max(map(sum, zip(*levels.values(), strict=True))) == timeline.need_bytes == 20 * GIB
+    assert sum(shown_parts(timeline.breakdown).values()) == timeline.need_bytes
+
+
+def test_stretches_are_named_by_their_micro_batches_and_passes() -> None:
+    assert [part.name for part in stretches(a_timeline(micro_batches=8))] == [
+        "before the step", "micro-batch 1, forward", "micro-batch 1, backward",
+        "micro-batch 2 to 8, forward", "micro-batch 2 to 8, backward", "optimizer step",
+    ]  # fmt: skip
+    assert stretches(a_timeline())[3].name == "micro-batch 2, forward"
+    assert stretches(a_timeline(micro_batches=1))[1].name == "micro-batch, forward"
+
+
+def test_the_stack_reaches_the_need_at_the_peak_and_the_line_is_the_budget() -> None:
+    figure = course(a_timeline())
+    stacked = [trace["y"] for trace in figure["data"] if "stackgroup" in trace]
+    assert max(map(sum, zip(*stacked, strict=True))) == pytest.approx(20)
+    assert figure["layout"]["shapes"][0]["y0"] == 24
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["budget 24.00 GiB", "needs 20.00 GiB"]
+    xs = figure["data"][0]["x"]
+    assert (xs[0], xs[-1]) == (0, 1)
+    assert xs == sorted(xs)
+
+
+def test_a_part_of_a_single_moment_is_wide_enough_to_be_seen() -> None:
+    figure = course(a_timeline())
+    first, second, *_ = figure["data"][0]["x"]
+    assert second - first >= 0.03
+
+
+def test_a_budget_far_above_is_told_and_not_drawn() -> None:
+    figure = course(a_timeline(), budget_bytes=640 * GIB)
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["needs 20.00 GiB"]
+    assert figure["layout"]["yaxis"]["range"][1] < 30
+
+
+def test_both_steps_are_drawn_with_the_same_axis_and_each_part_has_its_colour() -> None:
+    found = {chart.name: chart for chart in charts(result_values(traced()))}
+    assert found.keys() >= {"step_recommended", "step_default", "breakdown"}
+    ranges = [found[name].figure["layout"]["yaxis"]["range"] for name in ("step_recommended", "step_default")]
+    assert ranges[0] == ranges[1]
+    for name in ("step_recommended", "step_default", "breakdown"):
+        colours = [
+            (
+                trace.get("fillcolor") or trace["marker"]["color"],
+                trace.get("marker", {}).get("pattern", {}).get("shape"),
+            )
+            for trace in found[name].figure["data"]
+            if trace["name"] != "all"
+        ]
+        assert len(set(colours)) == len(colours)
+    bars = {trace["name"]: trace["x"] for trace in found["breakdown"].figure["data"]}
+    assert sum(sizes[0] for sizes in bars.values()) == pytest.approx(20)
+
+
+def test_the_colours_are_ones_that_colour_blind_people_tell_apart() -> None:
+    style = (files(home) / "page.css").read_text(encoding="utf-8")
+    parts = ("parameter", "state", "gradient", "activation", "temporary", "rest", "vllm", "reserve")
+    colours = [found for part in parts for found in re.findall(rf"--{part}: (#[0-9a-f]+);", style)]
+    assert set(colours) == OKABE_ITO
+    assert len(colours) == len(parts)
+
+
+def test_the_charts_are_told_in_words() -> None:
+    told = {chart.name: chart.said for chart in charts(result_values(traced()))}
+    assert told["step_recommended"].startswith(
+        "20.00 GiB of the 24.00 GiB are needed, 4.00 GiB of them beside tensors, within 10.0 %; traced. The most is "
+        "held in micro-batch 2, forward: parameter 4.00 GiB"
+    )
+    assert "Probes measured 13.00 GiB reserved" in told["step_recommended"]
+    assert "optimizer step 11.00 GiB" in told["step_recommended"]
+    assert "TRL's default needs 20.00 GiB: context 1.00 GiB" in told["breakdown"]
+
+
+def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> None:
+    shown = result_values(a_result(settings={"plan": False}))
+    assert shown.steps == ()
+    assert shown.untraced == (
+        "What is live when in a step of recommended and TRL's default is not known: predictions were turned off, and "
+        "with them traces."
+    )
+    assert "step_" not in "".join(chart.name for chart in charts(shown))
+    assert "What is live when" in html(a_result())
+    one = traced()
+    assert one.baseline is not None
+    half = result_values(replace(one, baseline=replace(one.baseline, timeline=None)))
+    assert [step.role for step in half.steps] == ["recommended"]
+    assert half.untraced.startswith(
+        "What is live when in a step of TRL's default is not known: its step was not traced"
+    )
+
+
+def test_the_figures_of_the_page_are_json_and_the_page_says_nothing_is_missing() -> None:
+    assert "What is live when" not in html(traced())
+    assert markdown(traced()) == markdown(a_result())
