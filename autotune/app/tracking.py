@@ -16,7 +16,8 @@ from autotune.planning.tracing.store import Traces
 # fewer are enough here than for a search, which has to know what to veto.
 _EXPLORED = 28
 # Technique combinations that are traced at once: first the baseline's, for a first ranking after a few seconds, then
-# those of recipes; then many, since each time costs about a second: processes start, and wait for one another at the end.
+# those of recipes; then many, since each time costs about a second: processes start, and wait for each other at the
+# end.
 _AT_ONCE = (1, 3, 12)
 # Most technique combinations that are traced after the first ranking. With the default spaces and the 8B shape, the
 # answer needs 3 to 10; if everything is allowed, 26.
