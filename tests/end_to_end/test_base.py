@@ -95,6 +95,7 @@ def test_trl_trains_by_it(found: tuple[Ended, Path], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(found[1] / "autotune-mine" / "train.py"), "--max_steps", "2"],

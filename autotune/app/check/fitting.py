@@ -173,10 +173,14 @@ class Fitting:
 
     def _remedy(self, remedies: Remedies, planned: Planned, answer: Answer) -> Remedy | None:
         extra_bytes = CPU_PROCESS_BYTES if planned.gpu is None else 0
-        changed = remedies.smallest(self.task.budget_bytes, extra_bytes)
+        file, now = self.task.written.file, answer.need.memory if answer.need is not None else None
+        # No change that trains the same takes weights from the device.
+        stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
+        changed = None
+        if stays + extra_bytes <= self.task.budget_bytes:
+            changed = remedies.smallest(self.task.budget_bytes, extra_bytes)
         if changed is None:
             return None
-        file, now = self.task.written.file, answer.need.memory if answer.need is not None else None
         diff = ""
         if file is not None and not any(f"--{path[-1]}" in self.task.written.command.words for path in changed.keys):
             edits = [

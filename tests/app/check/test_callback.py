@@ -75,6 +75,7 @@ def test_what_will_not_fit_is_stopped_before_its_first_step(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_fits_is_trained(small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path) -> None:
     lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", peft_config=lora)

@@ -236,6 +236,7 @@ def test_probing_needs_the_device_that_is_here(write: Write, checked: Checked) -
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_real_run_decides_on_both_sides_of_the_limit(write: Write, checked: Checked) -> None:
     file = write("sft", "per_device_train_batch_size: 8\nuse_cpu: true\nbf16: false\n")
     asked = {"config": str(file), "trainer": "sft"}
