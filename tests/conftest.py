@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # Threads that wait for one another by spinning are many times slower where several test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A pipeline that was started in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
