@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autotune.cli.arguments import add_json, add_memory_budget, add_trainer, trainer_names
+from autotune.cli.arguments import add_json, add_memory_budget, trainer_names
 from autotune.core.verdict import Verdicts
 from autotune.errors import InputError
 
@@ -22,7 +22,7 @@ _GRAVITY = (0, 3, 1, 2)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; their names are those of ``autotune.check``."""
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="*", help="configurations of TRL's; or -- and a command")
-    add_trainer(parser)
+    parser.add_argument("--trainer", metavar="NAME", help="TRL's trainer (default: as the command or the keys say)")
     parser.add_argument("--model", metavar="MODEL", help="instead of model_name_or_path")
     parser.add_argument("--dataset", metavar="DATASET", help="instead of the configuration's own")
     device = parser.add_mutually_exclusive_group()
