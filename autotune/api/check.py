@@ -11,7 +11,7 @@ from autotune.app.check.check import check as checked
 from autotune.app.check.check import check_each, check_object
 from autotune.app.check.fix import fix_legacy as fixed
 from autotune.core.events import Listener, ignore
-from autotune.core.verdict import Fixed, Severity, Verdict
+from autotune.core.verdict import EXIT_CODES, Fixed, Outcome, Severity, Verdict
 from autotune.errors import InputError, WillNotFit
 
 if TYPE_CHECKING:
@@ -70,9 +70,14 @@ def check(
         when_unsure=when_unsure,
         listener=listener,
     )
-    if found.exit_code in (1, 2):
-        raise WillNotFit(f"{found.headline}.", found, hint=_hint(found))
+    if found.exit_code in (EXIT_CODES[Outcome.DOES_NOT_FIT], EXIT_CODES[Outcome.CANNOT_RUN]):
+        raise stopped(found)
     return found
+
+
+def stopped(found: Verdict) -> WillNotFit:
+    """Return the error that says why a training should not start, and what would help."""
+    return WillNotFit(f"{found.headline}.", found, hint=_hint(found))
 
 
 def verdict(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import TrainerCallback
 
-from autotune.api.check import check
-from autotune.core.verdict import Outcome
-from autotune.errors import InputError
+from autotune.api.check import stopped, verdict
+from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
+from autotune.errors import AutotuneError, InputError
 from autotune.units import MIB
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         trainer = DPOTrainer(…, callbacks=[autotune.PreflightCallback()])
         trainer.train()  # raises autotune.WillNotFit, or trains
 
-    What is too close to call, or not known, is logged as a warning and trains, unless ``when_unsure`` is ``fail``.
-    Trainings of several processes are not checked, and a warning says so.
+    What is too close to call, not known, or cannot be checked is logged as a warning and trains, unless ``when_unsure``
+    is ``fail``. Trainings of several processes are not checked, and a warning says so. Evaluation is taken to be on
+    rows like those that are trained on.
 
     Args:
         dataset: what the rows were read from, as for :func:`autotune.check`. None: the trainer's own rows; those of DPO
@@ -71,19 +72,35 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         """Check the training.
 
         Raises:
-            WillNotFit: it will not fit, or cannot run.
-            InputError: its model or its rows are not what a check can read.
+            WillNotFit: it will not fit.
+            AutotuneError: it cannot be checked, and ``when_unsure`` is ``fail``.
         """
         if args.world_size > 1:
             _LOG.warning("A training of %s processes is not checked before it starts.", args.world_size)
             return
+        try:
+            found = self._checked(args, kwargs)
+        except AutotuneError as error:
+            if self._when_unsure == "fail":
+                raise
+            _LOG.warning("autotune cannot check this training: %s", error)
+            return
+        # The trainer is there already, so whatever a check says against its building is not so here.
+        if found.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT]:
+            raise stopped(found)
+        told = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
+        told("autotune: %s", found.headline)
+
+    def _checked(self, args: Any, kwargs: dict[str, Any]) -> Verdict:
         model, processor = kwargs["model"], kwargs["processing_class"]
+        if processor is None:
+            raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
         peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
         with tempfile.TemporaryDirectory(prefix="autotune-") as name:
             folder = Path(name)
             base = model.get_base_model() if peft_config is not None else model
             quantization = _saved(base, processor, folder / "model")
-            verdict = check(
+            return verdict(
                 _arguments(args, base, quantization),
                 model=str(folder / "model"),
                 dataset=self._dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
@@ -92,8 +109,6 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 memory_budget=self._budget or _free(args),
                 when_unsure=self._when_unsure,
             )
-        told = _LOG.warning if verdict.outcome is not Outcome.FITS else _LOG.info
-        told("autotune: %s", verdict.headline)
 
 
 def _saved(model: Any, processor: Any, folder: Path) -> Any:

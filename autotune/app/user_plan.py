@@ -91,10 +91,7 @@ def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: 
     Raises:
         InputError: it is for an unknown trainer, or sets something that a trace does not support; the message names it.
     """
-    trainer = next((item for item in trainers().values() if item.config_class == config.kind), None)
-    if trainer is None:
-        known = ", ".join(item.config_class for item in trainers().values())
-        raise InputError(f"A {config.kind} is no configuration that autotune knows.", hint=f"It knows {known}.")
+    trainer = trainer_of(config)
     own, traced = trainer.config_fields, traced_fields(trainer)
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
     _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
@@ -113,6 +110,19 @@ def traced_fields(trainer: Trainer) -> frozenset[str]:
     """Return the fields of a trainer's configuration on which a step depends, those that set sizes included."""
     sizes = _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
     return _TRACED | trainer.config_fields.traced | _fields(trainer, only_sizes=False) | sizes
+
+
+def trainer_of(config: Configuration) -> Trainer:
+    """Return the trainer that a configuration is for.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = next((item for item in trainers().values() if item.config_class == config.kind), None)
+    if found is None:
+        known = ", ".join(item.config_class for item in trainers().values())
+        raise InputError(f"A {config.kind} is no configuration that autotune knows.", hint=f"It knows {known}.")
+    return found
 
 
 def configuration_of(config: object) -> Configuration:

@@ -14,7 +14,7 @@ from autotune.app.check.reading import plan_of, read
 from autotune.app.check.remembered import Verdicts, key_of
 from autotune.app.check.task import Task, UnreadError, fatal
 from autotune.app.planned import CPU, Planned, planned_machine
-from autotune.app.user_plan import configuration_of, peft_words
+from autotune.app.user_plan import configuration_of, peft_words, trainer_of
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import Listener, StageStarted
 from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, headline
@@ -24,7 +24,6 @@ from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.trainers import trainers
 
 
 def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) -> Verdict:
@@ -110,10 +109,28 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
         return task.wrong(found)
     try:
         started = launching(task.written, known, config)
-        if not task.asked.fits:
-            return task.verdict(Outcome.READ, findings=found, processes=started.processes)
-        if task.planned is None:
-            return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
+    except InputError as error:
+        return task.wrong((*found, Finding(Severity.ERROR, str(error))))
+    if not task.asked.fits:
+        return task.verdict(Outcome.READ, findings=found, processes=started.processes)
+    if task.planned is None:
+        return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
+    return _fitted(task, known, config, started, found, tracer, cache, listener)
+
+
+def _fitted(
+    task: Task,
+    known: ReadCommand,
+    config: Configuration,
+    started: Launching,
+    found: tuple[Finding, ...],
+    tracer: ServerTracer,
+    cache: Cache,
+    listener: Listener,
+) -> Verdict:
+    """Return whether a configuration fits, of which the keys have been judged."""
+    assert task.planned is not None
+    try:
         user = plan_of(task.written, known, config)
         return Fitting(task, known, config, started, user, found).verdict(task.planned, tracer, cache, listener)
     except UnreadError as error:
@@ -127,10 +144,7 @@ def check_object(config: object, peft_config: object | None, asked: Asked, liste
     """Return the verdict on a configuration object; see :func:`autotune.check`."""
     started = time.monotonic()
     found = configuration_of(config)
-    trainer = next((item for item in trainers().values() if item.config_class == found.kind), None)
-    if trainer is None:
-        names = ", ".join(item.config_class for item in trainers().values())
-        raise InputError(f"A {found.kind} is no configuration that autotune knows.", hint=f"It knows {names}.")
+    trainer = trainer_of(found)
     if asked.model is None or asked.dataset is None:
         raise InputError("A configuration object names no model and no data.", hint="Give model= and dataset=.")
     text = Written(Command(trainer.name, ()), None, trainer.name)
@@ -142,5 +156,4 @@ def check_object(config: object, peft_config: object | None, asked: Asked, liste
     words = {**peft_words(peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.cores, listener) as tracer:
-        user = plan_of(task.written, known, found)
-        return Fitting(task, known, found, Launching(), user, ()).verdict(planned, tracer, user_cache(), listener)
+        return _fitted(task, known, found, Launching(), (), tracer, user_cache(), listener)

@@ -53,7 +53,9 @@ def _rows(asked: Asked, read: ReadCommand) -> tuple[DatasetSource, str | None]:
     script: Mapping[str, object] = next(scripts, {})
     test = str(script.get("dataset_test_split") or "test")
     if asked.dataset is not None:
-        return dataset_source(asked.dataset), test
+        source = dataset_source(asked.dataset)
+        # A file has one split: training is taken to be evaluated on rows like those.
+        return source, None if source.data_files is not None else test
     mixture = read.configurations[MIXTURE].values
     items = mixture.get("datasets") or []
     if isinstance(items, list) and items:
