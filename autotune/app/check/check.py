@@ -96,7 +96,7 @@ def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
     except InputError as error:
         if word is not None or asked.probe:
             raise
-        return None, f"{error.message.removesuffix('.')} {error.hint}"
+        return None, str(error)
 
 
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
