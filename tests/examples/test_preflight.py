@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "preflight"
 FITS, TIGHT = "4GiB", "1MiB"
 LIMITS = [(TIGHT, 1), (FITS, 0)]
+CONFIGURATION = "configs/sft/small.yaml"
 STARTED = "the job started"
 
 
@@ -80,18 +81,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("budget", "code"), LIMITS)
-def test_the_guard_starts_only_what_fits(budget: str, code: int, project: Project) -> None:
-    words = (RECIPES / "guard.sh", "trl", "sft", "--config", "configs/sft/small.yaml")
-    ended = project.run(*words, AUTOTUNE_CHECK=f"--memory-budget {budget}")
-    assert ended.returncode == code, ended.stderr
-    assert (STARTED in ended.stdout) is (code == 0)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize(("budget", "code"), LIMITS)
-def test_the_batch_job_starts_only_what_fits(budget: str, code: int, project: Project) -> None:
-    words = ("bash", RECIPES / "job.sbatch", "configs/sft/small.yaml", "sft")
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param((RECIPES / "guard.sh", "trl", "sft", "--config", CONFIGURATION), id="guard"),
+        pytest.param(("bash", RECIPES / "job.sbatch", CONFIGURATION, "sft"), id="batch job", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_script_starts_only_what_fits(
+    words: tuple[str | Path, ...], budget: str, code: int, project: Project
+) -> None:
     ended = project.run(*words, AUTOTUNE_CHECK=f"--memory-budget {budget}")
     assert ended.returncode == code, ended.stderr
     assert (STARTED in ended.stdout) is (code == 0)
@@ -122,7 +121,7 @@ def test_the_test_passes_only_what_fits(budget: str, code: int, project: Project
 def test_the_action_passes_only_what_fits(budget: str, code: int, project: Project) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     inputs = {name: str(value.get("default", "")) for name, value in action["inputs"].items()}
-    inputs |= {"config": "configs/sft/small.yaml", "trainer": "sft", "gpu": "cpu", "package": ""}
+    inputs |= {"config": CONFIGURATION, "trainer": "sft", "gpu": "cpu", "package": ""}
     inputs["options"] = f"--memory-budget {budget}"
     codes = []
     for step in action["runs"]["steps"]:
@@ -137,7 +136,7 @@ def test_the_action_passes_only_what_fits(budget: str, code: int, project: Proje
 def test_the_hook_refuses_a_key_that_is_none(project: Project) -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     entry = [*shlex.split(hook["entry"]), "--trainer", "sft"]
-    ended = project.run(*entry, "configs/sft/small.yaml", "broken.yaml")
+    ended = project.run(*entry, CONFIGURATION, "broken.yaml")
     assert ended.returncode == 2
     assert "Did you mean packing?" in ended.stdout
     # The first of the two can be read.
