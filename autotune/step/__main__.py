@@ -40,7 +40,7 @@ def main() -> int:
     if arguments.once is not None:
         from autotune.step.child import run_once
 
-        return run_once(arguments.once, arguments.jobs)
+        return run_once(arguments.once, arguments.jobs, arguments.device)
     from autotune.step.server import Server
 
     return Server(device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()

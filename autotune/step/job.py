@@ -24,12 +24,27 @@ class JobContext:
     sent_seconds: float
 
 
+def _one(request: object) -> int:
+    return 1
+
+
+def _always(reply: object) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class JobType:
-    """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply."""
+    """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply.
+
+    Attributes:
+        processes: how many processes run a request together, each with a rank.
+        succeeded: whether a reply is one after which the other ranks may go on.
+    """
 
     request: type
     run: Callable[[Any, JobContext], object]
+    processes: Callable[[Any], int] = _one
+    succeeded: Callable[[Any], bool] = _always
 
 
 def failure_of(error: Exception) -> Failure:

@@ -28,6 +28,7 @@ class Server:
         self._device = device
         self._spawn = spawn
         self._jobs_module = jobs_module
+        self._arguments = ["--device", device, *(["--jobs", jobs_module] if jobs_module is not None else [])]
         self._parent = os.getppid()
         self._running: int | None = None
         # Output of libraries must not mix with the events.
@@ -93,17 +94,15 @@ class Server:
             die_with(server)
             os.close(self._events)
             redirect_output(folder)
-            status = execute(folder, jobs)
+            status = execute(folder, jobs, self._arguments)
         except BaseException:  # noqa: BLE001 the forked process must not return into the server's loop
             traceback.print_exc()
         finally:
             os._exit(status)
 
     def _spawned(self, folder: Path) -> int:
-        arguments = [sys.executable, "-P", "-m", "autotune.step", "--device", self._device]
+        arguments = [sys.executable, "-P", "-m", "autotune.step", *self._arguments]
         arguments += ["--parent", str(os.getpid()), "--once", str(folder)]
-        if self._jobs_module is not None:
-            arguments += ["--jobs", self._jobs_module]
         return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD])
 
     def _reap(self) -> None:

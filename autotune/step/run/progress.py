@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, program
+from autotune.step.distributed import agree
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
 from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, WholeStep, enough
@@ -143,8 +144,9 @@ class Progress(TrainerCallback):
             control.should_training_stop = True
         else:
             self._time_step(index, now, self.batches)
-            if self.steps_done >= self.batches.worst_steps and enough(
-                self._schedule, self.timed, self.updates, self.whole_step, self.generations
+            # Ranks time their steps differently, and all have to stop after the same one.
+            if self.steps_done >= self.batches.worst_steps and agree(
+                enough(self._schedule, self.timed, self.updates, self.whole_step, self.generations)
             ):
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing
