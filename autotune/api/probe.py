@@ -29,6 +29,7 @@ def probe(
     completion_length: int | str | None = None,
     prompt_coverage: float | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
+    num_processes: int | None = None,
     memory_budget: str | int | None = None,
     margin: float = 0.05,
     global_batch_size: int | None = None,
@@ -68,7 +69,9 @@ def probe(
         prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
             evaluation each: the longest are dropped, since these trainers cut none. None: 1.
         device: ``auto`` takes a GPU where there is one.
-        memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
+        num_processes: processes that train together, each on a GPU of its own; None: one on each visible GPU, or a
+            single one on a CPU. On a CPU, each has an equal share of the memory.
+        memory_budget: memory that each process may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: as
             ``base`` says, or 8 per process, as TRL's defaults give.
@@ -105,6 +108,7 @@ def probe(
         completion_length=completion_length,
         prompt_coverage=prompt_coverage,
         device=device,
+        num_processes=num_processes,
         margin=margin,
         global_batch_size=global_batch_size,
         max_length=max_length,

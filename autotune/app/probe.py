@@ -66,11 +66,12 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
     started = time.monotonic()
     given = _given(asked, options) if asked.base is None else None
-    machine = inspect_machine(options.device)
+    machine = inspect_machine(options.device, options.num_processes)
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
-    with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
+    hardware = machine.hardware
+    with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
         base = None
         if asked.base is not None:
             listener(StageStarted(f"Reading {asked.base.place} with TRL's parser"))

@@ -61,9 +61,16 @@ def add_device(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help=f"{what} (default: auto, a GPU if any)")
 
 
+def add_num_processes(parser: argparse._ActionsContainer, default: str) -> None:
+    """Declare --num-processes; ``default`` describes its default."""
+    parser.add_argument(
+        "--num-processes", type=int, metavar="N", help=f"processes that train together (default: {default})"
+    )
+
+
 def add_memory_budget(parser: argparse._ActionsContainer, default: str) -> None:
     """Declare --memory-budget; ``default`` describes its default."""
-    parser.add_argument("--memory-budget", metavar="SIZE", help=f"memory for training, as 24GiB (default: {default})")
+    parser.add_argument("--memory-budget", metavar="SIZE", help=f"memory of each process, as 24GiB (default: {default})")
 
 
 def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_length: str) -> None:

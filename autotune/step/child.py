@@ -12,7 +12,7 @@ from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError
-from autotune.step.imports import accelerator_is_initialized, import_libraries
+from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
 from autotune.step.job import JobContext, JobType, failure_of
 from autotune.step.ranks import RANK_FAILED, Start, forked, is_rank, run_ranks, spawned
 
@@ -25,12 +25,11 @@ def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
     return {**JOBS, **extra}
 
 
-def run_once(folder: Path, jobs_module: str | None, device: str) -> int:
+def run_once(folder: Path, jobs_module: str | None, arguments: list[str]) -> int:
     """Import the libraries and run the job in ``folder`` in this process; return the exit status."""
     redirect_output(folder)
     import_libraries()
-    further = ["--jobs", jobs_module] if jobs_module is not None else []
-    return execute(folder, offered_jobs(jobs_module), ["--device", device, *further])
+    return execute(folder, offered_jobs(jobs_module), arguments)
 
 
 def redirect_output(folder: Path) -> None:
@@ -63,6 +62,8 @@ def execute(folder: Path, jobs: Mapping[str, JobType], arguments: list[str]) -> 
         if job.processes(request) > 1 and not is_rank():
             reply = run_ranks(folder, job.processes(request), _start(jobs, arguments))
         else:
+            if not is_rank():
+                see_one_gpu()
             reply = job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))
             succeeded = job.succeeded(reply)
     except InputError as error:

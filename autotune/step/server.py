@@ -22,13 +22,17 @@ _PARENT_CHECK_SECONDS = 1.0
 
 
 class Server:
-    """Serves one parent, one job at a time. See :mod:`autotune.step.__main__` for the protocol."""
+    """Serves one parent, one job at a time. See :mod:`autotune.step.__main__` for the protocol.
 
-    def __init__(self, *, device: str, spawn: bool, jobs_module: str | None) -> None:
+    Args:
+        arguments: of ``python -m autotune.step``, for jobs that need an interpreter of their own.
+    """
+
+    def __init__(self, arguments: list[str], *, device: str, spawn: bool, jobs_module: str | None) -> None:
         self._device = device
         self._spawn = spawn
         self._jobs_module = jobs_module
-        self._arguments = ["--device", device, *(["--jobs", jobs_module] if jobs_module is not None else [])]
+        self._arguments = arguments
         self._parent = os.getppid()
         self._running: int | None = None
         # Output of libraries must not mix with the events.

@@ -11,6 +11,7 @@ from autotune.cli.arguments import (
     add_json,
     add_memory_budget,
     add_model,
+    add_num_processes,
     add_rollouts,
     add_same_training,
     add_space,
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_evaluation(given)
     add_rollouts(given)
     add_device(given, "where to train")
+    add_num_processes(given, "one on each visible GPU, or one on a CPU")
     add_memory_budget(given, "what is free")
     given.add_argument(
         "--margin", type=float, metavar="SHARE", help="share of the budget to keep free, 0 to 0.5 (default: 0.05)"
