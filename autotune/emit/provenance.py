@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, launches
 from autotune.emit.rows import TrainingRows
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_rate
@@ -41,6 +42,13 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
     ]
     if chosen.plan.completions is not None:
         sentences += _of_completions(result, chosen)
+    if launches(chosen.plan):
+        sentences.append(
+            f"{ACCELERATE} says how accelerate starts its {chosen.plan.launch.processes} processes; it has the place of "
+            f"{DEEPSPEED} in it, which changes if the bundle is moved."
+            if chosen.plan.args.get("deepspeed")
+            else f"{ACCELERATE} says how accelerate starts its {chosen.plan.launch.processes} processes."
+        )
     if chosen.plan.peft:
         sentences.append(
             f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
