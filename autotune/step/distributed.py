@@ -88,10 +88,9 @@ class EngineCheck(TrainerCallback):
     def __init__(self, trainer: Any, processes: int) -> None:
         self._trainer = trainer
         self._processes = processes
-        args = trainer.args
-        document = args.deepspeed if isinstance(args.deepspeed, Mapping) else {}
-        self._stage = document.get("zero_optimization", {}).get("stage") if document else None
-        self._fsdp = bool(args.fsdp)
+        document = trainer.args.deepspeed
+        self._stage = document["zero_optimization"]["stage"] if isinstance(document, Mapping) else None
+        self._fsdp = bool(trainer.args.fsdp)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Check it before the first step.
@@ -101,6 +100,7 @@ class EngineCheck(TrainerCallback):
         """
         if state.global_step == 0:
             planned, running = self._planned(), running_engine(self._trainer)
+            print(f"Trained by {running}.", flush=True)  # noqa: T201 the job's log
             if planned != running:
                 raise WrongEngineError(f"planned was {planned}, and what runs is {running}")
 

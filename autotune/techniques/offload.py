@@ -51,6 +51,8 @@ class Offload(Technique):
         sharding = candidate.get("sharding", DDP)
         if choice not in _EXISTS.get(sharding, frozenset()):
             return f"sharding={sharding} has no offload={choice}"
+        if sharding == FSDP2 and setting.machine.hardware.kind == "cpu":
+            return "FSDP2 offloads from an accelerator, and there is no accelerator"
         optimizer = str(candidate.get("optimizer", ""))
         if choice != PARAMETERS and any(part in optimizer for part in _ON_GPU_ONLY):
             return f"optimizer={optimizer} runs on a GPU only, and offload={choice} runs it on the host"
