@@ -92,7 +92,7 @@ def setting(
     return Setting(of or workload(), machine, global_batch_size, token_coverage, allowed)
 
 
-def plan_with(here: Setting, trainer: str = "sft", **choices: Choice) -> TrainingPlan:
+def plan_with(here: Setting, choices: Mapping[str, Choice], trainer: str = "sft") -> TrainingPlan:
     """Return the plan of TRL's defaults with some other choices."""
     known = find_trainer(trainer)
     baseline = Candidate({item.name: item.default(here) for item in known.techniques})

@@ -70,7 +70,9 @@ def add_num_processes(parser: argparse._ActionsContainer, default: str) -> None:
 
 def add_memory_budget(parser: argparse._ActionsContainer, default: str) -> None:
     """Declare --memory-budget; ``default`` describes its default."""
-    parser.add_argument("--memory-budget", metavar="SIZE", help=f"memory of each process, as 24GiB (default: {default})")
+    parser.add_argument(
+        "--memory-budget", metavar="SIZE", help=f"memory of each process, as 24GiB (default: {default})"
+    )
 
 
 def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_length: str) -> None:

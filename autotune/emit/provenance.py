@@ -43,11 +43,13 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
     if chosen.plan.completions is not None:
         sentences += _of_completions(result, chosen)
     if launches(chosen.plan):
+        count = chosen.plan.launch.processes
+        moved = (
+            f" It says where {DEEPSPEED} is; change that if you move it." if chosen.plan.args.get("deepspeed") else ""
+        )
         sentences.append(
-            f"{ACCELERATE} says how accelerate starts its {chosen.plan.launch.processes} processes; it has the place of "
-            f"{DEEPSPEED} in it, which changes if the bundle is moved."
-            if chosen.plan.args.get("deepspeed")
-            else f"{ACCELERATE} says how accelerate starts its {chosen.plan.launch.processes} processes."
+            f"{ACCELERATE} says how `accelerate launch` starts {'1 process' if count == 1 else f'{count} processes'}."
+            + moved
         )
     if chosen.plan.peft:
         sentences.append(

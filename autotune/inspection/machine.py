@@ -45,8 +45,8 @@ def machine(device: Literal["auto", "cuda", "cpu"] = "auto", processes: int | No
 def _shared_out(host: Hardware, processes: int | None) -> Hardware:
     """Return a CPU of which each process gets an equal share of the memory."""
     count = processes or 1
-    shares = {"memory_bytes": host.memory_bytes // count, "used_by_others_bytes": host.used_by_others_bytes // count}
-    return replace(host, processes=count, **shares)
+    memory, used = host.memory_bytes // count, host.used_by_others_bytes // count
+    return replace(host, processes=count, memory_bytes=memory, used_by_others_bytes=used)
 
 
 def _joined(gpus: Sequence[Hardware], processes: int | None) -> Hardware:

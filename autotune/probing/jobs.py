@@ -140,14 +140,13 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
 
 
 def _measurement(ending: Ending, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
-    several = request.plan.launch.processes > 1
     try:
-        reply = read_reply(folder, RanksReply if several else ProbeReply)
+        if request.plan.launch.processes == 1:
+            return _replied(read_reply(folder, ProbeReply))
+        group = read_reply(folder, RanksReply)
     except ExchangeError as error:
         return classify(ending, str(error), last_lines(folder, 50), limit_bytes=request.limit_bytes, kills=kills)
-    if isinstance(reply, RanksReply):
-        return _of_group(reply, request, folder, kills)
-    return _replied(reply)
+    return _of_group(group, request, folder, kills) if isinstance(group, RanksReply) else _replied(group)
 
 
 def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int) -> Measurement:

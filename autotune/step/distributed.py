@@ -53,11 +53,10 @@ def join(plan: TrainingPlan, device: DeviceKind) -> None:
     """
     if device != "cpu" or not plan.args.get("deepspeed"):
         return
-    import deepspeed
-
+    engine: Any = importlib.import_module("deepspeed")
     backend: Any = importlib.import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None
-    deepspeed.init_distributed("gloo")
+    engine.init_distributed("gloo")
 
 
 def as_on_gpu(arguments: Any, plan: TrainingPlan, device: DeviceKind) -> Any:

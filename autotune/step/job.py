@@ -24,14 +24,6 @@ class JobContext:
     sent_seconds: float
 
 
-def _one(request: object) -> int:
-    return 1
-
-
-def _always(reply: object) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class JobType:
     """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply.
@@ -43,8 +35,8 @@ class JobType:
 
     request: type
     run: Callable[[Any, JobContext], object]
-    processes: Callable[[Any], int] = _one
-    succeeded: Callable[[Any], bool] = _always
+    processes: Callable[[Any], int] = lambda _: 1
+    succeeded: Callable[[Any], bool] = lambda _: True
 
 
 def failure_of(error: Exception) -> Failure:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,10 +52,8 @@ ROWS = [64, 60, 30, 50, 64, 20, 10, 33]
 
 def planned(**choices: str | int) -> TrainingPlan:
     """Return a plan of two processes, each with two micro-batches of two short rows in a step."""
-    return plan_with(
-        setting(machine=TWO),
-        **{"per_device_train_batch_size": 2, "max_length": 64, "precision": "float32", **choices},
-    )
+    sizes: dict[str, str | int] = {"per_device_train_batch_size": 2, "max_length": 64, "precision": "float32"}
+    return plan_with(setting(machine=TWO), {**sizes, **choices})
 
 
 # A module of jobs that behave otherwise; what they do is chosen by the seed of the request.
@@ -61,7 +61,7 @@ _SILENT, _KILLED, _HELD = 101, 102, 103
 
 
 def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
-    from autotune.step.run import training
+    training: Any = importlib.import_module("autotune.step.run.training")
 
     (context.folder.parent / f"{PIDS}-{os.environ['RANK']}").write_text(str(os.getpid()))
     if request.seed == _SILENT:
@@ -75,6 +75,7 @@ def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
 
 
 JOBS = {Job.PROBE: JobType(ProbeRequest, _behave, processes_of, succeeded)}
+
 
 @pytest.fixture
 def workload(job_server: JobServer, tmp_path: Path) -> PrepareReply:
