@@ -140,6 +140,9 @@ def _rules(trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[F
     rule = trainer.rule(known.candidate, setting)
     if rule:
         yield Finding(Severity.ERROR, f"{rule[:1].upper()}{rule[1:]}.")
+    spoilt = trainer.spoils(known.candidate, setting)
+    if spoilt:
+        yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")
 
 
 def _note(said: str) -> Finding:

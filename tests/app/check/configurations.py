@@ -146,5 +146,5 @@ CASES = (
     _case("online_dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8": None}),
     _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
     _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),
-    _case("online_dpo: no room for prompts", "max_length: 16\n", RUNS_NOT, {"leave no room for prompts": -2}),
+    _case("online_dpo: no room for prompts", "max_length: 16\n", FITS, {"without their prompts": -2}),
 )
