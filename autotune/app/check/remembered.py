@@ -70,7 +70,8 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
 
     Every word and every value of the file that names a file or a directory stands for what is there.
     """
-    if asked.probe:
+    # What a module does when it is imported, nobody can tell by its own text alone.
+    if asked.probe or asked.imports:
         return None
     words = sorted(set(_words(asked, written)))
     named = {word: _state(Path(word)) for word in words if _exists(word)}

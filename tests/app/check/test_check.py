@@ -58,24 +58,6 @@ def test_a_script_s_own_arguments_are_told_as_unknown_and_not_as_wrong(
     assert f"note {file} 8 my_own_key is no key of TRL's" in told(verdict)
 
 
-def test_reward_functions_and_remote_code_are_not_imported(write: Write, checked: Checked, tmp_path: Path) -> None:
-    trap = tmp_path / "trap.py"
-    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
-    file = write("grpo", "trust_remote_code: true\n")
-    text = file.read_text(encoding="utf-8").replace("get_soft_overlong_punishment", "trap.reward")
-    file.write_text(text, encoding="utf-8")
-    verdict = subprocess.run(
-        [sys.executable, "-m", "autotune", "check", file, "--trainer", "grpo", "--gpu", GPU, "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(autotune.__file__).parent.parent)},
-        capture_output=True,
-        check=False,
-    )
-    assert verdict.returncode == 0, verdict.stderr
-    assert not (tmp_path / "ran").exists()
-    assert "trust_remote_code lets the model's own code run" in verdict.stdout.decode()
-
-
 def test_the_environment_of_the_file_reaches_the_child_alone(
     write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
