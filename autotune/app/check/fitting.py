@@ -11,7 +11,7 @@ from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, 
 from autotune.app.check.problems import finding, mentioned, of_building
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.rewards import rewards_of
-from autotune.app.check.silent import silently
+from autotune.app.check.silent import of_rows, silently
 from autotune.app.check.sources import Sources, sources
 from autotune.app.check.task import Task, fatal
 from autotune.app.options import Options, check_evaluation, checked_options
@@ -73,7 +73,9 @@ class Fitting:
         built = self._built(built_plan, geometry, workload, planned, tracer)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
-        found = (*self.found, *self._placed(silently(plan, geometry, trainer, setting, known, given)))
+        silent = [*silently(plan, geometry, trainer, setting, known, given)]
+        silent += of_rows(named.dataset, streams=named.streams)
+        found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
         if rewards is not None and (said := rewards.said(probed=task.asked.probe)):
@@ -215,7 +217,8 @@ class Fitting:
 
     def _placed(self, findings: Iterable[Finding]) -> Iterable[Finding]:
         for item in findings:
-            key = item.key or mentioned(self.task.written, item.message) if item.severity is not Severity.NOTE else ""
+            own = item.severity is not Severity.NOTE
+            key = item.key or (mentioned(self.task.written, item.message) if own else "")
             line = self.task.written.line(key) if key else None
             yield item if line is None else replace(item, line=line, file=self.task.written.place)
 

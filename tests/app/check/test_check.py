@@ -153,11 +153,22 @@ def test_a_value_that_json_has_not_is_told_and_not_fatal_to_the_check(write: Wri
     assert 'max_length is "2026-01-01", and takes a whole number' in told(verdict)
 
 
-def test_a_dataset_that_is_not_read_leaves_the_answer_open(write: Write, checked: Checked) -> None:
-    file = write("sft", "streaming: true\n")
-    verdict = checked(config=str(file), trainer="sft", gpu=GPU)
+def test_a_reward_model_that_is_not_read_leaves_the_answer_open(write: Write, checked: Checked) -> None:
+    file = write("grpo", "reward_model_name_or_path: somewhere/else\n")
+    verdict = checked(config=str(file), trainer="grpo", gpu=GPU)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
-    assert "streamed" in verdict.reason
+    assert "reward model" in verdict.reason
+
+
+def test_rows_that_are_streamed_are_read_whole(write: Write, checked: Checked) -> None:
+    asked = {"config": str(write("sft", "streaming: true\n")), "trainer": "sft", "gpu": GPU}
+    without = checked(**asked)
+    assert (without.outcome, without.findings[-1].line) == (Outcome.CANNOT_RUN, 8)
+    assert "ends without max_steps" in told(without)
+    write("sft", "streaming: true\nmax_steps: 4\n")
+    verdict = checked(**asked)
+    assert verdict.outcome is Outcome.FITS
+    assert "9 The rows are streamed, and read whole here" in told(verdict)
 
 
 def test_without_a_device_the_keys_are_judged_nevertheless(write: Write, checked: Checked) -> None:
