@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from autotune.app.check.asked import Asked, Written, check_options, written
 from autotune.app.check.fitting import Fitting
@@ -99,7 +100,8 @@ def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
 
 
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
-    listener(StageStarted("Reading the configuration with TRL's parser"))
+    named = Path(task.written.place).name if task.written.place else "the command"
+    listener(StageStarted(f"Reading {named} with TRL's parser"))
     hardware = task.planned.machine.hardware if task.planned is not None else None
     known = read(task.written, hardware, tracer.server, tracer.new_folder())
     found = problems(task.written, known)

@@ -105,7 +105,8 @@ class Fitting:
                 allowed=setting.allowed - {GLOBAL_BATCH},
             )
             remedies = Remedies(plan, known, trainer, kept, options.file, steps)
-            remedy = self._remedy(remedies, planned, answer)
+            with tracer.quietly():
+                remedy = self._remedy(remedies, planned, answer)
         answered: dict[str, object] = {"need": answer.need, "reason": answer.reason, "remedy": remedy}
         return task.verdict(answer.outcome, findings=found, **answered, **more)
 
