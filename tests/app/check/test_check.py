@@ -32,9 +32,11 @@ def told(verdict: Verdict) -> str:
 def test_words_of_a_command_come_before_its_file(write: Write, checked: Checked) -> None:
     file = write("dpo", "max_length: 64\nper_device_train_batch_size: 4\n")
     words = ("trl", "dpo", "--config", str(file), "--per_device_train_batch_size", "2", "--max_length", "32")
-    verdict = checked(command=words, gpu=GPU)
-    assert verdict.need is not None
-    assert (verdict.need.rows, verdict.need.tokens, verdict.outcome) == (2, 32, Outcome.FITS)
+    # Of two processes nothing is traced.
+    verdict = checked(command=(*words, "--num_processes", "2"), gpu=GPU)
+    assert verdict.plan is not None
+    assert (verdict.plan.args["per_device_train_batch_size"], verdict.plan.args["max_length"]) == (2, 32)
+    assert (verdict.processes, verdict.outcome) == (2, Outcome.UNKNOWN)
 
 
 def test_the_trainer_follows_from_keys_that_only_one_has(write: Write, checked: Checked) -> None:
@@ -95,12 +97,13 @@ def test_a_need_within_its_error_of_the_budget_is_too_close_to_call(write: Write
 
 
 def test_a_verdict_is_kept_until_a_file_of_it_changes(write: Write, checked: Checked) -> None:
-    file = write("reward", "max_length: 48\n")
+    file = write("reward", "")
     asked = {"config": str(file), "trainer": "reward", "gpu": GPU}
     first, second = checked(**asked), checked(**asked)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert second.headline == first.headline
-    file.write_text(file.read_text(encoding="utf-8").replace("48", "40"), encoding="utf-8")
+    with file.open("a", encoding="utf-8") as text:
+        text.write("# another line\n")
     assert not checked(**asked).from_cache
 
 
@@ -117,7 +120,7 @@ def test_a_kept_verdict_imports_neither_torch_nor_trl(write: Write, checked: Che
 
 
 def test_a_verdict_is_a_document(write: Write, checked: Checked) -> None:
-    verdict = checked(config=str(write("kto", "max_length: 32\n")), trainer="kto", gpu=GPU)
+    verdict = checked(config=str(write("kto", "")), trainer="kto", gpu=GPU)
     document = json.loads(json.dumps(encode(verdict)))
     assert decode(Verdict, document) == verdict
     assert document["schema"] == 1

@@ -16,7 +16,7 @@ from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome
 from autotune.trainers.prompts import NO_REWARD
-from tests.app.check.conftest import Checked, Write
+from tests.app.check.conftest import Checked, Write, cache_of
 
 GPU = "H100-80GB"
 OWN = "get_soft_overlong_punishment"
@@ -34,7 +34,7 @@ Command = Callable[..., "subprocess.Popen[str]"]
 def started(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Start the command line in a directory with a module that leaves a file when it is imported."""
     (tmp_path / "trap.py").write_text(TRAP, encoding="utf-8")
-    cache = str(tmp_path_factory.getbasetemp() / "check-cache")
+    cache = str(cache_of(tmp_path_factory))
     source = str(Path(autotune.__file__).parent.parent)
 
     def run(*words: str) -> subprocess.Popen[str]:
@@ -71,8 +71,8 @@ def test_what_a_file_names_is_not_imported_and_what_it_trusts_is_not_followed(
 def test_it_is_imported_where_that_is_asked_for_and_not_by_the_process_that_was_started(
     write: Write, started: Command, tmp_path: Path
 ) -> None:
-    file = named(write("grpo", ""), "trap.reward", OWN)
-    process = started("--import", "--gpu", GPU, "--", "trl", "grpo", "--config", file, "--reward_weights", "1", "2")
+    file = named(write("grpo", ""), "trap.reward")
+    process = started("--import", "--gpu", GPU, "--", "trl", "grpo", "--config", file)
     told, wrong = process.communicate()
     assert process.returncode == 0, wrong
     importing = (tmp_path / "ran").read_text(encoding="utf-8").split()
