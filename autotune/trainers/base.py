@@ -224,6 +224,10 @@ class Trainer(ABC):
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None
 
+    def spoils(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return what TRL makes of a candidate that it trains, and that nobody can have meant, in words, or None."""
+        return None
+
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace at a shape, which replaces the plan's own sizes."""
         args, model = without_sizes(plan)
@@ -264,7 +268,7 @@ class Trainer(ABC):
                     f"{technique.name}={choice} changes training here ({technique.how_changes(self.name)}) "
                     f"and was not allowed (--allow {technique.name})"
                 )
-        return self.rule(candidate, setting)
+        return self.rule(candidate, setting) or self.spoils(candidate, setting)
 
     def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
