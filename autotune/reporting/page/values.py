@@ -191,7 +191,10 @@ def front(sizes: Sequence[tuple[int, float]]) -> tuple[bool, ...]:
 
 
 def command_again(command: str, settings: Mapping[str, object]) -> str:
-    """Return the command of a run or a plan, from what was asked for; ``model`` and ``dataset`` go without a name."""
+    """Return the command of a run or a plan, from what was asked for, by the names of the API's parameters.
+
+    ``model`` and ``dataset`` go without a name.
+    """
     words = ["autotune", command, *(str(settings[name]) for name in ("model", "dataset") if settings.get(name))]
     for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
@@ -199,14 +202,19 @@ def command_again(command: str, settings: Mapping[str, object]) -> str:
             case _ if name in ("model", "dataset") or value is None:
                 pass
             case bool():
-                words += [] if value else [f"--no-{option[2:]}"]
+                words.append(option if value else f"--no-{option[2:]}")
             case Mapping():
-                words += [word for knob, choice in value.items() for word in (option, f"{knob}={choice}")]
+                words += [word for knob, choice in value.items() for word in _option(option, f"{knob}={choice}")]
             case list() | tuple():
-                words += [option, ",".join(map(str, value))] if value else []
+                words += _option(option, ",".join(map(str, value))) if value else []
             case _:
-                words += [option, str(value)]
+                words += _option(option, str(value))
     return shlex.join(words)
+
+
+def _option(name: str, value: str) -> list[str]:
+    """Return the words of an option; a value that begins like one of its own is bound to its name."""
+    return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
 def short(name: str) -> str:
