@@ -30,6 +30,7 @@ from autotune.reporting.plan_words import (
     said_unknown,
     said_ways_out,
 )
+from autotune.reporting.shares import shares
 from autotune.reporting.steps import Step, said_untraced
 from autotune.reporting.words import BASELINE_NAME, MISSING, said_bytes, said_rate
 
@@ -64,6 +65,8 @@ def plan_values(plan: Plan) -> Values:
         points=_points(plan, best),
         budget_bytes=plan.budget_bytes,
         contributions=(),
+        edited=None,
+        vllm=shares(plan),
         lengths=histogram(plan.lengths, length if isinstance(length, int) else None),
         memory=(),
         speed=(),

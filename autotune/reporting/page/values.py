@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from autotune.core.length_report import LengthBin
-from autotune.reporting.comparison import Row
+from autotune.reporting.comparison import Cost, Row
 from autotune.reporting.phases import PhaseRow
+from autotune.reporting.shares import Shares
 from autotune.reporting.steps import Step
 from autotune.reporting.words import BASELINE_NAME
 
@@ -112,6 +113,21 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class Edited:
+    """The user's own file, and what the recommendation changes in it.
+
+    Attributes:
+        file: as the user named it.
+        costs: what it sets and costs most.
+        diff: the lines of the difference, each with its mark in front.
+    """
+
+    file: str
+    costs: tuple[Cost, ...]
+    diff: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Words:
     """How a kind of page calls what it shows.
 
@@ -148,6 +164,8 @@ class Values:
         untraced: why it is not known of one of them, in a sentence; empty where it is.
         phases: memory and time of the phases of the recommendation; empty where the phases were not told apart.
         budget_bytes: what a candidate may need.
+        edited: None where the search did not start from a file.
+        vllm: what vLLM may take of the GPU; None where nothing is said of it.
         lengths: None where they are not known.
         lists: sentences under titles; empty lists are not shown.
         facts: about the run, by name.
@@ -168,6 +186,8 @@ class Values:
     points: tuple[Point, ...]
     budget_bytes: int
     contributions: tuple[Contributed, ...]
+    edited: Edited | None
+    vllm: Shares | None
     lengths: Histogram | None
     memory: tuple[Predicted, ...]
     speed: tuple[Predicted, ...]
