@@ -110,7 +110,7 @@ def test_without_a_terminal_lines_are_written_as_they_are() -> None:
 
 def test_a_terminal_keeps_a_line_for_each_finished_probe() -> None:
     shown = live(*EVENTS)
-    assert re.search(r"0 ok +12\.00 GiB +10,000 TRL's default +best so far", shown)
+    assert re.search(r"0 ok +12\.00 GiB +10,000 best so far +TRL's default", shown)
     assert re.search(r"2 out of memory +- +- packing=bfd", shown)
     assert "in backward, asking for 1.00 GiB" in shown
 

@@ -119,7 +119,8 @@ def _choices(shown: Values) -> Figure:
         "data": [
             {
                 "type": "bar", "orientation": "h", "y": [plain(item.choice) for item in rows],
-                "x": [item.speedup for item in rows], "marker": {"color": _RECOMMENDED},
+                "x": [item.speedup for item in rows],
+                "marker": {"color": [_RECOMMENDED if item.told_apart else _OTHER for item in rows]},
                 "text": [plain(item.measured) for item in rows], "textposition": "none", "hoverinfo": "text",
             }
         ],
@@ -207,8 +208,10 @@ def _said_phases(shown: Values) -> str:
 
 
 def _said_choices(shown: Values) -> str:
-    told = (f"{item.choice} {item.speedup:.2f}x" for item in shown.contributions if item.speedup is not None)
-    return f"Each choice, changed back alone, as the table below says it: {', '.join(told)}."
+    known = [item for item in shown.contributions if item.speedup is not None]
+    told = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in known)
+    chance = "" if all(item.told_apart for item in known) else " Grey: one probe does not tell it from chance."
+    return f"Each choice, changed back alone, as the table below says it: {', '.join(told)}.{chance}"
 
 
 def _said_lengths(shown: Histogram, subject: str) -> str:
@@ -218,5 +221,5 @@ def _said_lengths(shown: Histogram, subject: str) -> str:
 
 def _said_pairs(pairs: Sequence[Predicted]) -> str:
     errors = sorted(abs(item.predicted / item.measured - 1) for item in pairs if item.measured)
-    middle = f"{errors[len(errors) // 2]:.1%}" if errors else "unknown"
+    middle = f"{100 * errors[len(errors) // 2]:.1f} %" if errors else "unknown"
     return f"{len(pairs)} probes; half of the predictions were within {middle}."

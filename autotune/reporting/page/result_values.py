@@ -77,6 +77,7 @@ def result_values(result: Result) -> Values:
                 said_contribution(item),
                 item.speedup,
                 item.peak_bytes_saved,
+                item.told_apart is not False,
             )
             for item in result.contributions
         ),

@@ -35,13 +35,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Contributed:
-    """What one choice of the recommendation contributed, in words, and as factors where they were measured."""
+    """What one choice of the recommendation contributed, in words, and as factors where they were measured.
+
+    Attributes:
+        told_apart: whether the speed-up is more than chance explains, or that is not known.
+    """
 
     choice: str
     instead_of: str
     measured: str
     speedup: float | None
     peak_bytes_saved: int | None
+    told_apart: bool
 
 
 @dataclass(frozen=True)
