@@ -82,7 +82,7 @@ def _said(found: VllmOutlook) -> Iterator[str]:
 def _held(found: VllmOutlook, share: VllmShare) -> str:
     if share.sequences is None or found.sequence_tokens is None:
         return ""
-    return f"; the KV cache then holds {share.sequences:,.0f} sequences of {found.sequence_tokens:,} tokens"
+    return f"; the KV cache then holds {int(share.sequences):,} sequences of {found.sequence_tokens:,} tokens"
 
 
 def _cells(share: VllmShare) -> Iterator[Cell]:

@@ -115,6 +115,16 @@ def test_no_label_of_an_axis_lies_on_the_next(shown: Any) -> None:
     assert shown.execute_script(script) == []
 
 
+def test_the_label_of_the_budget_lies_on_no_candidate(shown: Any) -> None:
+    script = """
+    const label = document.querySelector('#front .annotation-text').getBoundingClientRect();
+    const marks = [...document.querySelectorAll('#front .points path')].map(mark => mark.getBoundingClientRect());
+    return marks.filter(mark => mark.left < label.right && label.left < mark.right
+                                && mark.top < label.bottom && label.top < mark.bottom).length;
+    """
+    assert shown.execute_script(script) == 0
+
+
 def test_filters_leave_the_trials_that_have_the_words_and_the_outcome(shown: Any) -> None:
     words, status = (shown.find_element("id", name) for name in ("words", "status"))
     assert rows_shown(shown) == 9

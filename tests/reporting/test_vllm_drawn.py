@@ -69,6 +69,12 @@ def test_what_is_missing_is_said_where_nothing_leaves_training_enough() -> None:
     assert "vLLM does not start with any share of this GPU." in text(nothing)
 
 
+def test_a_sequence_that_the_cache_holds_in_part_is_not_counted() -> None:
+    part = replace(MOST, sequences=4.7)
+    said = text(replace(OUTLOOK, most=part, shares=(part,)))
+    assert "the KV cache then holds 4 sequences of 1,536 tokens." in said
+
+
 def test_a_plan_without_vllm_says_nothing_of_it() -> None:
     assert "vLLM" not in text(None)
 

@@ -15,6 +15,8 @@ from autotune.units import format_bytes, format_rate
 _RECOMMENDED, _DEFAULT, _OTHER = "var(--recommended)", "var(--default)", "var(--other)"
 _FAR = 2
 """How many times the budget candidates may need to be drawn."""
+_HEADROOM = 1.18
+"""Height of the chart over the fastest candidate, for the label of the budget above all marks."""
 _MANY = 200
 """From so many candidates on, their marks are smaller."""
 _ROLES = {
@@ -72,13 +74,14 @@ def _front(shown: Values) -> Figure:
         max(point.peak_bytes for point in shown.points),
         _drawn_up_to(shown),
     )
+    fastest = max(point.tokens_per_second for point in shown.points)
     anchor = "right" if shown.budget_bytes > max(drawn, shown.budget_bytes) / 2 else "left"
     reach = {"range": [0, 1.03 * drawn / unit]} if drawn < most else {"rangemode": "tozero"}
     return {
         "data": traces,
         "layout": {
             "xaxis": {"title": {"text": f"{shown.words.memory} ({name})"}, **reach},
-            "yaxis": {"title": {"text": "tokens per second"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "tokens per second"}, "range": [0, _HEADROOM * fastest]},
             **upright(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True, anchor=anchor),
         },
     }

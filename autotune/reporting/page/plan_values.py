@@ -96,7 +96,7 @@ def _figures(best: Estimate, baseline: Estimate, budget_bytes: int) -> tuple[Row
     fastest = max((rate for rate in rates if rate is not None), default=0.0)
     shares = [need / budget_bytes if need is not None else None for need in needs]
     speeds = [rate / fastest if rate and fastest else None for rate in rates]
-    errors = [f"{memory.error:.0%}" if memory is not None else MISSING for memory in memories]
+    errors = [f"{100 * memory.error:.0f} %" if memory is not None else MISSING for memory in memories]
     return (
         Row("memory needed", said_bytes(needs[0]), said_bytes(needs[1]), *shares),
         Row("to spare", said_bytes(best.spare_bytes), said_bytes(baseline.spare_bytes)),
