@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.core.result import Choosable, Contribution, Result
-from autotune.core.status import ProbeStatus
+from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.words import MISSING, baseline_name, printable, said_bytes, said_rate, said_share, said_status
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
@@ -114,6 +114,8 @@ def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
     baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
     if baseline is not None and recommended.candidate == baseline.candidate:
+        if result.status is RunStatus.INTERRUPTED:
+            return f"Nothing faster than {_name(result)} was found so far."
         return f"{_name(result, starts=True)} is already the fastest candidate that fits."
     if result.speedup is not None:
         return _said_speed(result, result.speedup)
