@@ -127,7 +127,7 @@ def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     if event.best:
         # In front, where it does not wrap.
         what.append("best so far  ", style="bold green")
-    what.append(progress.said_candidate(event.candidate, event.purpose))
+    what.append(progress.said_finished(event))
     reason = said_reason(measurement)
     if reason:
         what.append(f"\n{reason}", style="dim")

@@ -115,6 +115,15 @@ def test_a_terminal_keeps_a_line_for_each_finished_probe() -> None:
     assert "in backward, asking for 1.00 GiB" in shown
 
 
+def test_a_terminal_tells_a_candidate_that_runs_again_by_its_number() -> None:
+    ran = Measurement(ProbeStatus.OK)
+    again = [ProbeFinished(2, PACKED, purpose, ran, best=False) for purpose in ("confirmation", "comparison")]
+    shown = live(*EVENTS, *again, ProbeFinished(0, BASELINE, "comparison", ran, best=False))
+    assert re.search(r"2 ok +- +- confirming probe 2\s", shown)
+    assert re.search(r"2 ok +- +- short run of probe 2\s", shown)
+    assert re.search(r"0 ok +- +- short run of TRL's default", shown)
+
+
 def test_a_terminal_is_cleared_of_the_bar_even_when_a_run_fails() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"})
