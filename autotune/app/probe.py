@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from autotune.app.check.asked import Written
 from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on
 from autotune.app.offers import dropping_offer, packing_offer
-from autotune.app.options import Options, check_evaluation, wished
+from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
@@ -45,6 +46,7 @@ class Asked:
 
     Attributes:
         model, dataset: None: as the base says.
+        settings: all of it and of those options that was asked for, by the names of the API's parameters.
         base: the user's configuration to start from, or None.
     """
 
@@ -57,6 +59,7 @@ class Asked:
     resume: bool
     output: str | Path | None
     plan: bool
+    settings: Mapping[str, object]
     eval_dataset: str | None = None
     eval_split: str | None = None
     base: Written | None = None
@@ -114,21 +117,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         margin=options.margin,
         notes=(*said, *notes_on(problem, options), *ahead.notes(), *_offers(problem, ahead, outcome)),
         wall_seconds=time.monotonic() - started,
-        settings={
-            **_set(
-                base=base.name if base is not None else None,
-                model=asked.model,
-                dataset=asked.dataset,
-                eval_dataset=asked.eval_dataset,
-                eval_split=asked.eval_split,
-            ),
-            "effort": options.effort.name,
-            "init": asked.init,
-            "seed": options.seed,
-            "plan": asked.plan,
-            **_set(memory_budget=asked.memory_budget),
-            **wished(options),
-        },
+        settings=asked.settings,
         output_directory=str(out.directory),
         comparisons=options.effort.comparisons,
         base=file,
@@ -236,10 +225,6 @@ def _handed_over(
     )
     file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
     return file, (*notes, *([note] if note else []))
-
-
-def _set(**options: object) -> dict[str, object]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:

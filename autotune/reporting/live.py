@@ -123,12 +123,14 @@ def _bar(done: int, total: int, words: str) -> Table:
 def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     """Return the line of a finished probe."""
     measurement = event.measurement
-    what = Text(progress.said_candidate(event.candidate, event.purpose))
+    what = Text()
+    if event.best:
+        # In front, where it does not wrap.
+        what.append("best so far  ", style="bold green")
+    what.append(progress.said_finished(event))
     reason = said_reason(measurement)
     if reason:
         what.append(f"\n{reason}", style="dim")
-    if event.best:
-        what.append("  best so far", style="bold green")
     rate = measurement.tokens_per_second
     return probe_row(
         str(event.number),

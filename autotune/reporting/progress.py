@@ -26,6 +26,8 @@ _PURPOSES = {
     "contribution": "one choice changed back: ",
     "audit": "predicted not to fit: ",
 }
+_REPEATS = ("confirmation", "comparison")
+"""Purposes of probes that run a candidate once more, under the number that it has."""
 
 UNCOUNTED = ("audit", "confirmation", "comparison")
 """Purposes of probes that do not count towards the limit."""
@@ -112,6 +114,12 @@ class Progress:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
         shown = said(candidate, self.baseline, self.name)
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
+
+    def said_finished(self, event: ProbeFinished) -> str:
+        """Return what a probe ran, for a line with its number; what ran before under that number is not told again."""
+        if event.purpose in _REPEATS and event.candidate != self.baseline:
+            return f"{_PURPOSES[event.purpose]}probe {event.number}"
+        return self.said_candidate(event.candidate, event.purpose)
 
 
 def said_tracing(tracing: Tracing) -> str:

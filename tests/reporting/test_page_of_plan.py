@@ -37,7 +37,7 @@ def test_the_verdict_is_the_terminal_s_and_says_that_nothing_was_measured() -> N
     assert shown.verdict == "The fastest that fits: 9,000 tok/s, with 4.00 GiB to spare."
     assert "Nothing was measured." in shown.remarks[0]
     assert shown.command is None
-    assert [row.recommended for row in shown.figures][:3] == ["20.00 GiB", "4.00 GiB", "10%"]
+    assert [row.recommended for row in shown.figures][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]
 
 
 def test_the_charts_are_those_of_a_report() -> None:

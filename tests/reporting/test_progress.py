@@ -110,9 +110,18 @@ def test_without_a_terminal_lines_are_written_as_they_are() -> None:
 
 def test_a_terminal_keeps_a_line_for_each_finished_probe() -> None:
     shown = live(*EVENTS)
-    assert re.search(r"0 ok +12\.00 GiB +10,000 TRL's default +best so far", shown)
+    assert re.search(r"0 ok +12\.00 GiB +10,000 best so far +TRL's default", shown)
     assert re.search(r"2 out of memory +- +- packing=bfd", shown)
     assert "in backward, asking for 1.00 GiB" in shown
+
+
+def test_a_terminal_tells_a_candidate_that_runs_again_by_its_number() -> None:
+    ran = Measurement(ProbeStatus.OK)
+    again = [ProbeFinished(2, PACKED, purpose, ran, best=False) for purpose in ("confirmation", "comparison")]
+    shown = live(*EVENTS, *again, ProbeFinished(0, BASELINE, "comparison", ran, best=False))
+    assert re.search(r"2 ok +- +- confirming probe 2\s", shown)
+    assert re.search(r"2 ok +- +- short run of probe 2\s", shown)
+    assert re.search(r"0 ok +- +- short run of TRL's default", shown)
 
 
 def test_a_terminal_is_cleared_of_the_bar_even_when_a_run_fails() -> None:

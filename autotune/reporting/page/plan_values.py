@@ -30,6 +30,7 @@ from autotune.reporting.plan_words import (
     said_unknown,
     said_ways_out,
 )
+from autotune.reporting.shares import shares
 from autotune.reporting.steps import Step, said_untraced
 from autotune.reporting.words import BASELINE_NAME, MISSING, said_bytes, said_rate
 
@@ -64,6 +65,8 @@ def plan_values(plan: Plan) -> Values:
         points=_points(plan, best),
         budget_bytes=plan.budget_bytes,
         contributions=(),
+        edited=None,
+        vllm=shares(plan),
         lengths=histogram(plan.lengths, length if isinstance(length, int) else None),
         memory=(),
         speed=(),
@@ -93,7 +96,7 @@ def _figures(best: Estimate, baseline: Estimate, budget_bytes: int) -> tuple[Row
     fastest = max((rate for rate in rates if rate is not None), default=0.0)
     shares = [need / budget_bytes if need is not None else None for need in needs]
     speeds = [rate / fastest if rate and fastest else None for rate in rates]
-    errors = [f"{memory.error:.0%}" if memory is not None else MISSING for memory in memories]
+    errors = [f"{100 * memory.error:.0f} %" if memory is not None else MISSING for memory in memories]
     return (
         Row("memory needed", said_bytes(needs[0]), said_bytes(needs[1]), *shares),
         Row("to spare", said_bytes(best.spare_bytes), said_bytes(baseline.spare_bytes)),
