@@ -110,8 +110,12 @@ def said_counts(plan: Plan) -> str:
     candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
     if len(known) < len(plan.estimates):
         candidates += f", {len(known):,} of them traced"
-    traces = f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
-    return f"{candidates}: {parts or 'none legal'}. {traces}."
+    return f"{candidates}: {parts or 'none legal'}."
+
+
+def said_traces(plan: Plan) -> str:
+    """Return how many traces the plan stands on, and how long it took."""
+    return f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
 
 
 def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:

@@ -100,13 +100,13 @@ def test_a_change_names_only_what_is_changed() -> None:
 
 def test_candidates_are_counted_by_whether_they_fit() -> None:
     assert said_counts(a_plan(estimates=(FASTEST, DEFAULT, UNKNOWN))) == (
-        "3 candidates: 1 fitting, 1 not fitting, 1 unknown. 14 traces (5 new) in 12 s."
+        "3 candidates: 1 fitting, 1 not fitting, 1 unknown."
     )
-    assert said_counts(a_plan(estimates=(FASTEST,))).startswith("1 candidate: 1 fitting. ")
+    assert said_counts(a_plan(estimates=(FASTEST,))) == "1 candidate: 1 fitting."
 
 
 def test_of_those_that_were_not_traced_it_is_not_said_whether_they_fit() -> None:
-    assert said_counts(a_plan()).startswith("4 candidates, 3 of them traced: 1 fitting, 1 not fitting, 1 unknown. ")
+    assert said_counts(a_plan()) == "4 candidates, 3 of them traced: 1 fitting, 1 not fitting, 1 unknown."
 
 
 def test_each_basis_that_is_shown_is_explained_with_its_largest_error() -> None:

@@ -27,6 +27,7 @@ from autotune.reporting.plan_words import (
     said_counts,
     said_doubt,
     said_target,
+    said_traces,
     said_unknown,
     said_ways_out,
 )
@@ -140,7 +141,7 @@ def _table(plan: Plan, shown: Sequence[Estimate]) -> Table:
     rows = (_row(number, one, plan, changes.get(one.candidate, one.reason)) for number, one in listed)
     return Table(
         title="Candidates",
-        said=f"{said_counts(plan)}{part} Of those that predict the same, one is shown.",
+        said=f"{said_counts(plan)} {said_traces(plan)}.{part} Of those that predict the same, one is shown.",
         number="",
         columns=("needs", "to spare", "host", "tok/s", "basis"),
         last="candidate, and what makes it fit",
