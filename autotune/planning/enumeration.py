@@ -55,7 +55,7 @@ class Enumeration:
 
     The knobs are divided into parts so that no technique of one part looks at a knob of another one; what they look at
     is observed. Each part is enumerated by itself, and the candidates are all combinations of what is legal in the
-    parts, as far as the trainer's own rule allows them. With the tests' rows, SFT has 17,280 candidates of 245,760
+    parts, as far as the trainer's own rules allow them. With the tests' rows, SFT has 17,280 candidates of 245,760
     combinations, and they are found in a thirtieth of the time that it takes to look at each combination.
     """
 
@@ -74,7 +74,7 @@ class Enumeration:
         found.sort(key=lambda item: item[0])
         trainer, setting = self._problem.trainer, self._problem.setting
         every = (Candidate(choices) for _, choices in found)
-        return tuple(candidate for candidate in every if trainer.rule(candidate, setting) is None)
+        return tuple(candidate for candidate in every if trainer.illegal_together(candidate, setting) is None)
 
     def _parts(self) -> dict[frozenset[str], Sequence[_Way]]:
         """Return the legal ways of each part."""

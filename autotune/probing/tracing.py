@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -13,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from autotune.core.events import Listener, StageStarted, Tracing
+from autotune.core.events import Listener, StageStarted, Tracing, ignore
 from autotune.core.protocol import TRACED_FILE, TraceReply, TraceRequest
 from autotune.errors import JobLostError
 from autotune.probing.jobs import trace_all
@@ -76,6 +77,15 @@ class ServerTracer:
             server.close()
         self._folder.cleanup()
 
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Tell nobody of the traces in this context, which are a stage of their caller's."""
+        listener, self._listener = self._listener, ignore
+        try:
+            yield
+        finally:
+            self._listener = listener
+
     @property
     def folder(self) -> Path:
         """The directory for the folders of jobs."""
@@ -93,7 +103,8 @@ class ServerTracer:
             InputError: the model cannot be used.
             ProbeServerError: processes cannot be started.
         """
-        self._listener(StageStarted(f"Tracing {len(requests)} training steps with no GPU"))
+        steps = "1 training step" if len(requests) == 1 else f"{len(requests)} training steps"
+        self._listener(StageStarted(f"Tracing {steps} with no GPU"))
         jobs = shared_out(requests, self._count)
         servers = self._started(min(self._count, len(jobs)))
         free: SimpleQueue[JobServer] = SimpleQueue()

@@ -224,6 +224,10 @@ class Trainer(ABC):
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None
 
+    def spoils(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return what TRL makes of a candidate that it trains, and that nobody can have meant, in words, or None."""
+        return None
+
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace at a shape, which replaces the plan's own sizes."""
         args, model = without_sizes(plan)
@@ -255,10 +259,11 @@ class Trainer(ABC):
 
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a candidate may not be tried or recommended, in words, or None when it may."""
-        return self.illegal_choice(candidate, setting, candidate) or self.rule(candidate, setting)
+        reason = self.illegal_choice(candidate, setting, candidate)
+        return reason or self.illegal_together(candidate, setting)
 
     def illegal_choice(self, candidate: Candidate, setting: Setting, knobs: Collection[str]) -> str | None:
-        """Return why one of the choices of some knobs may not be tried in a candidate, or None; without the rule."""
+        """Return why one of the choices of some knobs may not be tried in a candidate, or None."""
         for technique in self.techniques:
             if technique.name not in knobs:
                 continue
@@ -276,6 +281,10 @@ class Trainer(ABC):
                     f"and was not allowed (--allow {technique.name})"
                 )
         return None
+
+    def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why this trainer supports no candidate with all these choices, or what they would spoil, or None."""
+        return self.rule(candidate, setting) or self.spoils(candidate, setting)
 
     def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
