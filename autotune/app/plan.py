@@ -93,9 +93,11 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         explanation = (
             explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
         )
-        offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
+        offers: tuple[str, ...] = ()
+        if best and best[0].fits:
+            offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
-        vllm = vllm_outlook(problem, target, traces, estimates, baseline)
+        vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     traced = uncomposed(estimates)
     return Plan(

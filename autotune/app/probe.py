@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,13 +24,14 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.report import PAGE, write_page
 from autotune.app.search import Run, run_search
 from autotune.app.workload import WorkloadReader
+from autotune.core.estimate import Origin
 from autotune.core.events import Listener, StageStarted, WorkloadReady
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
 from autotune.emit.bundle import write_bundle
 from autotune.emit.rows import training_rows
-from autotune.errors import InputError
+from autotune.errors import AutotuneError, InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 from autotune.inspection.machine import machine as inspect_machine
@@ -111,11 +112,12 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
             limit = options.timeout_seconds
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
             timelines = ahead.timelines(compared, traces=in_time)
+            offers = _offers(problem, ahead, outcome) if in_time else ()
         file, said = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
-        notes=(*said, *notes_on(problem, options), *ahead.notes(), *_offers(problem, ahead, outcome)),
+        notes=(*said, *notes_on(problem, options), *ahead.notes(), *offers),
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         output_directory=str(out.directory),
@@ -235,5 +237,9 @@ def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: b
 def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:
     if ahead.planner is None or outcome.winner is None:
         return ()
-    asked = problem, ahead.planner.estimate, outcome.winner.candidate
-    return (*packing_offer(*asked), *dropping_offer(*asked))
+    planner, winner = ahead.planner, outcome.winner.candidate
+    with suppress(AutotuneError):
+        if planner.traced_estimate(winner).origin is Origin.TRACED:
+            packed = packing_offer(problem, planner.estimate, planner.traced_estimate, winner)
+            return (*packed, *dropping_offer(problem, planner.estimate, winner))
+    return ()

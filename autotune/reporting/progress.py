@@ -96,9 +96,9 @@ class Progress:
 
     @property
     def said_running(self) -> str:
-        """The running probe in words, or the stage if none is running."""
+        """The running probe in words; empty if none is running."""
         if self.running is None:
-            return self.stage
+            return ""
         return f"probe {self.running.number}: {self.said_candidate(self.running.candidate, self.running.purpose)}"
 
     @property

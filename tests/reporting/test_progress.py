@@ -271,6 +271,10 @@ def test_remaining_time_is_not_invented_before_a_trace_was_run() -> None:
     assert lines(frame(*TRACED[:2], width=100))[0].endswith(" 0 of about 180 traces")
 
 
+def test_a_stage_that_is_told_above_is_not_repeated_beside_the_spinner() -> None:
+    assert "Tokenising" not in frame(StageStarted("Tokenising chats.jsonl"), width=100)
+
+
 def test_the_next_stage_takes_the_place_of_the_bar() -> None:
     assert "of about" not in frame(*TRACED, StageStarted("Looking for a change"), width=100)
 
