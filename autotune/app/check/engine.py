@@ -1,4 +1,4 @@
-"""Reads what shards a training from accelerate's and DeepSpeed's documents, as fields of the trainer's configuration."""
+"""Reads what shards a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
 
 from __future__ import annotations
 
