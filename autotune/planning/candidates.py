@@ -10,7 +10,7 @@ from autotune.core.candidate import Candidate
 from autotune.planning.enumeration import Enumeration
 from autotune.trainers.problem import TrainerProblem
 
-MOST_COMBINATIONS = 200_000
+MOST_COMBINATIONS = 300_000
 """Most combinations of choices that are enumerated. The shipped space has millions if everything is allowed."""
 _BY_CHANCE = 20_000
 

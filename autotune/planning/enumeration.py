@@ -55,8 +55,8 @@ class Enumeration:
 
     The knobs are divided into parts so that no technique of one part looks at a knob of another one; what they look at
     is observed. Each part is enumerated by itself, and the candidates are all combinations of what is legal in the
-    parts, as far as the trainer's own rules allow them. With the tests' rows, SFT has 17,280 candidates of 245,760
-    combinations, and they are found in a thirtieth of the time that it takes to look at each combination.
+    parts, as far as the trainer's own rules allow them. With the tests' rows, the default trainer has 17,280 of
+    245,760 combinations, and they are found in a thirtieth of the time that it takes to look at each combination.
     """
 
     def __init__(self, problem: TrainerProblem) -> None:
