@@ -40,7 +40,7 @@ class Ledger:
         device_type: type of the traced device; tensors on any other device count as host memory.
         times: how often the time of the operators that run now is to be counted.
         stream: the number of the current stream of the device; 0 is the default one.
-        streams: the stream on which an event allocated, by the index of the event, where it is not the default one.
+        streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -78,6 +78,8 @@ class Ledger:
             self._add(-self._live.pop(key).size, place, number, operator=-1)
 
         self._live[key] = _Live(number, size, place, weakref.ref(storage, free))
+        if self.stream:
+            self.streams[number] = self.stream
         self._add(size, place, number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -170,8 +172,6 @@ class Ledger:
     def _add(self, change_bytes: int, place: Place, number: int, operator: int | None = None) -> None:
         if change_bytes:
             operator = len(self.operators) if operator is None else operator
-            if self.stream and change_bytes > 0:
-                self.streams[len(self.events)] = self.stream
             self.events.append(MemoryEvent(change_bytes, place, number, operator))
             if place is Place.DEVICE:
                 self._device_bytes += change_bytes

@@ -118,7 +118,7 @@ class Trace:
         assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
         settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
             parameters passed to :func:`autotune.virtual.tracing.settled`.
-        streams: the number of the stream that an event allocated on, by its index, where it is not the default one.
+        streams: by the number of a storage, that of the stream that it was allocated on, where it is not the default one.
     """
 
     target: str

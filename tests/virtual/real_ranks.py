@@ -90,7 +90,10 @@ def main(folder: Path) -> None:
         import deepspeed.comm
 
         # Compiled in minutes otherwise; without it, DeepSpeed communicates by gloo.
-        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+        backend: Any = sys.modules["deepspeed.comm.torch"]
+        backend.build_shm_op = lambda: None
+        # A group that comes back from C++ is another object in Python, which PyTorch does not find; all are of all ranks.
+        backend.TorchBackend.get_global_rank = lambda self, group=None, group_rank=None: group_rank
         deepspeed.init_distributed(dist_backend=staged_group.NAME)
     # TRL's tile of 32768 words would be most of a small model's peak and hide every error in the rest.
     import trl.trainer.utils

@@ -58,9 +58,12 @@ class StagedGroup(dist.ProcessGroup):
         return self._run(lambda staged: self._gloo.broadcast(staged, opts), tensors, tensors)
 
     def allgather(self, outputs: Any, inputs: Sequence[torch.Tensor], opts: Any = AllgatherOptions()) -> Any:
-        """Give every rank the tensors of all."""
-        received = [_staged(output) for output in outputs[0]]
-        self._gloo.allgather([received], [_staged(inputs[0])], opts).wait()
+        """Give every rank the tensors of all; gloo's own operator for that joins them in a tensor beside."""
+        received = [_staged(inputs[0]) for _ in range(self.size())]
+        for rank, tensor in enumerate(received):
+            options = BroadcastOptions()
+            options.rootRank = rank
+            self._gloo.broadcast([tensor], options).wait()
         return _taken(outputs[0], received)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = AllgatherOptions()) -> Any:

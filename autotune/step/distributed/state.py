@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,37 @@ def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], 
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     arguments.__dict__["_setup_devices"] = device
     return arguments
+
+
+def settled_arguments(plan: TrainingPlan) -> Mapping[str, object]:
+    """Return the arguments that a trace with several processes sets, as it cannot run what they switch on.
+
+    ``DistributedDataParallel`` looks for parameters that were not used in C++, on a vector of four bytes for each.
+    """
+    return {"ddp_find_unused_parameters": False} if engine_of(plan) is Engine.DDP else {}
+
+
+@contextmanager
+def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]:
+    """Call ``ended`` when a micro-batch ends and the update begins.
+
+    With DeepSpeed, the backward pass of a step's last micro-batch calls the optimizer (``accelerate/utils/deepspeed.py``,
+    ``DeepSpeedEngineWrapper.backward``).
+    """
+    wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
+    if wrapped is None:
+        yield
+        return
+    update = wrapped.engine.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        ended()
+        return update(*args, **kwargs)
+
+    # Not by a context manager: that is on the stack which `ended` closes.
+    wrapped.engine.step = step
+    yield
+    wrapped.engine.step = update
 
 
 def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) -> torch.device:

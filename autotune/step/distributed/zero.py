@@ -27,6 +27,7 @@ def deepspeed_on(device: torch.device) -> Iterator[None]:
     from deepspeed.accelerator import real_accelerator
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+    from deepspeed.utils import groups
 
     # The package has attributes of the same names as these modules.
     backend, cpu_adam = (sys.modules[name] for name in ("deepspeed.comm.torch", "deepspeed.ops.adam.cpu_adam"))
@@ -38,6 +39,8 @@ def deepspeed_on(device: torch.device) -> Iterator[None]:
             stack.enter_context(mock.patch.object(optimizer, "has_overflow", _finite(optimizer.has_overflow)))
         stack.enter_context(mock.patch.object(cpu_adam, "CPUAdamBuilder", lambda: SimpleNamespace(load=lambda: _ADAM)))
         stack.enter_context(mock.patch.object(comm, "cdb", None))
+        # Keeps process groups for all engines of a process; those of this trace end with it.
+        stack.enter_context(mock.patch.dict(vars(groups)))
         deepspeed.init_distributed(dist_backend="fake")
         yield
 

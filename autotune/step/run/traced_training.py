@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
 from autotune.step.distributed.engines import Engine, data_ranks, engine_of
-from autotune.step.distributed.state import first_place, on_device
+from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.rows import Counts
@@ -146,6 +146,7 @@ def build_virtual(
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
         **NOT_TRACED,
+        **settled_arguments(plan),
     }
     arguments = on_device(device, plan, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
@@ -199,7 +200,9 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
             return next(iter(batch))
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            with phase(MICRO_BATCH):
+            with ExitStack() as micro_batch:
+                micro_batch.enter_context(phase(MICRO_BATCH))
+                micro_batch.enter_context(before_update(self.accelerator, micro_batch.close))
                 return super().training_step(*args, **kwargs)
 
     return tell_phases(Traced, known.methods, phase)

@@ -18,9 +18,7 @@ class World:
 
     Attributes:
         size: how many there are.
-        rank: the one that is traced. Rank 0 has the most: its shard of a tensor whose size is not a multiple of the
-            number of ranks is the largest (``torch.chunk`` gives the first ranks the larger chunks), and it alone holds
-            what is gathered for a checkpoint. DeepSpeed pads shards to equal sizes.
+        rank: the one that is traced, counted from 0.
     """
 
     size: int
