@@ -51,12 +51,13 @@ class Stream(_Event):
     """A stream on which all work is already done; as a context manager, it is the current stream."""
 
     def wait_stream(self, stream: Any) -> None:
-        pass
+        """Do nothing: that stream's work is done."""
 
     def wait_event(self, event: Any) -> None:
-        pass
+        """Do nothing: it has happened."""
 
     def record_event(self, event: Any = None) -> _Event:
+        """Return an event that has happened."""
         return event or _Event()
 
     def __enter__(self) -> Stream:

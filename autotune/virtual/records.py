@@ -118,7 +118,7 @@ class Trace:
         assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
         settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
             parameters passed to :func:`autotune.virtual.tracing.settled`.
-        streams: by the number of a storage, that of the stream that it was allocated on, where it is not the default one.
+        streams: the stream that a storage was allocated on, by the storage's number, where it is not the default one.
     """
 
     target: str

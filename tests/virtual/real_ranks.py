@@ -126,13 +126,17 @@ def _real(
         # Compiled in minutes otherwise; without it, DeepSpeed communicates by the group.
         backend.build_shm_op = lambda: None
         # A group that comes back from C++ is another object in Python, which PyTorch does not find; all have all ranks.
-        backend.TorchBackend.get_global_rank = lambda self, group=None, group_rank=None: group_rank
+        backend.TorchBackend.get_global_rank = _of_all
         deepspeed.init_distributed(dist_backend=staged_group.NAME)
     # Saving gathers by operators that PyTorch has no Python backend for.
     with mock.patch("autotune.step.run.traced_training.save_tensors"):
         found = run_on_cpu(steps)
     dist.destroy_process_group()
     return {name: Measured(found[name].start_bytes, found[name].peak_bytes, found[name].end_bytes) for name in STEPS}
+
+
+def _of_all(_backend: Any, group: Any = None, group_rank: int | None = None) -> int | None:
+    return group_rank
 
 
 if __name__ == "__main__":

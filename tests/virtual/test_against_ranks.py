@@ -24,9 +24,7 @@ MODEL = {
 CHECKPOINTED = {"gradient_checkpointing": True}
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 nightly = pytest.mark.nightly
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
-)
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
 def compared(args: Mapping[str, object], tmp_path: Path) -> list[dict[str, tuple[Measured, Measured]]]:
@@ -38,7 +36,8 @@ def compared(args: Mapping[str, object], tmp_path: Path) -> list[dict[str, tuple
     for folder in folders:
         folder.mkdir()
     real, traced = on_ranks(case, folders[0]), on_ranks(case, folders[1], virtual=True)
-    return [{name: (of_trace[name], of_run[name]) for name in STEPS} for of_trace, of_run in zip(traced, real, strict=True)]
+    both = zip(traced, real, strict=True)
+    return [{name: (of_trace[name], of_run[name]) for name in STEPS} for of_trace, of_run in both]
 
 
 @pytest.mark.slow

@@ -126,6 +126,8 @@ def _levels(
 
 
 def _times(parts: Sequence[Part], figures: Sequence[Sequence[float]]) -> Iterator[tuple[Part, StepTime]]:
-    for part, (*seconds, flops, communication) in zip(parts, figures, strict=True):
-        if not isnan(seconds[0]):
-            yield part, StepTime(*seconds, round(flops), communication)
+    for part, (seconds, matmul, attention, elementwise, copies, launches, flops, sent) in zip(
+        parts, figures, strict=True
+    ):
+        if not isnan(seconds):
+            yield part, StepTime(seconds, matmul, attention, elementwise, copies, launches, round(flops), sent)

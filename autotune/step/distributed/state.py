@@ -44,8 +44,8 @@ def settled_arguments(plan: TrainingPlan) -> Mapping[str, object]:
 def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]:
     """Call ``ended`` when a micro-batch ends and the update begins.
 
-    With DeepSpeed, the backward pass of a step's last micro-batch calls the optimizer (``accelerate/utils/deepspeed.py``,
-    ``DeepSpeedEngineWrapper.backward``).
+    With DeepSpeed, the backward pass of a step's last micro-batch calls the optimizer
+    (``accelerate/utils/deepspeed.py``, ``DeepSpeedEngineWrapper.backward``).
     """
     wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
     if wrapped is None:

@@ -23,8 +23,8 @@ def deepspeed_on(device: torch.device) -> Iterator[None]:
         ImportError: DeepSpeed is not installed.
     """
     import deepspeed
-    import deepspeed.comm.comm as comm
     from deepspeed.accelerator import real_accelerator
+    from deepspeed.comm import comm
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
     from deepspeed.utils import groups
@@ -34,10 +34,10 @@ def deepspeed_on(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(real_accelerator, "ds_accelerator", accelerator(device)))
         # Compiled on the spot, for communication over the host's shared memory, which a GPU does not use.
-        stack.enter_context(mock.patch.object(backend, "build_shm_op", lambda: None))
+        stack.enter_context(mock.patch.object(backend, "build_shm_op", return_value=None))
         for optimizer in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
             stack.enter_context(mock.patch.object(optimizer, "has_overflow", _finite(optimizer.has_overflow)))
-        stack.enter_context(mock.patch.object(cpu_adam, "CPUAdamBuilder", lambda: SimpleNamespace(load=lambda: _ADAM)))
+        stack.enter_context(mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder))
         stack.enter_context(mock.patch.object(comm, "cdb", None))
         # Keeps process groups for all engines of a process; those of this trace end with it.
         stack.enter_context(mock.patch.dict(vars(groups)))
@@ -46,7 +46,14 @@ def deepspeed_on(device: torch.device) -> Iterator[None]:
 
 
 # The update of DeepSpeedCPUAdam is C++ on addresses, and allocates nothing; the state is allocated in Python.
-_ADAM = SimpleNamespace(**dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *args: None))
+_ADAM = SimpleNamespace(**dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None))
+
+
+class _Builder:
+    """Loads DeepSpeedCPUAdam's native functions, which do nothing here."""
+
+    def load(self) -> SimpleNamespace:
+        return _ADAM
 
 
 def _finite(look: Callable[..., Any]) -> Callable[..., bool]:

@@ -31,9 +31,9 @@ def one_of(world: World, ledger: Ledger, mode: VirtualMode) -> Iterator[None]:
 
     PyTorch allows one process group per process, so traces with ranks cannot be nested.
     """
+    from autotune.virtual.ranks.collectives import Collectives
     from autotune.virtual.ranks.groups import process_group
     from autotune.virtual.ranks.replicas import replicas_by_hooks
-    from autotune.virtual.ranks.collectives import Collectives
     from autotune.virtual.ranks.shards import shards_of_fake_tensors
     from autotune.virtual.ranks.streams import numbered_streams
 

@@ -98,7 +98,7 @@ def _is_asynchronous(func: Any, args: Any, kwargs: Any) -> bool:
         if argument.name == "async_op":
             given = args[position] if position < len(args) else kwargs.get("async_op", argument.default_value)
             return bool(given)
-    return func.namespace != "c10d"
+    return str(func.namespace) != "c10d"
 
 
 def _bytes(tree: Any) -> int:

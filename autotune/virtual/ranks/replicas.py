@@ -32,7 +32,7 @@ def replicas_by_hooks(ledger: Ledger) -> Iterator[None]:
         module.reducer = _Reducer(module.reducer)
 
     with (
-        # Both compare or copy values between ranks (torch/nn/parallel/distributed.py, DistributedDataParallel.__init__).
+        # Both compare or copy values between ranks (DistributedDataParallel.__init__ of that module).
         mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
         mock.patch.object(distributed, "_sync_module_states", lambda *args, **kwargs: None),
         mock.patch.object(original, "__init__", make),

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,9 +30,7 @@ def shards_of_fake_tensors(ledger: Ledger) -> Iterator[None]:
     with ExitStack() as stack:
         # Computes shapes on fake tensors of a mode of its own.
         shapes = "_propagate_tensor_meta_non_cached"
-        stack.enter_context(
-            mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes]))
-        )
+        stack.enter_context(mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes])))
         for name in _OF_MESHES:
             if name in vars(DeviceMesh):
                 stack.enter_context(mock.patch.object(DeviceMesh, name, outside(vars(DeviceMesh)[name])))
@@ -60,7 +57,7 @@ def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 def _address(tensor: FakeTensor, ledger: Ledger) -> int:
     ledger.note(tensor)
     number = ledger.number(tensor.untyped_storage()) if tensor.fake_device.type != "meta" else -1
-    return ((number + 1) << _ADDRESS_BITS) + int(tensor.storage_offset()) * tensor.itemsize
+    return ((number + 1) << _ADDRESS_BITS) + int(tensor.storage_offset() * tensor.itemsize)
 
 
 @contextmanager
@@ -71,7 +68,5 @@ def _meshes_of(device_type: str) -> Iterator[None]:
         yield
         return
     build = _outside_of_modes(module.ParallelismConfig.build_device_mesh)
-    with mock.patch.object(
-        module.ParallelismConfig, "build_device_mesh", lambda config, _: build(config, device_type)
-    ):
+    with mock.patch.object(module.ParallelismConfig, "build_device_mesh", lambda config, _: build(config, device_type)):
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -48,13 +48,12 @@ def numbered_streams(ledger: Ledger) -> Iterator[None]:
         known[stream.number] = stream
         return made(stream)
 
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(Stream, "__enter__", entered))
-        for name, value in {
-            "Stream": Stream,
-            "stream": lambda stream: stream if stream is not None else current(),
-            "current_stream": current,
-            "default_stream": lambda _device=None: default,
-        }.items():
-            stack.enter_context(mock.patch.object(device.MODULE, name, value))
+    def given(stream: Stream | None) -> Stream:
+        return current() if stream is None else stream
+
+    def first(_device: Any = None) -> Stream:
+        return default
+
+    functions: dict[str, Any] = {"Stream": Stream, "stream": given, "current_stream": current, "default_stream": first}
+    with mock.patch.object(Stream, "__enter__", entered), mock.patch.multiple(device.MODULE, **functions):
         yield
