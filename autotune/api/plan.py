@@ -26,6 +26,7 @@ def plan(
     completion_length: int | str | None = None,
     prompt_coverage: float | None = None,
     gpu: str | None = None,
+    num_processes: int | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
     global_batch_size: int | None = None,
@@ -55,6 +56,7 @@ def plan(
         prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
             evaluation each: the longest are dropped, since these trainers cut none. None: 1.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's.
+        num_processes: processes that train together, each on such a GPU; None: one, or one on each of this machine's.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8,
@@ -84,6 +86,7 @@ def plan(
     fixed = dict(fix or {})
     options = checked_options(
         trainer=trainer,
+        num_processes=num_processes,
         reward_funcs=reward_funcs,
         completion_length=completion_length,
         prompt_coverage=prompt_coverage,

@@ -67,7 +67,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
-    planned = planned_machine(asked.gpu)
+    planned = planned_machine(asked.gpu, options.num_processes)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)

@@ -52,8 +52,11 @@ class Planned:
         return self.gpu or Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0)
 
 
-def planned_machine(word: str | None) -> Planned:
+def planned_machine(word: str | None, processes: int | None = None) -> Planned:
     """Return the machine with the GPU that a word names; None means this machine's own.
+
+    Args:
+        processes: that train together, each on a GPU of its own; None: one, or one on each of this machine's own GPUs.
 
     Raises:
         InputError: there is no such GPU, or no word and no GPU.
@@ -66,15 +69,17 @@ def planned_machine(word: str | None) -> Planned:
                 f"There is no GPU here to plan for: {own.device_reason}.",
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
-        return Planned(replace(own, planned=True), described(own.hardware), here.hardware.cores)
+        hardware = replace(own.hardware, processes=processes or own.hardware.processes)
+        return Planned(replace(own, hardware=hardware, planned=True), described(hardware), here.hardware.cores)
     if word.strip().lower() == CPU:
-        return Planned(here, None, here.hardware.cores)
+        return Planned(inspect_machine("cpu", processes), None, here.hardware.cores)
     gpu = find_gpu(word)
     hardware = Hardware(
         kind="cuda",
         name=gpu.name,
         memory_bytes=gpu.memory_bytes,
         compute_capability=gpu.compute_capability,
+        processes=processes or 1,
         cores=here.hardware.cores,
     )
     return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)

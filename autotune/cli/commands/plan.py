@@ -10,6 +10,7 @@ from autotune.cli.arguments import (
     add_json,
     add_memory_budget,
     add_model,
+    add_num_processes,
     add_rollouts,
     add_same_training,
     add_space,
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|SIZE",
         help="such as H100-80GB, or 24GiB, or cpu (default: this machine's GPU); list: show all that are known",
     )
+    add_num_processes(parser, "1, or one on each GPU of this machine")
     parser.add_argument("--seq-len", type=int, metavar="TOKENS", help="tokens of every row, instead of a dataset")
     add_memory_budget(parser, "all of it")
     add_same_training(parser, batch="8", max_length="all")
@@ -63,6 +65,7 @@ def epilog() -> str:
         "  autotune plan ./my-model --seq-len 2048 --gpu T4 --fix lora=r16 --fix quantization=4bit-nf4 --json\n"
         "  autotune plan ./my-model data.jsonl --gpu T4 --fix packing=bfd --fix attention=sdpa --explain\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --html plan.html\n"
+        "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 8\n"
         "  autotune plan --gpu list\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 something is predicted to fit, 1 nothing is, 2 the input cannot be used\n"
