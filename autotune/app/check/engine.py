@@ -73,9 +73,7 @@ def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object
     if given.get("deepspeed_config_file"):
         return _document(given["deepspeed_config_file"], folder)
     zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
-    zero |= {
-        name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"
-    }
+    zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
     if given.get("zero3_save_16bit_model"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     clipping = {"gradient_clipping": given["gradient_clipping"]} if given.get("gradient_clipping") else {}
