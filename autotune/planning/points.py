@@ -63,7 +63,7 @@ class GroupPoints:
 
 
 def gathers_ahead(plan: TrainingPlan) -> bool:
-    """Return whether an engine gathers the weights of a layer before it is reached, and holds them for a while after."""
+    """Return whether an engine gathers a layer's weights before it is reached, and holds them for a while after."""
     return plan.launch.processes > 1
 
 

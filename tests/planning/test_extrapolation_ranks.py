@@ -21,22 +21,24 @@ from tests.small import write_small_model
 from tests.step.plans import fsdp2, zero
 
 LAYERS, RANKS = 12, 8
-SHAPE = Shape(2, 128)
+ROWS, TOKENS = 2, 128
+SHAPE = Shape(ROWS, TOKENS)
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+nightly = pytest.mark.nightly
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        ({"gradient_checkpointing": True}, 0.005),
-        (fsdp2(), 0.005),
+        pytest.param({"gradient_checkpointing": True}, 0.005, marks=nightly),
+        pytest.param(fsdp2(), 0.005, marks=nightly),
         ({**fsdp2(), "gradient_checkpointing": True}, 0.005),
-        pytest.param(zero(3), 0.005, marks=needs_deepspeed),
-        pytest.param({**zero(3), "gradient_checkpointing": True}, 0.005, marks=needs_deepspeed),
+        pytest.param(zero(3), 0.005, marks=[needs_deepspeed, nightly]),
+        pytest.param({**zero(3), "gradient_checkpointing": True}, 0.005, marks=[needs_deepspeed, nightly]),
         # The share of the gradients that a rank owns ends somewhere within a layer, elsewhere for each depth.
-        pytest.param(zero(2), 0.03, marks=needs_deepspeed),
-        pytest.param({**zero(2), "gradient_checkpointing": True}, 0.05, marks=needs_deepspeed),
+        pytest.param(zero(2), 0.03, marks=[needs_deepspeed, nightly]),
+        pytest.param({**zero(2), "gradient_checkpointing": True}, 0.05, marks=[needs_deepspeed, nightly]),
     ],
     ids=["ddp", "fsdp2", "fsdp2-checkpointed", "zero3", "zero3-checkpointed", "zero2", "zero2-checkpointed"],
 )
@@ -46,7 +48,7 @@ def test_a_full_trace_is_what_small_ones_foretell(
     source = ModelSource(
         str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=LAYERS, hidden_size=128))
     )
-    shape = {"per_device_train_batch_size": SHAPE.rows, "max_length": SHAPE.tokens, "bf16": True,
+    shape = {"per_device_train_batch_size": ROWS, "max_length": TOKENS, "bf16": True,
              "gradient_accumulation_steps": 2, "gradient_checkpointing": False}  # fmt: skip
     plan = TrainingPlan("sft", {**shape, **args}, launch=Launch(RANKS))
     few = traced_depths(["layer"] * LAYERS, edges=True)
@@ -59,7 +61,7 @@ def test_a_full_trace_is_what_small_ones_foretell(
                 plan=plan,
                 model=source,
                 target="cuda",
-                worst=((SHAPE.tokens,),) * SHAPE.rows,
+                worst=((TOKENS,),) * ROWS,
                 layers=depth,
                 gpu=find_gpu("H100-80GB"),
             )
