@@ -19,7 +19,6 @@ from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
 from autotune.planning.explained import Basis, TracedTerm
-from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.points import GroupPoints
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
@@ -296,6 +295,6 @@ class Planner:
                 untraceable[group] = failed.reason
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-            fits[group] = Fit(self._points.anchors[group.layout], good)
+            fits[group] = self._points.fit(group, good)
         effects = self._design.effects(fits, self._largest_need)
         self._estimates.learn(level for found in effects.values() for level in found)
