@@ -1,7 +1,7 @@
 """Searches a study that others share, with probes of a set duration that a table answers: nothing is trained.
 
-Arguments: URL of the storage, log of the probes, file for the outcome, trials, seconds of a probe, seconds of a lease, and
-`apart` where no worker is to see which processes of its machine run, as if each had one to itself.
+Arguments: URL of the storage, log of the probes, file for the outcome, trials, seconds of a probe, seconds of a lease,
+and `apart` where no worker is to see which processes of its machine run, as if each had one to itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from autotune.core.codec import encode
 from autotune.core.events import StageStarted
 from autotune.core.measurement import Measurement
-from autotune.study import ProbeRun
+from autotune.study import ProbeRun, roster
 from autotune.study.problem import Sharing
-from autotune.study import roster
 from tests.study.replayed import measurement
 from tests.study.running import PATIENT, Run
 
