@@ -51,7 +51,7 @@ def shown(url: str) -> str:
     """Return a URL without its password."""
     try:
         return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return url
 
 

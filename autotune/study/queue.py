@@ -73,11 +73,12 @@ class Queue:
         roster, session = self._roster, self._session
         self._take_ticket()
         while True:
+            # What a worker stored before it left is read after it is seen to have left.
+            others = roster.others()
             session.refresh()
             if may_search():
                 roster.does(Doing.SEARCHING)
                 return Turn.SEARCH
-            others = roster.others()
             if not others and not session.log.others_running:
                 return self._turn()
             ahead = [worker for worker in others if self._is_ahead(worker)]

@@ -113,7 +113,7 @@ def _require_same(name: str, found: Mapping[str, str], expected: Mapping[str, st
         )
         raise StudyMismatchError(
             f"The study {name!r} was made for something else: {told}.",
-            hint="Resume or join it with what it was made for, --memory-budget too, or choose another --output or --study.",
+            hint="Resume or join it with the same, --memory-budget too, or choose another --output or --study.",
         )
 
 

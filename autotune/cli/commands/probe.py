@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     study.add_argument(
         "--storage",
         metavar="URL",
-        help="Optuna storage (default: study.db in the output directory); workers on several machines name the same one",
+        help="Optuna storage, the same for all workers of a study (default: study.db in the output directory)",
     )
     study.add_argument("--study", metavar="NAME", help="name in that storage (default: the output directory's name)")
     study.add_argument(
