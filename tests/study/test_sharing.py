@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +105,8 @@ def test_four_workers_share_postgresql_through_two_kills_and_a_restart(
                 workers.kill(killed.pop())
             else:
                 postgres.stop()
+                # An outage that is longer than a lease makes nobody count as dead.
+                time.sleep(1.5 * workers.lease_seconds if workers.apart else 0)
                 postgres.start()
         outcomes = workers.outcomes()
         assert len(outcomes) == 2
@@ -108,6 +114,34 @@ def test_four_workers_share_postgresql_through_two_kills_and_a_restart(
         assert len(assert_shared(workers, outcomes, study)) == 2
     finally:
         workers.end()
+
+
+@pytest.mark.nightly
+def test_three_workers_share_a_grpc_proxy_that_is_killed_and_started_again(tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="grpcio is not installed (extra `grpc`)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    journal = tmp_path / "study.log"
+    command = [sys.executable, "-m", "tests.study.proxy", str(journal), str(port)]
+    workers = Workers(f"grpc://127.0.0.1:{port}", tmp_path)
+    proxy = subprocess.Popen(command)
+    try:
+        workers.start(3)
+        workers.until_ended(4)
+        proxy.kill()
+        proxy.wait()
+        time.sleep(1)
+        proxy = subprocess.Popen(command)
+        outcomes = workers.outcomes()
+        assert len(outcomes) == 3
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        study = optuna.load_study(storage=storage, study_name="s")
+        assert assert_shared(workers, outcomes, study) == []
+    finally:
+        workers.end()
+        proxy.kill()
+        proxy.wait()
 
 
 @pytest.mark.nightly
