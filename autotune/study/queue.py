@@ -74,16 +74,14 @@ class Queue:
         self._take_ticket()
         while True:
             # What a worker stored before it left is read after it is seen to have left.
-            others = roster.others()
+            ahead = [worker for worker in roster.others() if self._is_ahead(worker)]
             session.refresh()
-            if may_search():
+            # Whoever is first of those that wait may be settling: nothing is to change under it.
+            if all(worker.doing is Doing.SEARCHING for worker in ahead) and may_search():
                 roster.does(Doing.SEARCHING)
                 return Turn.SEARCH
-            if not others and not session.log.others_running:
-                return self._turn()
-            ahead = [worker for worker in others if self._is_ahead(worker)]
             if not ahead:
-                return self._turn()
+                return Turn.SETTLE if self.settled() is None else Turn.ADOPT
             # Whoever settles needs minutes; whoever searches may have no limit at all.
             if session.clock.over() and all(worker.doing is Doing.SEARCHING for worker in ahead):
                 self._listener(Noted(f"The time limit ended the wait for {_named(ahead)}; --resume goes on."))
@@ -114,8 +112,12 @@ class Queue:
         self._opened.study.set_user_attr(_SETTLED, encode(found))
         return found
 
-    def _turn(self) -> Turn:
-        return Turn.SETTLE if self.settled() is None else Turn.ADOPT
+    def is_disturbed(self) -> bool:
+        """Whether a worker that joined while this one settled has found, or may find, what has to be settled too."""
+        known = len(self._session.log.records)
+        searching = any(worker.doing is not Doing.WAITING for worker in self._roster.others())
+        self._session.refresh()
+        return searching or len(self._session.log.records) > known
 
     def _take_ticket(self) -> None:
         self._roster.does(Doing.ARRIVING)

@@ -81,6 +81,8 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> Settled | N
                 settle(session)
             except TurnLost:
                 continue
+            if queue.is_disturbed():
+                continue
             return queue.settle()
         if turn is not Turn.SEARCH:
             return queue.settled() if turn is Turn.ADOPT else None

@@ -107,6 +107,29 @@ def test_the_time_limit_ends_the_wait_for_those_who_search(durable: Run) -> None
     assert other.outcome.confirmed
 
 
+def test_what_a_worker_finds_that_joins_during_the_confirmation_is_settled_too(durable: Run) -> None:
+    searching = threading.Event()
+
+    def joining(run: ProbeRun) -> Measurement:
+        searching.set()
+        return measurement(run.candidate)
+
+    other, threads = Beside(Run(durable.url), joining), []
+
+    def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
+        if run.purpose is Purpose.CONFIRMATION and not threads:
+            threads.append(other.start(trials=6))
+            assert searching.wait(60)
+        return measurement(run.candidate)
+
+    outcome = durable(probe, trials=2)
+    threads[0].join()
+    assert other.outcome is not None
+    assert len(probed(outcome)) == 6
+    assert (outcome.records, outcome.winner) == (other.outcome.records, other.outcome.winner)
+    assert outcome.confirmed
+
+
 def test_what_one_has_settled_another_takes_without_a_run_of_its_own(durable: Run) -> None:
     first = durable(ReplayedTable())
     table = ReplayedTable()

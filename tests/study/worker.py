@@ -11,16 +11,29 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.core.candidate import Choice
 from autotune.core.codec import encode
 from autotune.core.events import StageStarted
 from autotune.core.measurement import Measurement
 from autotune.study import ProbeRun, roster
 from autotune.study.problem import Sharing
-from tests.study.replayed import measurement
+from tests.study.replayed import BASELINE, TableProblem, measurement
 from tests.study.running import PATIENT, Run
+
+_SMALL = 60
+
+
+class WideProblem(TableProblem):
+    """The table with a knob that changes nothing, for searches that the table alone is too small for."""
+
+    @property
+    def choices(self) -> Mapping[str, tuple[Choice, ...]]:
+        """Eight times the candidates."""
+        return {**super().choices, "idle": tuple(range(8))}
 
 
 def main(url: str, log: Path, result: Path, trials: int, probe_seconds: float, lease_seconds: float) -> None:
@@ -37,7 +50,8 @@ def main(url: str, log: Path, result: Path, trials: int, probe_seconds: float, l
         say("ends", run.number, run.purpose)
         return measurement(run.candidate)
 
-    search = Run(url, sharing=Sharing(lease_seconds / 10, 10, 0.1, 120.0))
+    problem = TableProblem() if trials <= _SMALL else WideProblem(baseline=BASELINE.but(idle=0))
+    search = Run(url, problem, sharing=Sharing(lease_seconds / 10, 10, 0.1, 120.0))
     # More than the trials of a test, so that the limit of trials ends the search.
     effort = replace(PATIENT, patience=trials, comparisons=2)
     outcome = search(replayed_probe, trials=trials, effort=effort, resume=True)
