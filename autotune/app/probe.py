@@ -70,7 +70,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
-    with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
+    with out.held(), JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
         base = None
         if asked.base is not None:
             listener(StageStarted(f"Reading {asked.base.place} with TRL's parser"))

@@ -89,7 +89,9 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> Settled | N
 
 
 def _outcome(session: Session, settled: Settled | None, *, interrupted: bool) -> SearchOutcome:
-    records = sorted([*session.log.records, *session.cut_off], key=lambda record: record.number)
+    known = {record.candidate for record in session.log.records}
+    cut_off = [record for record in session.cut_off if record.candidate not in known]
+    records = sorted([*session.log.records, *cut_off], key=lambda record: record.number)
     if settled is None:
         winner = session.leader()
         attributed = contributions(session, winner) if winner else ()
