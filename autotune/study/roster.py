@@ -94,7 +94,7 @@ class Roster:
         self._ended = threading.Event()
         self._watched: dict[str, _Watched] = {}
         self._me = Worker(
-            key=uuid.uuid4().hex[:16],
+            key=_key(),
             host=socket.gethostname(),
             pid=os.getpid(),
             machine=_machine(),
@@ -205,6 +205,10 @@ def _known_to_be_gone(worker: Worker, machine: str) -> bool:
         return True
     except psutil.AccessDenied:
         return False
+
+
+def _key() -> str:
+    return uuid.uuid4().hex[:16]
 
 
 def _machine() -> str:

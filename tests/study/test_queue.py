@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import optuna
+import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.core.codec import decode
@@ -86,6 +87,30 @@ def test_who_has_nothing_left_to_probe_waits_for_the_others_and_says_for_whom(du
     assert len({(run.number, run.purpose, run.turn) for run in both}) == len(both)
 
 
+def test_nobody_overtakes_a_worker_that_settles(durable: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second would be the first by its name.
+    monkeypatch.setattr("autotune.study.roster._key", iter(["f", "0"]).__next__)
+    table = ReplayedTable()
+    other = Beside(Run(durable.url), lambda run: table(run, None))
+    threads: list[threading.Thread] = []
+
+    def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
+        if run.purpose is Purpose.CONFIRMATION and not threads:
+            threads.append(other.start(trials=3))
+            deadline = time.monotonic() + 60
+            while "confirms" not in said(other.run.events, StageStarted) and not other.asked:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            # It has looked at the study several times by then.
+            time.sleep(10 * QUICK.poll_seconds)
+        return measurement(run.candidate)
+
+    outcome = durable(probe, trials=3)
+    threads[0].join()
+    assert other.asked == []
+    assert other.outcome == outcome
+
+
 def test_the_time_limit_ends_the_wait_for_those_who_search(durable: Run) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -114,7 +139,8 @@ def test_what_a_worker_finds_that_joins_during_the_confirmation_is_settled_too(d
         searching.set()
         return measurement(run.candidate)
 
-    other, threads = Beside(Run(durable.url), joining), []
+    other = Beside(Run(durable.url), joining)
+    threads: list[threading.Thread] = []
 
     def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
         if run.purpose is Purpose.CONFIRMATION and not threads:
