@@ -167,9 +167,6 @@ class Roster:
                 self._write(replace(worker, doing=Doing.LEFT))
 
     def _lives(self, worker: Worker) -> bool:
-        watched = self._watched.get(worker.key)
-        if watched is not None and watched.missed >= self.sharing.missed and watched.renewed == worker.renewed:
-            return False
         return worker.doing is not Doing.LEFT and not _known_to_be_gone(worker, self._me.machine)
 
     def _write(self, worker: Worker) -> None:

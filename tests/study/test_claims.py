@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
 from autotune.study import Purpose, StudyStorage
+from autotune.study.judge import Judge
 from autotune.study.problem import Sharing
 from autotune.study.roster import Roster
 from autotune.study.storage import opened
@@ -60,6 +61,17 @@ def states(storage: InMemoryStorage) -> list[TrialState]:
     return [trial.state for trial in storage.get_all_trials(study._study_id)]
 
 
+def test_what_another_worker_probes_is_not_proposed() -> None:
+    judge = Judge(TableProblem())
+    packed = BASELINE.but(attention="flash", packing="bfd")
+    judge.look_elsewhere([packed])
+    assert not judge.is_open(packed)
+    assert not judge.is_open(packed.but(packing="bfd_split"))
+    assert judge.is_open(BASELINE)
+    judge.look_elsewhere([])
+    assert judge.is_open(packed)
+
+
 def test_whoever_claims_a_plan_later_gives_way(storage: InMemoryStorage, workers: tuple[TrialLog, TrialLog]) -> None:
     first, second = workers
     assert claim(first) == 0
@@ -74,17 +86,15 @@ def test_a_claim_stands_though_another_is_made_before_it_is_read_again(
 ) -> None:
     first, second = workers
     read = first.refresh
-    meanwhile: list[int | None] = []
 
     def read_late() -> None:
-        if not meanwhile:
-            meanwhile.append(claim(second))
+        if len(states(storage)) == 1:
+            second._create(TrialState.RUNNING, OTHER, Purpose.SEARCH, None, PLAN, "the second's")
         read()
 
     monkeypatch.setattr(first, "refresh", read_late)
     assert claim(first) == 0
-    assert meanwhile == [None]
-    assert states(storage) == [TrialState.RUNNING, TrialState.FAIL]
+    assert states(storage) == [TrialState.RUNNING, TrialState.RUNNING]
 
 
 def test_what_another_has_finished_since_is_not_probed_again(workers: tuple[TrialLog, TrialLog]) -> None:
