@@ -173,7 +173,10 @@ def resolve(
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
             unlockable.append(Unlockable(knob, tuple(locked), technique.how_changes(setting.workload.trainer)))
-    recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in file.recipes)
+    held_knobs = setting.base.held.keys() if setting.base is not None else frozenset()
+    # What a recipe says of a knob that is held is left out, and the rest of it is tried.
+    free = ({knob: spelling for knob, spelling in recipe.items() if knob not in held_knobs} for recipe in file.recipes)
+    recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in free)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
     return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable))
 

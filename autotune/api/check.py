@@ -29,6 +29,8 @@ def check(
     gpu: str | None = None,
     memory_budget: str | int | None = None,
     probe: bool = False,
+    timeout: str | float | None = None,
+    imports: bool = False,
     fits: bool = True,
     when_unsure: Unsure | None = None,
     listener: Listener = ignore,
@@ -45,6 +47,9 @@ def check(
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's device.
         memory_budget: memory that the training may need, such as ``24GiB`` or in bytes; None: all of the device.
         probe: whether to run the worst micro-batches on this machine's device, instead of tracing them.
+        timeout: time after which that run is ended, such as ``10m`` or in seconds; the answer is not known then. None:
+            no limit.
+        imports: whether to import the modules of the configuration's own reward functions, in processes of their own.
         fits: whether to say if it fits; if not, no device, model or dataset is needed.
         when_unsure: ``pass`` or ``fail``: what an answer that is too close to call, or not known, counts as.
         listener: is told what happens.
@@ -66,6 +71,8 @@ def check(
         gpu=gpu,
         memory_budget=memory_budget,
         probe=probe,
+        timeout=timeout,
+        imports=imports,
         fits=fits,
         when_unsure=when_unsure,
         listener=listener,

@@ -104,7 +104,8 @@ def planned_workload(
     """
     here = inspect_machine("cpu")
     states = [state_of(model.name)]
-    states += [state_of(source.data_files or source.path) for source in (dataset, evaluation) if source is not None]
+    read = (source for source in (dataset, evaluation) if source is not None)
+    states += [state_of(place) for source in read for place in source.places]
     name, wanted = options.trainer.name, attentions(options, here) if checked is None else checked
     asked = name, model, dataset, evaluation, options.rollouts
     if dataset is None and options.rollouts.column is not None:

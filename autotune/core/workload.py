@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -39,12 +40,31 @@ class DatasetSource:
         path: builder name (``json``, ``csv``, ``parquet``) for files, else a hub id or a directory.
         data_files: absolute path of a single local file, or None.
         split: which split is trained on.
+        mixture: entries of TRL's ``datasets``, each with the fields of ``trl.scripts.utils.DatasetConfig``, in place of
+            the others above but the name; empty for a dataset that those say.
+        test_size: what ``datasets.Dataset.train_test_split`` is to keep from training, at random; None: nothing.
     """
 
     name: str
     path: str
     data_files: str | None = None
     split: str = "train"
+    mixture: tuple[Mapping[str, object], ...] = ()
+    test_size: object = None
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What it is read from: files, directories and hub ids."""
+        if not self.mixture:
+            return (self.data_files or self.path,)
+        found: list[str] = []
+        for item in self.mixture:
+            files = item.get("data_files")
+            if isinstance(files, Mapping):
+                files = list(files.values())
+            listed = files if isinstance(files, list | tuple) else [files or item.get("data_dir") or item.get("path")]
+            found += map(str, listed)
+        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 
 from autotune.core.candidate import Candidate
+from autotune.planning.enumeration import Enumeration
 from autotune.trainers.problem import TrainerProblem
 
 MOST_COMBINATIONS = 200_000
@@ -16,11 +17,7 @@ _BY_CHANCE = 20_000
 
 def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     """Return every legal candidate of a problem once, in its normal form."""
-    knobs = tuple(problem.choices)
-    every = (
-        Candidate(dict(zip(knobs, choices, strict=True))) for choices in itertools.product(*problem.choices.values())
-    )
-    return _legal(problem, every)
+    return Enumeration(problem).candidates()
 
 
 def estimated_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:

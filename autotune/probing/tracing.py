@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -13,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from autotune.core.events import Listener, StageStarted, Tracing
+from autotune.core.events import Listener, StageStarted, Tracing, ignore
 from autotune.core.protocol import TRACED_FILE, TraceReply, TraceRequest
 from autotune.errors import JobLostError
 from autotune.probing.jobs import trace_all
@@ -72,9 +73,18 @@ class ServerTracer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for server in self._servers[self._lent :]:
+        for server in reversed(self._servers[self._lent :]):
             server.close()
         self._folder.cleanup()
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Tell nobody of the traces in this context, which are a stage of their caller's."""
+        listener, self._listener = self._listener, ignore
+        try:
+            yield
+        finally:
+            self._listener = listener
 
     @property
     def folder(self) -> Path:
@@ -83,8 +93,8 @@ class ServerTracer:
 
     @property
     def server(self) -> JobServer:
-        """A server, for other jobs as well; the others are started too, since traces usually follow."""
-        return self._started(self._count)[0]
+        """A server, for other jobs as well."""
+        return self._started(1)[0]
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
         """Run traces; a step that cannot be traced is returned as :class:`Untraceable`, unusable input is raised.
@@ -93,7 +103,8 @@ class ServerTracer:
             InputError: the model cannot be used.
             ProbeServerError: processes cannot be started.
         """
-        self._listener(StageStarted(f"Tracing {len(requests)} training steps with no GPU"))
+        steps = "1 training step" if len(requests) == 1 else f"{len(requests)} training steps"
+        self._listener(StageStarted(f"Tracing {steps} with no GPU"))
         jobs = shared_out(requests, self._count)
         servers = self._started(min(self._count, len(jobs)))
         free: SimpleQueue[JobServer] = SimpleQueue()
@@ -156,8 +167,9 @@ class ServerTracer:
         return self.folder / f"job-{next(self._numbers)}"
 
     def _started(self, count: int) -> list[JobServer]:
-        while len(self._servers) < count:
-            self._servers.append(JobServer("cpu", threads=1))
+        if len(self._servers) < count:
+            first = JobServer("cpu", threads=1, twins=self._count - len(self._servers) - 1, early=True)
+            self._servers += [first, *first.twins]
         return self._servers[:count]
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.syntax import Syntax
-from rich.table import Table
 from rich.text import Text
 
 from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
@@ -27,28 +26,31 @@ _TITLES: Mapping[Severity, str] = {
     Severity.SILENT: "Done without saying so",
     Severity.NOTE: "Notes",
 }
+_INDENT = "  "
 _COLOURS: Mapping[Severity, str] = {Severity.ERROR: "red", Severity.SILENT: "yellow", Severity.NOTE: ""}
 
 
 def show_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
     """Print a verdict, under the name of its file if there are several."""
     if name:
-        console.print(Text(printable(name), style="bold underline"))
+        console.print(Text(printable(name), style="bold underline"), soft_wrap=True)
     for part in drawn_verdict(verdict):
-        console.print(part)
+        _show(part, console)
+    if name:
+        console.print()
 
 
 def drawn_verdict(verdict: Verdict) -> Iterator[RenderableType]:
     """Return the parts of a verdict, top to bottom."""
     yield Text(printable(verdict.headline), style=_STYLES[verdict.outcome])
-    yield from (Padding(Text(printable(line)), (0, 0, 0, 2)) for line in _evidence(verdict))
+    yield from (Hanging(Text(printable(line))) for line in _evidence(verdict))
     if verdict.need is not None and verdict.need.memory is not None:
-        yield Padding(_parts(verdict.need), (0, 0, 0, 2))
+        yield from _parts(verdict.need)
     for severity, title in _TITLES.items():
         found = [item for item in verdict.findings if item.severity is severity]
         if found:
             yield Text(f"\n{title}", style="bold")
-            yield Padding(_list(found, _COLOURS[severity]), (0, 0, 0, 2))
+            yield from _list(found, _COLOURS[severity])
     if verdict.remedy is not None:
         yield from _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
@@ -89,18 +91,16 @@ def _rate(need: Need) -> str:
     return f", {format_rate(need.tokens_per_second)}" if need.tokens_per_second is not None else ""
 
 
-def _parts(need: Need) -> RenderableType:
+def _parts(need: Need) -> Iterator[RenderableType]:
     assert need.memory is not None
-    table = Table.grid(padding=(0, 2))
-    table.add_column(justify="right")
-    table.add_column()
-    for name, size in sorted(need.memory.breakdown.items(), key=lambda item: -item[1]):
-        table.add_row(format_bytes(size), name)
-    return table
+    parts = sorted(need.memory.breakdown.items(), key=lambda item: -item[1])
+    sizes = [format_bytes(size) for _, size in parts]
+    width = max(map(len, sizes), default=0)
+    yield from (Hanging(Text(f"{size:>{width}}  {name}")) for size, (name, _) in zip(sizes, parts, strict=True))
 
 
-def _list(found: list[Finding], style: str) -> RenderableType:
-    return Group(*(Text(f"{_place(item)}{printable(item.message)}", style=style) for item in found))
+def _list(found: list[Finding], style: str) -> Iterator[RenderableType]:
+    yield from (Hanging(Text(f"{_place(item)}{printable(item.message)}", style=style)) for item in found)
 
 
 def _place(item: Finding) -> str:
@@ -119,20 +119,43 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> Iterator[RenderableType]:
     if remedy.diff:
         yield _diff(remedy.diff)
     else:
-        yield from (Padding(Text(f"{key}: {value}"), (0, 0, 0, 2)) for key, value in remedy.keys.items())
+        yield from (Hanging(Text(f"{key}: {value}")) for key, value in remedy.keys.items())
 
 
 def show_fixed(fixed: Fixed, console: Console) -> None:
     """Print what was rewritten in a file, and what is left to do by hand."""
     if fixed.diff:
-        console.print(_diff(fixed.diff))
+        _show(_diff(fixed.diff), console)
         console.print(Text(f"wrote {printable(fixed.file)}", style="bold"), soft_wrap=True)
     else:
         console.print(Text("No key can be rewritten; the file stays as it is."))
     if fixed.left:
         console.print(Text("\nTo be done by hand", style="bold"))
-        console.print(Padding(_list(list(fixed.left), "yellow"), (0, 0, 0, 2)))
+        for part in _list(list(fixed.left), "yellow"):
+            console.print(part)
 
 
-def _diff(diff: str) -> RenderableType:
-    return Padding(Syntax(printable(diff), "diff", theme="ansi_light", background_color="default"), (0, 0, 0, 2))
+@dataclass(frozen=True)
+class Hanging:
+    """A paragraph that is indented, its further lines more than its first, with no spaces behind it."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines, none of them longer than the console is wide."""
+        further = 2 * _INDENT
+        for number, line in enumerate(self.text.wrap(console, max(1, options.max_width - len(further)))):
+            line.rstrip()
+            yield Text.assemble(_INDENT if number == 0 else further, line)
+
+
+def _diff(diff: str) -> Text:
+    """Return a diff whose lines are whole: one that is cut at the edge of the terminal cannot be taken over."""
+    shown = Syntax("", "diff", theme="ansi_light", background_color="default").highlight(printable(diff).rstrip("\n"))
+    shown.rstrip()
+    return Text("\n", no_wrap=True).join(Text.assemble(_INDENT, line) for line in shown.split("\n"))
+
+
+def _show(part: RenderableType, console: Console) -> None:
+    """Print a part; what is not to be wrapped is left to the terminal, which keeps its lines when they are copied."""
+    console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))

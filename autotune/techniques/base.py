@@ -138,6 +138,19 @@ class Technique(ABC):
                 return Effect.CHANGES_TRAINING
         return next((option.effect for option in self.options if option.choice == choice), Effect.EXACT)
 
+    def unlike(self, choice: Choice, candidate: Candidate, setting: Setting) -> bool:
+        """Return whether no other choice trains like one that a user's configuration has."""
+        return self.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
+
+    def meant(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
+        """Return choices, beside those of a space, that plan entries of a user's configuration may stand for.
+
+        Args:
+            entries: by path, of :attr:`writes`.
+            candidate: what the other entries stand for.
+        """
+        return ()
+
     def how_changes(self, trainer: str) -> str:
         """Return how choices change training with the trainer of that name, in words; empty when none does."""
         return self.changes_in.get(trainer, self.changes)

@@ -9,7 +9,7 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
 
-_BF16_WEIGHTS = "bfloat16"
+_BF16_WEIGHTS, _EXACT = "bfloat16", "float32"
 # bf16 arithmetic is available since Ampere (CUDA C++ Programming Guide, compute capabilities).
 _BF16_CAPABILITY = (8, 0)
 
@@ -21,7 +21,7 @@ class Precision(Technique):
     summary = "Chooses the type of the weights and of matrix products."
     options = (
         Option("float32+bf16", "fp32 weights, bf16 products (autocast)"),
-        Option("float32", "fp32 throughout"),
+        Option(_EXACT, "fp32 throughout"),
         Option("float32+fp16", "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
         Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
     )
@@ -39,6 +39,10 @@ class Precision(Technique):
         if choice == _BF16_WEIGHTS and candidate["lora"] != "none":
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
+
+    def unlike(self, choice: Choice, candidate: Candidate, setting: Setting) -> bool:
+        """Return whether others round what a choice does not: products in fp32 are those of no other."""
+        return choice == _EXACT or super().unlike(choice, candidate, setting)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where the GPU lacks the type; a CPU computes in all of them."""

@@ -12,6 +12,8 @@ from autotune.techniques.base import Option, Technique
 from autotune.techniques.per_device_train_batch_size import rows_per_step
 
 WHOLE = "step"
+_ONE_PART = "step/1"
+_FIELD = "args.steps_per_generation"
 _PART = re.compile(r"step/([1-9]\d*)")
 
 
@@ -25,17 +27,29 @@ class StepsPerGeneration(Technique):
         Option("step/2", "in 2 parts (any number): the loss takes its mean over tokens in each part"),
     )
     trl_default = WHOLE
-    writes = frozenset({"args.steps_per_generation"})
+    writes = frozenset({_FIELD})
     only_sizes = True
     patches_libraries = False
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the spelling; a single part is the whole."""
-        found = _PART.fullmatch(str(text))
-        if found is None and text != WHOLE:
+        """Return the spelling."""
+        if _PART.fullmatch(str(text)) is None and text != WHOLE:
             hint = "It takes step or step/N: more would train on completions of an earlier model."
             raise InputError(f"{text!r} is no choice of {self.name}.", hint=hint)
-        return WHOLE if found is None or found.group(1) == "1" else str(text)
+        return str(text)
+
+    def meant(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
+        """Return the part of an optimizer step that a number of micro-batches is."""
+        of_part, micro_batches = entries.get(_FIELD), _micro_batches(candidate, setting)
+        if not isinstance(of_part, int) or of_part < 1 or micro_batches % of_part:
+            return ()
+        return (f"{WHOLE}/{micro_batches // of_part}",)
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return the whole for a single part, or the other way round where the user's configuration has its number."""
+        if choice not in (WHOLE, _ONE_PART):
+            return choice
+        return _ONE_PART if setting.users_own(self.name, _ONE_PART) else WHOLE
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the micro-batches of a step cannot be divided into so many parts."""
@@ -48,7 +62,7 @@ class StepsPerGeneration(Technique):
         """Return the micro-batches of a part; nothing for TRL's default."""
         if choice == WHOLE:
             return {}
-        return {"args.steps_per_generation": max(1, _micro_batches(candidate, setting) // _parts(choice))}
+        return {_FIELD: max(1, _micro_batches(candidate, setting) // _parts(choice))}
 
 
 TECHNIQUE = StepsPerGeneration()

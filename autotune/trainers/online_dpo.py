@@ -124,18 +124,32 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot do a candidate, why it is not planned, or why the loss would see no prompts."""
+        """Return why TRL cannot do a candidate, or why it is not planned."""
         plan = self.plan(candidate, setting)
         if plan.evaluates:
             return f"{self.trainer_class} has no evaluation: it would pass prompts to the model as they are"
         if plan.args.get("use_vllm"):
             return f"vLLM is not planned beside {self.trainer_class}"
         most, cut = required(plan, self.most_field), required(plan, "max_length")
-        if most >= cut:
-            return f"completions of {most} tokens (max_new_tokens) leave no room for prompts in max_length={cut}"
         if is_colocated(candidate):
             return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, micro_batches_of(plan))
         return None
+
+    def spoils(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return what the loss is computed of where completions leave no room for prompts.
+
+        ``OnlineDPOTrainer._forward`` then passes the completions alone, whole, and does not shift their logits by the
+        one token by which the model predicts: TRL 1.16 trains so, with no more than a warning of the configuration.
+        """
+        plan = self.plan(candidate, setting)
+        most, cut = required(plan, self.most_field), required(plan, "max_length")
+        if most < cut:
+            return None
+        return (
+            f"completions of {most:,} tokens (max_new_tokens) leave no room for prompts in max_length={cut:,}: TRL "
+            f"computes the loss of those of {cut:,} tokens or more whole, without their prompts, and scores each token "
+            "by logits that have seen it"
+        )
 
 
 def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:

@@ -83,7 +83,8 @@ class Prompted(Trainer):
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return prompts with the tokens of their completions; the adapter makes one of these shorter."""
         generated = int(shape.generated)
-        return ((int(shape.tokens) - generated, generated),) * shape.rows
+        # A model generates from a token at least, also where the loss sees none of the prompt.
+        return ((max(1, int(shape.tokens) - generated), generated),) * shape.rows
 
     def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return all columns of the dataset: tokenising keeps them, since reward functions may read them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,67 @@ def test_the_longest_row_decides_whether_a_length_cuts(tmp_path: Path) -> None:
     base = a_base(tmp_path, "max_length: 512\n")
     short = workload(lengths={length: count for length, count in LENGTHS.items() if length <= 500})
     assert len(started(base, of=short).problem.choices["max_length"]) > 1
+
+
+GROUPS = "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 6\n"
+
+
+@pytest.mark.parametrize(("steps", "choice"), [(6, "step/1"), (3, "step/2"), (2, "step/3"), (1, "step/6")])
+def test_the_micro_batches_of_a_generation_are_the_file_s(steps: int, choice: str, tmp_path: Path) -> None:
+    base = a_base(tmp_path, f"{GROUPS}steps_per_generation: {steps}\n", "grpo")
+    found = started(base, of=replace(workload(), trainer="grpo"))
+    assert found.plan.args["steps_per_generation"] == steps
+    assert found.problem.baseline["steps_per_generation"] == choice
+    assert found.problem.choices["steps_per_generation"][0] == choice
+    assert found.problem.illegal(found.problem.baseline) is None
+    # As often as the rows of a micro-batch change, the part of a step is the same.
+    smaller = found.problem.normal(found.problem.baseline.but(per_device_train_batch_size=2))
+    plan = found.problem.trainer.plan(smaller, found.problem.setting)
+    assert (plan.args["gradient_accumulation_steps"], plan.args["steps_per_generation"]) == (12, 2 * steps)
+
+
+def test_what_trl_fills_in_is_not_said_by_the_file(tmp_path: Path) -> None:
+    found = started(a_base(tmp_path, GROUPS, "grpo"), of=replace(workload(), trainer="grpo"))
+    assert found.problem.baseline["steps_per_generation"] == "step"
+    assert "steps_per_generation" not in found.plan.args
+
+
+@pytest.mark.parametrize("steps", [4, 12])
+def test_generations_that_are_no_part_of_a_step_are_told(steps: int, tmp_path: Path) -> None:
+    base = a_base(tmp_path, f"{GROUPS}steps_per_generation: {steps}\n", "grpo")
+    with pytest.raises(InputError, match=f"steps_per_generation: {steps} is none of the choices"):
+        started(base, of=replace(workload(), trainer="grpo"))
+
+
+def test_a_size_of_generations_that_autotune_would_pass_over_is_told(tmp_path: Path) -> None:
+    base = a_base(tmp_path, f"{GROUPS}generation_batch_size: 8\n", "grpo")
+    with pytest.raises(InputError, match="generation_batch_size") as raised:
+        started(base, of=replace(workload(), trainer="grpo"))
+    assert "steps_per_generation: 2" in raised.value.hint
+
+
+@pytest.mark.parametrize("adapter", ["", "use_peft: true\n"])
+def test_a_training_without_bf16_is_not_given_bf16(adapter: str, tmp_path: Path) -> None:
+    found = started(a_base(tmp_path, f"bf16: false\n{adapter}"))
+    assert found.problem.choices["precision"] == ("float32",)
+    assert "bf16: false" in " ".join(said_left_out(found.problem.space.left_out))
+    allowed = started(a_base(tmp_path, f"bf16: false\n{adapter}"), allow=("precision",))
+    assert allowed.problem.choices["precision"][0] == "float32"
+    assert "float32+bf16" in allowed.problem.choices["precision"]
+
+
+def test_recipes_are_tried_on_top_of_what_is_held(tmp_path: Path) -> None:
+    held = started(a_base(tmp_path, "max_length: 512\nbf16: false\ngradient_accumulation_steps: 2\n")).problem
+    packed = [recipe for recipe in held.recipes if recipe["packing"] == "bfd"]
+    assert packed
+    for recipe in held.recipes:
+        assert (recipe["max_length"], recipe["precision"]) == (512, "float32")
+        assert all(recipe[knob] in choices for knob, choices in held.choices.items())
+    assert any(held.illegal(recipe) is None for recipe in packed)
+
+
+def test_a_choice_of_the_file_is_always_among_those_that_are_tried(tmp_path: Path) -> None:
+    text = "pad_to_multiple_of: 8\nper_device_train_batch_size: 3\ngradient_accumulation_steps: 5\nbf16: true\n"
+    found = started(a_base(tmp_path, text), allow=("pad_to_multiple_of", "precision", "optimizer"))
+    for knob, choice in found.start.base.choices.items():
+        assert choice in found.problem.choices[knob]

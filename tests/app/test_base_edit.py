@@ -18,6 +18,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parsed
 from tests.app.bases import ROWS, Started, a_base, disagreements, started
+from tests.settings import workload
 
 # Keys of a training that nothing changes, and keys that a search may change, each in several spellings.
 _KEPT = (
@@ -180,3 +181,15 @@ def test_a_variable_that_is_not_needed_is_emptied(variable: str, tmp_path: Path)
     trainer, setting = search.problem.trainer, search.problem.setting
     changed = rewritten(search.base, edits_of(search.base, Wanted(plan), trainer, setting))
     assert parsed(changed, tmp_path).values["env"] == {variable: "", "OTHER": "x"}
+
+
+@pytest.mark.parametrize("steps", [6, 3, 2])
+def test_the_micro_batches_of_a_generation_follow_the_rows_and_stay_with_them(steps: int, tmp_path: Path) -> None:
+    text = "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 6\n"
+    base = a_base(tmp_path, f"{text}steps_per_generation: {steps}  # mine\n", "grpo")
+    search = started(base, of=replace(workload(), trainer="grpo"))
+    same = after(search, search.problem.baseline)
+    assert f"steps_per_generation: {steps}  # mine\n" in same
+    smaller = search.problem.normal(search.problem.baseline.but(per_device_train_batch_size=2))
+    read = yaml.safe_load(after(search, smaller))
+    assert (read["gradient_accumulation_steps"], read["steps_per_generation"]) == (12, 2 * steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,14 @@ def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path)
         model: Path | None = None,
         init: Init = "random",
         trainer: str = "sft",
-        **source: str,
+        **source: Any,
     ) -> PrepareReply:
         file = tmp_path / "rows.jsonl"
         if rows is not None:
             write_rows(file, rows)
         request = PrepareRequest(
             model=ModelSource(str(model or small_model_directory), init),
-            dataset=DatasetSource(**{"name": "rows.jsonl", "path": "json", "data_files": str(file), **source}),
+            dataset=replace(DatasetSource("rows.jsonl", "json", str(file)), **source),
             trainer=trainer,
             tokenized_directory=str(tmp_path / "tokenized"),
         )

@@ -24,11 +24,19 @@ ERROR = 0.01
 @pytest.mark.parametrize("reference", ["copy", "adapters off"])
 @pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 def test_traced_peaks_are_those_of_the_cpu(architecture: str, reference: str, checkpointing: bool) -> None:
+    assert_same_peaks(architecture, reference, checkpointing=checkpointing, max_length=PROMPT + COMPLETION)
+
+
+def test_completions_that_leave_no_room_for_prompts_are_traced_as_they_train() -> None:
+    assert_same_peaks("llama", "copy", checkpointing=True, max_length=COMPLETION // 2)
+
+
+def assert_same_peaks(architecture: str, reference: str, *, checkpointing: bool, max_length: int) -> None:
     words = (ATTENTION_LORA if "moe" in architecture else LORA) if reference == "adapters off" else {}
     args = {
         "per_device_train_batch_size": 2,
         "max_new_tokens": COMPLETION,
-        "max_length": PROMPT + COMPLETION,
+        "max_length": max_length,
         "bf16": False,
         "gradient_checkpointing": checkpointing,
     }

@@ -18,13 +18,15 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import find
-from autotune.techniques.base import Effect, Technique
+from autotune.techniques.base import Technique
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer
 
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
 # Rules of other techniques and the self-test of packing depend on the choice itself, so it has to be known.
 _KNOWN = frozenset({"attention"})
+# Fields of which TRL's classes make another, which is searched (GRPOConfig.__post_init__).
+_OTHER_WORDS = {"generation_batch_size": "steps_per_generation"}
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,12 @@ def _set(base: UserBase, path: str) -> bool:
 
 
 def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
+    for other, name in _OTHER_WORDS.items():
+        if other in base.arguments and name not in base.arguments:
+            raise InputError(
+                f"{base.name} says {name} by {other}, which would be another for other sizes of a micro-batch.",
+                hint=f"Write {name}: {base.config.values[name]} in its place.",
+            )
     for technique in trainer.techniques:
         sizes = technique.only_sizes or technique.also_sizes
         if technique.name in own and (sizes or technique.name in _KNOWN):
@@ -147,7 +155,7 @@ def _held(
             yield name, f"{base.name} says {said}, which is none of its choices and stays"
         elif name in options.allowed:
             continue
-        elif technique.effect(candidate[name], candidate, setting) is Effect.CHANGES_TRAINING:
+        elif technique.unlike(candidate[name], candidate, setting):
             yield name, f"{base.name} says {said}, and another choice would change training (--allow {name})"
         elif name == _LENGTH and not options.coverage_asked and _cuts(candidate, setting):
             yield name, f"{base.name} cuts rows by {said}, and another would keep other tokens (--allow {name})"
@@ -187,7 +195,8 @@ def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: T
 def _said(base: UserBase, technique: Technique) -> str:
     """Return what the file has for a technique, as it is written there; what it leaves at TRL's default otherwise."""
     keys = written_keys(base, technique)
-    return ", ".join(f"{name}: {value}" for name, value in keys.items()) or f"{technique.name} as TRL has it"
+    said = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}
+    return ", ".join(f"{name}: {value}" for name, value in said.items()) or f"{technique.name} as TRL has it"
 
 
 def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:

@@ -24,6 +24,7 @@ from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer
 from autotune.trainers import find_trainer
 
+_INSTEAD = "Give MODEL and DATASET beside --base."
 _REWARD_MODEL = "reward_model_name_or_path"
 
 
@@ -128,9 +129,13 @@ def sources_of(base: UserBase, model: str | None, dataset: str | None) -> Source
         InputError: there is none, or it cannot be used.
     """
     try:
-        return sources(CheckAsked(config=base.name, model=model, dataset=dataset), base.read, base.config)
+        found = sources(CheckAsked(config=base.name, model=model, dataset=dataset), base.read, base.config)
     except UnreadError as error:
-        raise InputError(f"{base.name}: {error.message}", hint="Give MODEL and DATASET beside --base.") from error
+        raise InputError(f"{base.name}: {error.message}", hint=_INSTEAD) from error
+    if found.dataset.mixture or found.streams:
+        what = "Streamed rows are" if found.streams else f"A mixture of datasets ({found.dataset.name}) is"
+        raise InputError(f"{base.name}: {what} not searched for.", hint=_INSTEAD)
+    return found
 
 
 def rewards_of(base: UserBase, options: Options) -> tuple[str, ...]:

@@ -51,7 +51,9 @@ def _nearest(
     default = technique.plan(technique.default(setting), candidate, setting)
     # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
     unsaid = {path: value for path, value in default.items() if path.startswith("model.")}
-    for spelling in (*_numbers(technique, plan), technique.default(setting), *listed, *_spellings(technique)):
+    own = {path: lookup(plan, path) for path in technique.writes}
+    meant = technique.meant(own, candidate, setting)
+    for spelling in (*_numbers(technique, plan), *meant, technique.default(setting), *listed, *_spellings(technique)):
         try:
             choice = technique.parse(spelling, setting)
         except InputError:

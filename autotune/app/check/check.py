@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from autotune.app.check.asked import Asked, Written, written
+from autotune.app.check.asked import Asked, Written, check_options, written
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.launch import Launching, launching
-from autotune.app.check.problems import problems
+from autotune.app.check.problems import of_error, problems
 from autotune.app.check.reading import plan_of, read
 from autotune.app.check.remembered import Verdicts, key_of
 from autotune.app.check.task import Task, UnreadError, fatal
@@ -33,6 +34,7 @@ def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) 
         tracer: runs the jobs of several checks; None: processes are started for this one, and ended with it.
     """
     started = time.monotonic()
+    check_options(asked)
     try:
         text = written(asked)
     except InputError as error:
@@ -83,10 +85,8 @@ def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
     Without one, the file can be read nevertheless; the second is why there is none.
 
     Raises:
-        InputError: there is no such GPU, or it is not this machine's, where the training is to be run.
+        InputError: there is no such GPU.
     """
-    if asked.probe and asked.gpu is not None:
-        raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
     on_cpu = text.values.get("use_cpu") is True or "--use_cpu" in text.command.words
     word = asked.gpu or (CPU if on_cpu else None)
     if not asked.fits and word is None:
@@ -100,7 +100,8 @@ def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
 
 
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
-    listener(StageStarted("Reading the configuration with TRL's parser"))
+    named = Path(task.written.place).name if task.written.place else "the command"
+    listener(StageStarted(f"Reading {named} with TRL's parser"))
     hardware = task.planned.machine.hardware if task.planned is not None else None
     known = read(task.written, hardware, tracer.server, tracer.new_folder())
     found = problems(task.written, known)
@@ -137,12 +138,13 @@ def _fitted(
         return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
     except InputError as error:
         # What was found in the keys is worth telling even if the rest cannot be found out.
-        return task.wrong((*found, Finding(Severity.ERROR, str(error))))
+        return task.wrong((*found, of_error(task.written, error)))
 
 
 def check_object(config: object, peft_config: object | None, asked: Asked, listener: Listener) -> Verdict:
     """Return the verdict on a configuration object; see :func:`autotune.check`."""
     started = time.monotonic()
+    check_options(asked)
     found = configuration_of(config)
     trainer = trainer_of(found)
     if asked.model is None or asked.dataset is None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from autotune.app.check.candidate import as_candidate
 from autotune.app.check.launch import Launching
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
-from autotune.app.check.problems import mentioned, of_building
+from autotune.app.check.problems import finding, mentioned, of_building
 from autotune.app.check.remedy import Remedies
-from autotune.app.check.silent import silently
+from autotune.app.check.rewards import rewards_of
+from autotune.app.check.silent import of_rows, silently
 from autotune.app.check.sources import Sources, sources
 from autotune.app.check.task import Task, fatal
 from autotune.app.options import Options, check_evaluation, checked_options
@@ -36,6 +37,7 @@ from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
+from autotune.trainers.prompts import NO_REWARD
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,28 @@ class Fitting:
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         options = checked_options(trainer=trainer.name)
         plan, workload = self._workload(named, options, planned, tracer, cache, listener)
+        rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.generates else None
+        built_plan = plan
+        if rewards is not None:
+            built_plan = replace(plan, rewards=rewards.built)
+            # A trace has no rows that a function could read; those that it calls hold nothing of the device.
+            plan = replace(plan, rewards=(NO_REWARD,) * len(rewards.built))
         geometry = whole_geometry(trainer, plan, workload)
         setting = Setting(workload, planned.machine, max(1, round(geometry.documents)), 0.0, _everything(trainer))
-        built = self._built(plan, geometry, workload, planned, tracer)
+        built = self._built(built_plan, geometry, workload, planned, tracer)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
-        found = (*self.found, *self._placed(silently(plan, geometry, trainer, setting, known, given)))
+        silent = [*silently(plan, geometry, trainer, setting, known, given)]
+        silent += of_rows(named.dataset, streams=named.streams)
+        found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
+        if rewards is not None and (said := rewards.said(probed=task.asked.probe)):
+            found += (finding(task.written, Severity.NOTE, "reward_funcs", said),)
         more: dict[str, object] = {
             "model": named.model.name,
             "dataset": workload.dataset.name,
-            "plan": plan,
+            "plan": built_plan,
             "documents_per_step": geometry.documents,
             "processes": self.launching.processes,
         }
@@ -81,7 +93,7 @@ class Fitting:
             return task.verdict(Outcome.UNKNOWN, reason=_several(self.launching), findings=found, **more)
         steps = PlanTracer(traces_of(workload, planned.machine, tracer, cache), setting, planned.gpu)
         sized = Sized(plan, geometry)
-        answer = self._answer(sized, steps, workload, planned, tracer, listener)
+        answer = self._answer(sized, built_plan.rewards, steps, workload, planned, tracer, listener)
         remedy = None
         if answer.outcome is Outcome.DOES_NOT_FIT or (
             answer.outcome is Outcome.TOO_CLOSE and answer.need is not None and answer.need.bytes > task.budget_bytes
@@ -93,7 +105,8 @@ class Fitting:
                 allowed=setting.allowed - {GLOBAL_BATCH},
             )
             remedies = Remedies(plan, known, trainer, kept, options.file, steps)
-            remedy = self._remedy(remedies, planned, answer)
+            with tracer.quietly():
+                remedy = self._remedy(remedies, planned, answer)
         answered: dict[str, object] = {"need": answer.need, "reason": answer.reason, "remedy": remedy}
         return task.verdict(answer.outcome, findings=found, **answered, **more)
 
@@ -146,6 +159,7 @@ class Fitting:
     def _answer(
         self,
         sized: Sized,
+        rewards: tuple[str, ...],
         steps: PlanTracer,
         workload: Workload,
         planned: Planned,
@@ -157,7 +171,15 @@ class Fitting:
             listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.machine.hardware
             with JobServer(hardware.kind, threads=hardware.threads) as server:
-                found = probed(self._explicit(sized.plan), workload, planned, budget_bytes, server, tracer.new_folder())
+                found = probed(
+                    replace(self._explicit(sized.plan), rewards=rewards),
+                    workload,
+                    planned,
+                    budget_bytes,
+                    server,
+                    tracer.new_folder(),
+                    self.task.asked.timeout_seconds,
+                )
             return with_shape(found, sized.geometry)
         if file is not None:
             folder = file.path.parent
@@ -196,7 +218,8 @@ class Fitting:
 
     def _placed(self, findings: Iterable[Finding]) -> Iterable[Finding]:
         for item in findings:
-            key = item.key or mentioned(self.task.written, item.message) if item.severity is not Severity.NOTE else ""
+            own = item.severity is not Severity.NOTE
+            key = item.key or (mentioned(self.task.written, item.message) if own else "")
             line = self.task.written.line(key) if key else None
             yield item if line is None else replace(item, line=line, file=self.task.written.place)
 

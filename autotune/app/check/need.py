@@ -23,7 +23,7 @@ from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, Sized
 from autotune.probing import JobServer, probe
 from autotune.trainers import find_trainer
-from autotune.units import MIB
+from autotune.units import MIB, format_duration
 
 RESULT = "result.json"
 CPU_PROCESS_BYTES = 160 * MIB
@@ -83,9 +83,19 @@ def needs_more(need: Need, budget_bytes: int) -> bool:
 
 
 def probed(
-    plan: TrainingPlan, workload: Workload, planned: Planned, budget_bytes: int, server: JobServer, folder: Path
+    plan: TrainingPlan,
+    workload: Workload,
+    planned: Planned,
+    budget_bytes: int,
+    server: JobServer,
+    folder: Path,
+    timeout_seconds: float | None = None,
 ) -> Answer:
-    """Return what a real run of a plan's worst micro-batches shows, on this machine's device and within the budget."""
+    """Return what a real run of a plan's worst micro-batches shows, on this machine's device and within the budget.
+
+    Args:
+        timeout_seconds: time after which it is ended, from the start of its process; None: never.
+    """
     hardware = planned.machine.hardware
     evaluation = workload.evaluation
     effort = EFFORTS["quick"]
@@ -98,7 +108,10 @@ def probed(
         limit_bytes=budget_bytes,
         evaluation_directory=evaluation.tokenized_directory if evaluation is not None else None,
     )
-    measured = probe(server, request, folder, None)
+    measured = probe(server, request, folder, timeout_seconds)
+    if measured.status is ProbeStatus.TIMEOUT:
+        limit = f"its time of {format_duration(timeout_seconds or 0.0)} (--timeout)"
+        return Answer(Outcome.UNKNOWN, None, f"the run was ended after {limit}, before it had shown whether it fits")
     out_of_memory = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
     if not measured.ok and measured.status not in out_of_memory:
         return Answer(Outcome.CANNOT_RUN, None, measured.reason)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from autotune.app.check.asked import Written
 from autotune.core.configuration import Built, Fault, Override, ReadCommand
 from autotune.core.verdict import Finding, Severity
+from autotune.errors import InputError
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import trainers
 
@@ -37,7 +38,7 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
     given = _given(written)
     if built.refused.startswith(_ABSENT) and not here:
         said = f"On this machine it cannot be built: {_sentence(built.refused)}"
-        yield _finding(written, Severity.NOTE, mentioned(written, built.refused), said)
+        yield finding(written, Severity.NOTE, mentioned(written, built.refused), said)
     elif built.refused:
         yield refused(written, built.refused)
     for item in built.overrides:
@@ -52,7 +53,12 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
 
 def refused(written: Written, said: str) -> Finding:
     """Return the finding that TRL refuses the configuration, at the first of its keys that TRL mentions."""
-    return _finding(written, Severity.ERROR, mentioned(written, said), f"TRL refuses it: {_sentence(said)}")
+    return finding(written, Severity.ERROR, mentioned(written, said), f"TRL refuses it: {_sentence(said)}")
+
+
+def of_error(written: Written, error: InputError) -> Finding:
+    """Return the finding that something cannot be used, at the first key that its message mentions."""
+    return finding(written, Severity.ERROR, mentioned(written, error.message), str(error))
 
 
 def mentioned(written: Written, text: str) -> str:
@@ -65,7 +71,7 @@ def mentioned(written: Written, text: str) -> str:
 def _warned(written: Written, key: str, said: str) -> Finding:
     # What is only going to change does what it says for now.
     severity = Severity.NOTE if "deprecated" in said else Severity.SILENT
-    return _finding(written, severity, key, f"TRL warns: {_sentence(said)}")
+    return finding(written, severity, key, f"TRL warns: {_sentence(said)}")
 
 
 def _given(written: Written) -> list[str]:
@@ -77,14 +83,14 @@ def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
     for fault in read.faults:
         old = legacy_of(written.trainer, fault.key, written.values.get(fault.key))
         if old is not None:
-            yield _finding(written, Severity.ERROR, fault.key, old.sentence())
+            yield finding(written, Severity.ERROR, fault.key, old.sentence())
         elif not fault.unknown:
-            yield _finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
+            yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
         elif written.command.script is None:
-            yield _finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
+            yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
         else:
             said = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
-            yield _finding(written, Severity.NOTE, fault.key, said)
+            yield finding(written, Severity.NOTE, fault.key, said)
 
 
 def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
@@ -104,7 +110,7 @@ def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
         if old is not None and not old.same:
             # The parser takes any text for a field of text; the trainer fails later.
             taken = Severity.SILENT if old.no_effect else Severity.NOTE
-            yield _finding(written, taken if old.accepted else Severity.ERROR, key, old.sentence())
+            yield finding(written, taken if old.accepted else Severity.ERROR, key, old.sentence())
 
 
 def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
@@ -113,16 +119,17 @@ def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
         yield _warned(written, mentioned(written, said), said)
     if written.values.get(_FOLLOWED_NOWHERE):
         said = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
-        yield _finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, said)
+        yield finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, said)
 
 
 def _overridden(written: Written, item: Override) -> Finding:
-    return _finding(
+    return finding(
         written, Severity.SILENT, item.key, f"{item.key} is {item.given!r} here, and TRL makes it {item.used!r}."
     )
 
 
-def _finding(written: Written, severity: Severity, key: str, message: str) -> Finding:
+def finding(written: Written, severity: Severity, key: str, message: str) -> Finding:
+    """Return a finding at the line of its key, if the file has that."""
     line = written.line(key) if key else None
     return Finding(severity, message, key, written.place if line is not None else "", line)
 

@@ -13,6 +13,7 @@ from autotune.app.check.need import RESULT, needs_more
 from autotune.app.planned import Planned, state_of
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.verdict import Outcome, Verdict, headline, judged
+from autotune.core.workload import DatasetSource
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.sources import package_digest
@@ -70,7 +71,8 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
 
     Every word and every value of the file that names a file or a directory stands for what is there.
     """
-    if asked.probe:
+    # What a module does when it is imported, nobody can tell by its own text alone.
+    if asked.probe or asked.imports:
         return None
     words = sorted(set(_words(asked, written)))
     named = {word: _state(Path(word)) for word in words if _exists(word)}
@@ -106,7 +108,8 @@ def _local(asked: Asked, written: Written) -> list[str]:
     model = asked.model or written.values.get("model_name_or_path")
     data = asked.dataset or written.values.get("dataset_name")
     items = written.values.get("datasets")
-    files = [item.get("data_files") or item.get("path") for item in items] if isinstance(items, list) else []
+    entries = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
+    files = DatasetSource("", "", mixture=entries).places if entries else ()
     return [str(name) for name in (model, data, *(() if data else files)) if name]
 
 

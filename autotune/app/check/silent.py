@@ -9,7 +9,7 @@ from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
-from autotune.core.workload import DatasetProfile
+from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.trainers import Trainer
@@ -33,7 +33,7 @@ def silently(
         known: the plan in the words of techniques.
         given: the keys that the user wrote.
     """
-    yield _note(_step(plan, geometry, trainer))
+    yield _note(_step(plan, geometry, trainer, setting.workload))
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
         if trainer.name not in max_length.TECHNIQUE.changes_in:
             yield from _rows(plan, profile, whose)
@@ -43,21 +43,39 @@ def silently(
     yield from _rules(trainer, setting, known)
 
 
-def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer) -> str:
+def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
+    """Yield what is taken of rows of which TRL parts some off, or that it streams.
+
+    Args:
+        streams: whether it does, while they are read whole here.
+    """
+    if source.test_size is not None:
+        said = f"test_split_size={source.test_size} keeps rows from training at random; which ones is not known, so the"
+        yield Finding(Severity.NOTE, f"{said} worst micro-batch is of all rows.", "test_split_size")
+    if streams:
+        said = "The rows are streamed, and read whole here; the worst micro-batch is of all, with few steps too."
+        yield Finding(Severity.NOTE, said, "max_steps")
+
+
+def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> str:
     rows, micro_batches, processes = rows_of(plan), micro_batches_of(plan), plan.launch.processes
     parts = f"{rows} x {micro_batches} accumulated" if micro_batches > 1 else f"{rows}"
     parts += f" x {processes} processes" if processes > 1 else ""
     counted = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
-    rows_word, steps = "row" if parts == "1" else "rows", _steps(plan, geometry)
+    rows_word, steps = "row" if parts == "1" else "rows", _steps(plan, geometry, workload)
     return (
         f"An optimizer step trains on {geometry.documents:,.4g} {counted} ({parts} {rows_word}); an epoch has {steps:,}"
         f" {'step' if steps == 1 else 'steps'}."
     )
 
 
-def _steps(plan: TrainingPlan, geometry: BatchGeometry) -> int:
+def _steps(plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> int:
     in_step = rows_of(plan) * micro_batches_of(plan) * plan.launch.processes
-    return max(1, -(-geometry.rows // in_step))
+    size, all_rows = workload.dataset_source.test_size, workload.dataset.documents.rows
+    # Of a number below 1, datasets.Dataset.train_test_split makes a share.
+    parted = size if isinstance(size, float | int) else 0
+    kept = 1 - (parted if parted < 1 else parted / all_rows)
+    return max(1, -(-round(geometry.rows * kept) // in_step))
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
@@ -140,6 +158,9 @@ def _rules(trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[F
     rule = trainer.rule(known.candidate, setting)
     if rule:
         yield Finding(Severity.ERROR, f"{rule[:1].upper()}{rule[1:]}.")
+    spoilt = trainer.spoils(known.candidate, setting)
+    if spoilt:
+        yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")
 
 
 def _note(said: str) -> Finding:

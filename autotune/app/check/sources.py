@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 from autotune.app.check.asked import Asked
+from autotune.app.check.mixture import Loaded, of_entries
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, SCRIPT_ARGUMENTS, Configuration, ReadCommand
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
-from autotune.inspection.dataset import BUILDERS, dataset_source, evaluation_source
+from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 
 _HINT = "Name a dataset with --dataset."
+_TRAIN, _TEST = "train", "test"
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,20 @@ class Sources:
 
     Attributes:
         evaluation: the rows that training is evaluated on, or None.
+        streams: whether TRL streams the rows, which are read whole here.
     """
 
     model: ModelSource
     dataset: DatasetSource
     evaluation: DatasetSource | None
+    streams: bool = False
 
 
 def sources(asked: Asked, read: ReadCommand, config: Configuration) -> Sources:
     """Return the model and the rows that a configuration names, or the check instead.
 
     Raises:
+        UnreadError: it says something of the rows that is not read.
         InputError: there is none, or it cannot be used.
     """
     model = read.configurations[MODEL_CONFIG].values
@@ -42,67 +47,91 @@ def sources(asked: Asked, read: ReadCommand, config: Configuration) -> Sources:
     if not isinstance(name, str):
         raise InputError("The configuration names no model.", hint="Write model_name_or_path, or give --model.")
     source = replace(model_source(name, "random"), revision=str(model.get("model_revision") or "main"))
-    rows, split = _rows(asked, read)
+    rows = _rows(asked, read)
+    if rows.streams:
+        _check_streamed(rows.source, config)
     evaluates = config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
-    return Sources(source, rows, _evaluated(rows, split) if evaluates else None)
+    return Sources(source, rows.source, _evaluated(rows) if evaluates else None, rows.streams)
 
 
-def _rows(asked: Asked, read: ReadCommand) -> tuple[DatasetSource, str | None]:
-    """Return the rows to train on, and the split to evaluate on; None where it is a part of the same rows."""
+def _rows(asked: Asked, read: ReadCommand) -> Loaded:
+    """Return the rows to train on, as TRL's scripts find them."""
     scripts = (item.values for name, item in read.configurations.items() if name.endswith(SCRIPT_ARGUMENTS))
     script: Mapping[str, object] = next(scripts, {})
-    test = str(script.get("dataset_test_split") or "test")
+    train, test = (str(script.get(f"dataset_{name}_split") or name) for name in (_TRAIN, _TEST))
     if asked.dataset is not None:
         source = dataset_source(asked.dataset)
         # A file has one split: training is taken to be evaluated on rows like those.
-        return source, None if source.data_files is not None else test
+        return Loaded(source, None if source.data_files is not None else test)
     mixture = read.configurations[MIXTURE].values
     items = mixture.get("datasets") or []
     if isinstance(items, list) and items:
-        split = None if mixture.get("test_split_size") else test
-        return _item(items, streams=bool(mixture.get("streaming"))), split
+        size, streams = mixture.get("test_split_size"), bool(mixture.get("streaming"))
+        _check_splits(train, test, parted=size is not None)
+        return Loaded(of_entries(items, size, streams=streams), None if size is not None else test, streams, mixed=True)
     name = script.get("dataset_name")
     if not isinstance(name, str):
         raise InputError(
             "The configuration names no dataset.", hint="Write datasets or dataset_name, or give --dataset."
         )
-    _check_plain(script, ("dataset_config", "dataset_streaming"))
-    return replace(dataset_source(name), split=str(script.get("dataset_train_split") or "train")), test
+    if Path(name).is_file():
+        raise InputError(
+            f"dataset_name is the file {name}, which TRL does not find: it takes hub ids and directories by it.",
+            hint="Write datasets, with path (json, csv or parquet) and data_files.",
+        )
+    streams = bool(script.get("dataset_streaming"))
+    config = script.get("dataset_config")
+    if config is not None:
+        entry = {"path": name, "name": config, "split": train}
+        return Loaded(DatasetSource(f"{name} ({config})", name, split=train, mixture=(entry,)), test, streams)
+    return Loaded(replace(dataset_source(name), split=train), test, streams)
 
 
-def _item(items: list[Any], *, streams: bool) -> DatasetSource:
-    if len(items) > 1:
-        raise UnreadError(f"A mixture of {len(items)} datasets is not read.", hint=_HINT)
-    if streams:
-        raise UnreadError("The lengths of rows that are streamed are not known.", hint=_HINT)
-    item: Mapping[str, Any] = items[0]
-    _check_plain(item, ("name", "data_dir", "fraction"))
-    path, files = str(item.get("path")), item.get("data_files")
-    if isinstance(files, list) and len(files) == 1:
-        files = files[0]
-    if files is not None and not isinstance(files, str):
-        raise UnreadError("Several data_files are not read.", hint=_HINT)
-    if (path in BUILDERS.values()) != (files is not None):
-        raise UnreadError(f"datasets: path {path!r} with data_files {files!r} is not read.", hint=_HINT)
-    source = dataset_source(files or path)
-    return replace(source, split=str(item.get("split") or "train"))
+def _check_splits(train: str, test: str, *, parted: bool) -> None:
+    """Check that the splits have names that TRL gives them, whatever those of the datasets in a mixture are."""
+    known = (_TRAIN, _TEST) if parted else (_TRAIN,)
+    if train not in known:
+        raise InputError(
+            f"dataset_train_split is {train}, and datasets make the split {' and '.join(known)} alone: TRL ends with a "
+            "KeyError.",
+            hint="Write split in each entry of datasets.",
+        )
+    if parted and test != _TEST:
+        raise InputError(f"dataset_test_split is {test}, and test_split_size makes the split {_TEST}.")
 
 
-def _check_plain(values: Mapping[str, Any], unread: tuple[str, ...]) -> None:
-    set_here = next((name for name in unread if values.get(name)), None)
-    if set_here is not None:
-        raise UnreadError(f"A dataset with {set_here}={values[set_here]!r} is not read.", hint=_HINT)
+def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
+    """Check what transformers and TRL refuse where the rows to train on are streamed.
+
+    Raises:
+        UnreadError: they are not on this machine.
+        InputError: they refuse it.
+    """
+    if not all(Path(place).exists() for place in rows.places):
+        raise UnreadError("The lengths of rows that are streamed from elsewhere are not known.", hint=_HINT)
+    steps = config.values.get("max_steps")
+    if not isinstance(steps, int) or steps <= 0:
+        raise InputError(
+            "With streaming, transformers cannot count the rows of an epoch, and ends without max_steps.",
+            hint="Write max_steps.",
+        )
+    if config.values.get("precompute_ref_log_probs"):
+        raise InputError("TRL refuses precompute_ref_log_probs with rows that are streamed.")
 
 
-def _evaluated(rows: DatasetSource, split: str | None) -> DatasetSource:
+def _evaluated(rows: Loaded) -> DatasetSource:
+    source, split = rows.source, rows.test
     if split is None:
         # A random part of the rows is kept for it, which may hold the longest.
-        return replace(rows, name=f"{rows.name} (a part of it)")
-    if rows.data_files is not None:
+        return replace(source, name=f"{source.name} (a part of it)")
+    if rows.mixed or source.data_files is not None:
         raise InputError(
-            f"Training is evaluated on the split {split}, which a file has not: TRL ends with a KeyError.",
+            f"Training is evaluated on the split {split}, which datasets have not: TRL ends with a KeyError.",
             hint="Write test_split_size, or dataset_name with a directory that has both; or leave out eval_strategy.",
         )
-    found = evaluation_source(rows.name, None, split)
+    if source.mixture:
+        mixture = tuple({**item, "split": split} for item in source.mixture)
+        return replace(source, name=f"{source.name} ({split})", split=split, mixture=mixture)
+    found = evaluation_source(source.name, None, split)
     assert found is not None
     return found

@@ -29,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device.add_argument("--gpu", metavar="NAME|SIZE", help="such as H100-80GB, 24GiB or cpu (default: this machine's)")
     device.add_argument("--probe", action="store_true", help="run the worst micro-batches on this machine's device")
     device.add_argument("--no-fit", dest="fits", action="store_false", help="only read it: no device, model or data")
+    parser.add_argument("--timeout", metavar="TIME", help="for the run of --probe, as 90s or 10m (default: none)")
+    parser.add_argument(
+        "--import", dest="imports", action="store_true", help="import the file's own reward functions, as TRL does"
+    )
     add_memory_budget(parser, "all of the device")
     parser.add_argument(
         "--when-unsure", choices=("pass", "fail"), help="what an answer that is too close to call counts as"

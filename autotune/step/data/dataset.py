@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import pyarrow.compute as pc
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from trl import DatasetMixtureConfig, get_dataset
 from trl.data_utils import is_conversational, is_conversational_from_value
+from trl.scripts.utils import DatasetConfig
 
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
@@ -56,11 +62,12 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
 
 def _loaded(source: DatasetSource) -> Dataset:
     try:
-        if _can_be_written(Path(datasets.config.HF_DATASETS_CACHE)):
-            return load_dataset(source.path, data_files=source.data_files, split=source.split)
-        with tempfile.TemporaryDirectory() as folder:
-            words: dict[str, Any] = {"cache_dir": folder, "keep_in_memory": True}
-            return load_dataset(source.path, data_files=source.data_files, split=source.split, **words)
+        with _writable_cache():
+            rows = _of_trl(source) if source.mixture else _of_one(source)
+            if source.test_size is not None:
+                # Which rows it takes is left to chance; whether it can take so many is not.
+                rows.train_test_split(test_size=source.test_size)
+            return rows
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
         raise InputError(
             f"The dataset {source.name} was not found: {_first_line(error)}",
@@ -77,6 +84,26 @@ def _loaded(source: DatasetSource) -> Dataset:
                 f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}."
             ) from error
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
+
+
+def _of_one(source: DatasetSource) -> Dataset:
+    return load_dataset(source.path, data_files=source.data_files, split=source.split)
+
+
+def _of_trl(source: DatasetSource) -> Dataset:
+    return get_dataset(DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture]))["train"]
+
+
+@contextmanager
+def _writable_cache() -> Iterator[None]:
+    """Read rows into memory where the cache of ``datasets`` cannot be written."""
+    if _can_be_written(Path(datasets.config.HF_DATASETS_CACHE)):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for name, value in (("HF_DATASETS_CACHE", Path(folder)), ("IN_MEMORY_MAX_SIZE", sys.maxsize)):
+            stack.enter_context(mock.patch.object(datasets.config, name, value))
+        yield
 
 
 def _can_be_written(folder: Path) -> bool:
@@ -150,4 +177,6 @@ def _check_tokenizer(
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    first, *further = str(error).strip().splitlines() or [type(error).__name__]
+    # datasets.table.CastError says what, then both lists of columns, then why.
+    return f"{first} {further[-1]}" if further and further[-1].startswith("because") else first

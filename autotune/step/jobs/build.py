@@ -22,6 +22,7 @@ from autotune.step.models.loading import load_config, load_processor
 from autotune.step.objects import config
 from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual
 from autotune.step.trainers import adapter
+from autotune.step.trainers.rewards import reward_function
 from autotune.virtual import trace as run_virtually
 
 # Libraries whose warnings are about the user's arguments.
@@ -33,13 +34,16 @@ def build(request: BuildRequest, _context: JobContext) -> Built:
     """Build the trainer of a plan, with one layer of its model and a few rows.
 
     Raises:
-        InputError: the model's configuration or tokenizer cannot be used.
+        InputError: the model's configuration or tokenizer cannot be used, or there is no such reward function.
     """
     # No real GPU is used.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     known, plan = adapter(request.plan.trainer), request.plan
     model_config = first_layers(load_config(request.model, known.head), 1)
     processor = load_processor(request.model, known.processor)
+    # Before the virtual device: what a module does when it is imported is not for that.
+    for name in plan.rewards:
+        reward_function(name)
     said: list[str] = []
     used: dict[str, Any] = {}
 

@@ -37,14 +37,14 @@ def reward_function(name: str) -> Callable[..., Any]:
     module, _, function = name.rpartition(".")
     hint = f"Give a dotted path from here, such as my_rewards.length, or one of {', '.join(_OWN)}."
     if not module:
-        raise InputError(f"There is no reward function {name!r}.", hint=hint)
+        raise InputError(f"There is no reward function {name!r} (reward_funcs).", hint=hint)
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), function, None)
     except Exception as error:
-        raise InputError(f"The module of the reward function {name} cannot be imported: {error}", hint=hint) from error
+        raise InputError(f"The module of reward_funcs' {name} cannot be imported: {error}", hint=hint) from error
     if not callable(found):
-        raise InputError(f"{module} has no function {function}, which was named as a reward function.", hint=hint)
+        raise InputError(f"{module} has no function {function}, which reward_funcs names.", hint=hint)
     reward: Callable[..., Any] = found
     return reward

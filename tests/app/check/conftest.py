@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from tests.trainers.samples import sample_rows
 
 Write = Callable[..., Path]
 Checked = Callable[..., Verdict]
+
+
+def cache_of(factory: pytest.TempPathFactory) -> Path:
+    """Return the cache of traces that all tests of a session share, whichever worker runs them."""
+    folder = factory.getbasetemp()
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "check-cache"
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +73,8 @@ def write(model: Path, rows: Callable[[str], Path], tmp_path: Path) -> Write:
 
 @pytest.fixture
 def checked(tracer: ServerTracer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Checked:
-    """Check with processes that are there already, and a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "check-cache"))
+    """Check with processes that are there already, and the cache of these tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_of(tmp_path_factory)))
 
     def of(**asked: Any) -> Verdict:
         return check(Asked(**asked), ignore, tracer)

@@ -26,6 +26,7 @@ from trl import (
 
 import autotune
 from autotune.errors import WillNotFit
+from tests.app.check.conftest import cache_of
 
 CLASSES: dict[str, tuple[Any, Any, dict[str, object]]] = {
     "sft": (SFTTrainer, SFTConfig, {"max_length": 32}),
@@ -59,7 +60,7 @@ def built(trainer: str, model: Path, file: Path, folder: Path, budget: str, **mo
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "check-cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_of(tmp_path_factory)))
 
 
 @pytest.mark.slow

@@ -32,9 +32,11 @@ def told(verdict: Verdict) -> str:
 def test_words_of_a_command_come_before_its_file(write: Write, checked: Checked) -> None:
     file = write("dpo", "max_length: 64\nper_device_train_batch_size: 4\n")
     words = ("trl", "dpo", "--config", str(file), "--per_device_train_batch_size", "2", "--max_length", "32")
-    verdict = checked(command=words, gpu=GPU)
-    assert verdict.need is not None
-    assert (verdict.need.rows, verdict.need.tokens, verdict.outcome) == (2, 32, Outcome.FITS)
+    # Of two processes nothing is traced.
+    verdict = checked(command=(*words, "--num_processes", "2"), gpu=GPU)
+    assert verdict.plan is not None
+    assert (verdict.plan.args["per_device_train_batch_size"], verdict.plan.args["max_length"]) == (2, 32)
+    assert (verdict.processes, verdict.outcome) == (2, Outcome.UNKNOWN)
 
 
 def test_the_trainer_follows_from_keys_that_only_one_has(write: Write, checked: Checked) -> None:
@@ -56,24 +58,6 @@ def test_a_script_s_own_arguments_are_told_as_unknown_and_not_as_wrong(
     verdict = checked(command=("python", str(script), "--config", str(file)), gpu=GPU)
     assert verdict.outcome is Outcome.FITS
     assert f"note {file} 8 my_own_key is no key of TRL's" in told(verdict)
-
-
-def test_reward_functions_and_remote_code_are_not_imported(write: Write, checked: Checked, tmp_path: Path) -> None:
-    trap = tmp_path / "trap.py"
-    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
-    file = write("grpo", "trust_remote_code: true\n")
-    text = file.read_text(encoding="utf-8").replace("get_soft_overlong_punishment", "trap.reward")
-    file.write_text(text, encoding="utf-8")
-    verdict = subprocess.run(
-        [sys.executable, "-m", "autotune", "check", file, "--trainer", "grpo", "--gpu", GPU, "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(autotune.__file__).parent.parent)},
-        capture_output=True,
-        check=False,
-    )
-    assert verdict.returncode == 0, verdict.stderr
-    assert not (tmp_path / "ran").exists()
-    assert "trust_remote_code lets the model's own code run" in verdict.stdout.decode()
 
 
 def test_the_environment_of_the_file_reaches_the_child_alone(
@@ -113,12 +97,13 @@ def test_a_need_within_its_error_of_the_budget_is_too_close_to_call(write: Write
 
 
 def test_a_verdict_is_kept_until_a_file_of_it_changes(write: Write, checked: Checked) -> None:
-    file = write("reward", "max_length: 48\n")
+    file = write("reward", "")
     asked = {"config": str(file), "trainer": "reward", "gpu": GPU}
     first, second = checked(**asked), checked(**asked)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert second.headline == first.headline
-    file.write_text(file.read_text(encoding="utf-8").replace("48", "40"), encoding="utf-8")
+    with file.open("a", encoding="utf-8") as text:
+        text.write("# another line\n")
     assert not checked(**asked).from_cache
 
 
@@ -135,7 +120,7 @@ def test_a_kept_verdict_imports_neither_torch_nor_trl(write: Write, checked: Che
 
 
 def test_a_verdict_is_a_document(write: Write, checked: Checked) -> None:
-    verdict = checked(config=str(write("kto", "max_length: 32\n")), trainer="kto", gpu=GPU)
+    verdict = checked(config=str(write("kto", "")), trainer="kto", gpu=GPU)
     document = json.loads(json.dumps(encode(verdict)))
     assert decode(Verdict, document) == verdict
     assert document["schema"] == 1
@@ -171,11 +156,22 @@ def test_a_value_that_json_has_not_is_told_and_not_fatal_to_the_check(write: Wri
     assert 'max_length is "2026-01-01", and takes a whole number' in told(verdict)
 
 
-def test_a_dataset_that_is_not_read_leaves_the_answer_open(write: Write, checked: Checked) -> None:
-    file = write("sft", "streaming: true\n")
-    verdict = checked(config=str(file), trainer="sft", gpu=GPU)
+def test_a_reward_model_that_is_not_read_leaves_the_answer_open(write: Write, checked: Checked) -> None:
+    file = write("grpo", "reward_model_name_or_path: somewhere/else\n")
+    verdict = checked(config=str(file), trainer="grpo", gpu=GPU)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
-    assert "streamed" in verdict.reason
+    assert "reward model" in verdict.reason
+
+
+def test_rows_that_are_streamed_are_read_whole(write: Write, checked: Checked) -> None:
+    asked = {"config": str(write("sft", "streaming: true\n")), "trainer": "sft", "gpu": GPU}
+    without = checked(**asked)
+    assert (without.outcome, without.findings[-1].line) == (Outcome.CANNOT_RUN, 8)
+    assert "ends without max_steps" in told(without)
+    write("sft", "streaming: true\nmax_steps: 4\n")
+    verdict = checked(**asked)
+    assert verdict.outcome is Outcome.FITS
+    assert "9 The rows are streamed, and read whole here" in told(verdict)
 
 
 def test_without_a_device_the_keys_are_judged_nevertheless(write: Write, checked: Checked) -> None:

@@ -19,7 +19,10 @@ def test_every_trainer_has_at_least_four() -> None:
     assert len(CASES) >= 30
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=pytest.mark.nightly if case.nightly else ()) for case in CASES],
+)
 def test_a_configuration_gets_its_verdict(case: Case, write: Write, checked: Checked) -> None:
     file = write(case.trainer, case.body)
     verdict = checked(config=str(file), trainer=case.trainer, gpu=case.gpu, memory_budget=case.memory_budget)

@@ -1,0 +1,63 @@
+"""Finds the reward functions that a configuration names: the user's own are imported only where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import SCRIPT_ARGUMENTS, Configuration, ReadCommand
+from autotune.trainers.prompts import NO_REWARD
+
+_FUNCTIONS, _MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The reward functions of a training.
+
+    Attributes:
+        built: names of those that the trainer is built and run with; one of TRL's own in place of each that is left.
+        own: the dotted paths of the user's own.
+        imported: whether these are imported, by the processes that build and run the trainer.
+    """
+
+    built: tuple[str, ...]
+    own: tuple[str, ...] = ()
+    imported: bool = False
+
+    def said(self, *, probed: bool) -> str:
+        """Return what a check does with the user's own, in a sentence; nothing if there are none."""
+        named = ", ".join(self.own)
+        if not self.own:
+            return ""
+        if not self.imported:
+            return f"Not imported (--import does): {named}. A reward function of TRL's own stands in for each of them."
+        if probed:
+            return f"Imported and run: {named}."
+        return f"Imported and not run: {named}. What they hold of the device themselves is not counted."
+
+
+def rewards_of(read: ReadCommand, config: Configuration, *, imports: bool) -> Rewards:
+    """Return the reward functions of a configuration of a trainer that generates completions.
+
+    A name without a dot is one of TRL's (trl/scripts/grpo.py). Where none is named, as in a script or with a
+    configuration object, there are as many as weights.
+
+    Args:
+        imports: whether modules of the user's own may be imported.
+
+    Raises:
+        UnreadError: it names a reward model.
+    """
+    scripts = (item.values for name, item in read.configurations.items() if name.endswith(SCRIPT_ARGUMENTS))
+    script: Mapping[str, object] = next(scripts, {})
+    if script.get(_MODEL):
+        raise UnreadError(f"A reward model ({_MODEL}) beside the trained one is not read.")
+    named = script.get(_FUNCTIONS)
+    names = tuple(map(str, named)) if isinstance(named, list) else ()
+    weights = config.values.get(_WEIGHTS)
+    if not names:
+        return Rewards((NO_REWARD,) * (len(weights) if isinstance(weights, list) and weights else 1))
+    own = tuple(name for name in names if "." in name)
+    return Rewards(tuple(NO_REWARD if name in own and not imports else name for name in names), own, imports)

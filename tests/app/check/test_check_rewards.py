@@ -1,0 +1,134 @@
+"""Reward functions of the user's own are imported where that is asked for, by a process of its own, and never else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.app.check.rewards import rewards_of
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.verdict import Outcome
+from autotune.trainers.prompts import NO_REWARD
+from tests.app.check.conftest import Checked, Write, cache_of
+
+GPU = "H100-80GB"
+OWN = "get_soft_overlong_punishment"
+TRAP = """\
+import os
+with open("ran", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+def reward(completions, solution, **_):
+    return [0.0] * len(completions)
+"""
+Command = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def started(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Start the command line in a directory with a module that leaves a file when it is imported."""
+    (tmp_path / "trap.py").write_text(TRAP, encoding="utf-8")
+    cache = str(cache_of(tmp_path_factory))
+    source = str(Path(autotune.__file__).parent.parent)
+
+    def run(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotune", "check", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": source, "XDG_CACHE_HOME": cache, "COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return run
+
+
+def named(file: Path, *names: str) -> str:
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace(f"[{OWN}]", f"[{', '.join(names)}]"), encoding="utf-8")
+    return str(file)
+
+
+def test_what_a_file_names_is_not_imported_and_what_it_trusts_is_not_followed(
+    write: Write, started: Command, tmp_path: Path
+) -> None:
+    file = named(write("grpo", "trust_remote_code: true\n"), "trap.reward")
+    process = started(file, "--trainer", "grpo", "--gpu", GPU)
+    told, wrong = process.communicate()
+    assert process.returncode == 0, wrong
+    assert not (tmp_path / "ran").exists()
+    assert f"{file}:10: Not imported (--import does): trap.reward." in told
+    assert "trust_remote_code lets the model's own code run" in told
+
+
+def test_it_is_imported_where_that_is_asked_for_and_not_by_the_process_that_was_started(
+    write: Write, started: Command, tmp_path: Path
+) -> None:
+    file = named(write("grpo", ""), "trap.reward")
+    process = started("--import", "--gpu", GPU, "--", "trl", "grpo", "--config", file)
+    told, wrong = process.communicate()
+    assert process.returncode == 0, wrong
+    importing = (tmp_path / "ran").read_text(encoding="utf-8").split()
+    assert importing
+    assert str(process.pid) not in importing
+    assert "Imported and not run: trap.reward." in told
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module.reward", "The module of reward_funcs' no_such_module.reward cannot be imported"),
+        ("json.no_such_function", "json has no function no_such_function, which reward_funcs names"),
+    ],
+)
+def test_what_cannot_be_imported_is_told_with_its_line(write: Write, checked: Checked, name: str, said: str) -> None:
+    verdict = checked(config=named(write("rloo", ""), name), trainer="rloo", gpu=GPU, imports=True)
+    found = next(item for item in verdict.findings if said in item.message)
+    assert (verdict.outcome, found.line) == (Outcome.CANNOT_RUN, 10)
+
+
+def test_a_name_that_is_no_path_has_to_be_one_of_trl(write: Write, checked: Checked) -> None:
+    verdict = checked(config=named(write("grpo", ""), "accuracy"), trainer="grpo", gpu=GPU)
+    found = next(item for item in verdict.findings if "There is no reward function 'accuracy'" in item.message)
+    assert (verdict.outcome, found.line) == (Outcome.CANNOT_RUN, 10)
+
+
+def test_trl_counts_weights_against_functions(write: Write, checked: Checked) -> None:
+    file = named(write("grpo", "reward_weights: [1, 2]\n"), "my.own", OWN, "my.other")
+    verdict = checked(config=file, trainer="grpo", gpu=GPU)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert any("reward weights (2) must match" in item.message for item in verdict.findings)
+
+
+def read(**script: object) -> ReadCommand:
+    return ReadCommand({"GRPOScriptArguments": Configuration("GRPOScriptArguments", script, {})})
+
+
+def config(**values: object) -> Configuration:
+    return Configuration("GRPOConfig", values, {})
+
+
+def test_one_of_trl_s_stands_in_for_each_that_is_not_imported() -> None:
+    names = ["accuracy_reward", "my.reward"]
+    left = rewards_of(read(reward_funcs=names), config(), imports=False)
+    assert (left.built, left.own) == (("accuracy_reward", NO_REWARD), ("my.reward",))
+    taken = rewards_of(read(reward_funcs=names), config(), imports=True)
+    assert taken.built == ("accuracy_reward", "my.reward")
+    assert taken.said(probed=True) == "Imported and run: my.reward."
+
+
+def test_where_none_is_named_there_are_as_many_as_weights() -> None:
+    assert rewards_of(read(), config(reward_weights=[1.0, 2.0]), imports=False).built == (NO_REWARD,) * 2
+    assert rewards_of(ReadCommand(), config(reward_weights=None), imports=True).said(probed=False) == ""
+
+
+def test_a_reward_model_is_not_read() -> None:
+    with pytest.raises(UnreadError, match="reward_model_name_or_path"):
+        rewards_of(read(reward_model_name_or_path="somewhere/else"), config(), imports=False)

@@ -1,0 +1,133 @@
+"""A check reads the rows that TRL's scripts load, and says which of them they cannot load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.check.asked import Asked
+from autotune.app.check.sources import Sources, sources
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
+from autotune.core.verdict import Outcome
+from autotune.errors import InputError
+from tests.app.check.conftest import Checked, Write
+from tests.small import text_rows, write_rows
+
+Find = Callable[..., Sources]
+SEVERAL = """\
+test_split_size: 0.25
+eval_strategy: epoch
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    texts = [["a b c"] * 6, ["a " * 40, "b"]]
+    return [str(write_rows(tmp_path / f"{i}.jsonl", text_rows(each))) for i, each in enumerate(texts)]
+
+
+@pytest.fixture
+def find(model: Path) -> Find:
+    def of(items: list[dict[str, Any]] | None = None, args: dict[str, Any] | None = None, **more: Any) -> Sources:
+        mixture: dict[str, Any] = {name: more.pop(name) for name in ("streaming", "test_split_size") if name in more}
+        values: dict[str, dict[str, Any]] = {
+            MODEL_CONFIG: {"model_name_or_path": str(model)},
+            MIXTURE: {"datasets": items or [], **mixture},
+            "ScriptArguments": more,
+        }
+        read = ReadCommand({name: Configuration(name, each, {}) for name, each in values.items()})
+        return sources(Asked(), read, Configuration("SFTConfig", args or {}, {}))
+
+    return of
+
+
+def entry(file: str, **more: object) -> dict[str, object]:
+    return {"path": "json", "data_files": file, "split": "train", **more}
+
+
+def test_a_single_file_is_as_with_the_option_dataset(find: Find, files: list[str]) -> None:
+    found = find([entry(files[0])]).dataset
+    assert (found.path, found.data_files, found.mixture) == ("json", files[0], ())
+
+
+def test_several_entries_are_one_dataset(find: Find, files: list[str]) -> None:
+    found = find([entry(file, columns=None) for file in files]).dataset
+    assert found.name == " + ".join(files)
+    assert found.places == tuple(files)
+    assert found.mixture == tuple(entry(file) for file in files)
+
+
+@pytest.mark.parametrize("more", [{"columns": ["text"]}, {"fraction": 1.0}, {"name": "own"}, {"data_dir": "d"}])
+def test_an_entry_that_says_more_is_read_by_trl(find: Find, files: list[str], more: dict[str, object]) -> None:
+    assert find([entry(files[0], **more)]).dataset.mixture == (entry(files[0], **more),)
+
+
+def test_a_configuration_of_a_dataset_is_named_to_trl(find: Find) -> None:
+    found = find(args={"eval_strategy": "steps"}, dataset_name="hub/id", dataset_config="en")
+    assert found.dataset.mixture == ({"path": "hub/id", "name": "en", "split": "train"},)
+    assert found.evaluation is not None
+    assert found.evaluation.mixture == ({"path": "hub/id", "name": "en", "split": "test"},)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"dataset_train_split": "sft"}, "dataset_train_split is sft"),
+        ({"test_split_size": 0.1, "dataset_test_split": "dev"}, "dataset_test_split is dev"),
+        ({"args": {"eval_strategy": "steps"}}, "TRL ends with a KeyError"),
+        ({"streaming": True}, "ends without max_steps"),
+        ({"streaming": True, "test_split_size": 0.1, "args": {"max_steps": 3}}, "ends with an AttributeError"),
+        (
+            {"streaming": True, "args": {"max_steps": 3, "precompute_ref_log_probs": True}},
+            "refuses precompute_ref_log_probs",
+        ),
+    ],
+)
+def test_what_trl_s_scripts_end_with_is_told(find: Find, files: list[str], asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        find([entry(file) for file in files], **asked)
+    assert not isinstance(raised.value, UnreadError)
+
+
+def test_shares_are_for_all_or_for_none(find: Find, files: list[str]) -> None:
+    with pytest.raises(InputError, match="in all datasets or in none"):
+        find([entry(files[0], fraction=0.5), entry(files[1])])
+
+
+def test_a_file_is_no_name_of_a_dataset(find: Find, files: list[str]) -> None:
+    with pytest.raises(InputError, match="which TRL does not find"):
+        find(dataset_name=files[0])
+
+
+def test_broken_files_of_a_mixture_are_told(find: Find, files: list[str], tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(InputError, match=r"empty.jsonl is empty"):
+        find([entry(files[0]), entry(str(tmp_path / "empty.jsonl"))])
+
+
+def test_streamed_rows_that_are_here_are_read_and_others_are_not(find: Find, files: list[str], tmp_path: Path) -> None:
+    assert find([entry(files[0])], streaming=True, args={"max_steps": 3}).streams
+    assert find(dataset_name=str(tmp_path), dataset_streaming=True, args={"max_steps": 3}).streams
+    with pytest.raises(UnreadError, match="streamed from elsewhere"):
+        find(dataset_name="hub/id", dataset_streaming=True, args={"max_steps": 3})
+
+
+def test_the_worst_micro_batch_of_a_mixture_is_of_all_its_files(
+    write: Write, checked: Checked, files: list[str]
+) -> None:
+    file = write("sft", SEVERAL)
+    listed = "".join(f"  - path: json\n    data_files: {name}\n" for name in files)
+    head, _, tail = file.read_text(encoding="utf-8").partition("  - path: json\n")
+    file.write_text(head + listed + tail.partition("\n")[2], encoding="utf-8")
+    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    told = "\n".join(item.message for item in verdict.findings)
+    assert verdict.outcome is Outcome.FITS, told
+    assert verdict.dataset == " + ".join(files)
+    assert verdict.need is not None
+    assert (verdict.need.rows, verdict.need.tokens >= 40) == (8, True)
+    assert "an epoch has 1 step." in told
+    assert "test_split_size=0.25 keeps rows from training at random" in told

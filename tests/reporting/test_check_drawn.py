@@ -1,0 +1,77 @@
+"""A verdict on a terminal of any width: no line is cut or runs on, and what is copied from it is what it was."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
+from autotune.reporting.check import show_fixed, show_verdict
+from autotune.units import GIB
+from tests.cli.screen import screen
+
+FOLDER = "configurations/of/a/team/whose/names/go/on/and/on"
+DIFF = f"""\
+--- {FOLDER}/{FOLDER}/{FOLDER}/mine.yaml
++++ {FOLDER}/{FOLDER}/{FOLDER}/mine.yaml
+@@ -1,2 +1,2 @@
+-per_device_train_batch_size: 4  # {"a comment that reaches far " * 9}
++per_device_train_batch_size: 1  # {"a comment that reaches far " * 9}
+ max_length: 2048
+"""
+FINDINGS = (
+    Finding(Severity.SILENT, "max_length=2,048 cuts 34 of 2,000 rows, " + "and so on " * 20, "max_length", "a.yaml", 4),
+    Finding(Severity.SILENT, "The weights are trained in bfloat16."),
+)
+VERDICT = Verdict(
+    SCHEMA,
+    Outcome.DOES_NOT_FIT,
+    "does not fit: 20.56 GiB of 18.00 GiB at the worst batch, 4 rows of 2,048 tokens, traced",
+    trainer="sft",
+    model="a-model",
+    budget_bytes=18 * GIB,
+    need=Need(Source.TRACED, 21 * GIB, 19 * GIB, 23 * GIB, 4, 2048),
+    findings=FINDINGS,
+    remedy=Remedy({"per_device_train_batch_size": 1}, DIFF, 16 * GIB, 17 * GIB),
+)
+
+
+def sent(columns: int, *, colour: bool = False, name: str = "") -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=columns, force_terminal=colour, color_system="standard" if colour else None)
+    show_verdict(VERDICT, console, name)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_paragraphs_wrap_within_the_terminal_and_further_lines_stand_in(columns: int) -> None:
+    lines = sent(columns).partition("\nThe smallest change")[0].splitlines()
+    assert max(map(len, lines)) <= columns
+    assert [line for line in lines if line.startswith("  ") and line != line.rstrip()] == []
+    first = next(number for number, line in enumerate(lines) if "a.yaml:4: max_length=2,048 cuts" in line)
+    last = lines.index("  The weights are trained in bfloat16.")
+    assert last > first + 1
+    assert all(line.startswith("    ") for line in lines[first + 1 : last])
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_a_diff_keeps_its_lines(columns: int, colour: bool) -> None:
+    shown = "\n".join(screen(sent(columns, colour=colour).replace("\n", "\r\n"), 10_000).lines)
+    diff = shown.partition("of 18.00 GiB\n")[2]
+    assert [line[2:].rstrip() for line in diff.splitlines()] == [line.rstrip() for line in DIFF.splitlines()]
+
+
+def test_several_verdicts_stand_apart() -> None:
+    assert sent(100, name="a.yaml").startswith("a.yaml\ndoes not fit")
+    assert sent(100, name="a.yaml").endswith("\n\n")
+    assert not sent(100).endswith("\n\n")
+
+
+def test_what_was_rewritten_is_shown_whole() -> None:
+    file = io.StringIO()
+    show_fixed(Fixed("new.yaml", DIFF, FINDINGS[:1]), Console(file=file, width=60))
+    assert f"+++ {FOLDER}/{FOLDER}/{FOLDER}/mine.yaml\n" in file.getvalue()
+    assert "To be done by hand\n  a.yaml:4: max_length" in file.getvalue()
