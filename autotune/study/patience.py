@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 
 T = TypeVar("T")
 
-_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 5.0
+_FIRST_DELAY_SECONDS = 0.1
 
 _ANSWERS = (KeyError, DuplicatedStudyError, UpdateFinishedTrialError)
 """What a storage that works says of something that is not there, is there already, or has ended."""
@@ -76,6 +76,7 @@ class PatientStorage(BaseStorage):
         self,
         backend: BaseStorage,
         patience_seconds: float,
+        longest_delay_seconds: float,
         failed: Callable[[BaseException], Exception],
         waits: Callable[[BaseException], object],
     ) -> None:
@@ -83,11 +84,14 @@ class PatientStorage(BaseStorage):
 
         Args:
             patience_seconds: time after which a call that still fails is given up.
+            longest_delay_seconds: longest time between two attempts. After an outage, every worker has to renew its
+                lease before another counts it as dead.
             failed: returns what is raised for a failure that did not pass.
             waits: is called once for each time that the storage stops answering, in the thread that made this object.
         """
         self._backend = backend
         self._patience_seconds = patience_seconds
+        self._longest_delay_seconds = longest_delay_seconds
         self._failed = failed
         self._waits = waits
         self._lock = threading.RLock()
@@ -110,7 +114,7 @@ class PatientStorage(BaseStorage):
                 if delay == _FIRST_DELAY_SECONDS and threading.get_ident() == self._owner:
                     self._waits(error)
             self.closing.wait(delay * random.uniform(0.5, 1.0))
-            delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
+            delay = min(2 * delay, self._longest_delay_seconds)
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         """Pass on."""

@@ -163,11 +163,18 @@ class Session:
         if self._was_cut_off(number, measurement, reserve_seconds):
             self.log.abandon(number, "the time limit ended it")
             self.cut_off.append(record)
-        elif self.log.finish(number, measurement) is None:
-            self._listener(Noted(f"Other workers took this one for dead during trial {number}: they repeat it."))
+        else:
+            self._store(number, measurement)
         self._follow()
         self._finished(record, purpose, measurement)
         return True
+
+    def _store(self, number: int, measurement: Measurement) -> None:
+        kept = self.log.finish(number, measurement)
+        if kept is None:
+            self._listener(Noted(f"Other workers took this one for dead during trial {number}, and repeat it."))
+        else:
+            self._own.add(kept.number)
 
     def _plan(self, candidate: Candidate) -> str:
         return hashlib.sha256(self.problem.identity(candidate).encode()).hexdigest()[:16]

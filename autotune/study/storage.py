@@ -61,7 +61,7 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
 
     with _quiet():
         backend, close = connected(storage.url)
-        patient = PatientStorage(backend, patience, failed, waits)
+        patient = PatientStorage(backend, patience, storage.sharing.interval_seconds / 2, failed, waits)
         try:
             study = _study(patient, storage, listener)
             yield OpenStudy(study, patient, patient.get_study_id_from_name(storage.name))

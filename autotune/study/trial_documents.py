@@ -60,6 +60,12 @@ def purpose_of(trial: FrozenTrial) -> Purpose:
     return Purpose(trial.user_attrs[_PURPOSE])
 
 
+def prediction_of(trial: FrozenTrial) -> Prediction | None:
+    """Return what was predicted of a trial's candidate, or None; a study of an early version has nothing of it."""
+    known = trial.user_attrs.get(_PREDICTION)
+    return None if known is None else decode(Prediction, known)
+
+
 def record_of(trial: FrozenTrial, kept: Mapping[str, Any]) -> Record:
     """Return the record of a trial that has a measurement.
 
@@ -69,15 +75,13 @@ def record_of(trial: FrozenTrial, kept: Mapping[str, Any]) -> Record:
     number, attributes = trial.number, trial.user_attrs
     confirmation = kept.get(confirmation_key(number))
     keys = itertools.takewhile(kept.__contains__, (comparison_key(number, place) for place in itertools.count()))
-    # A study of an earlier version has none.
-    prediction = attributes.get(_PREDICTION)
     return Record(
         number=number,
         candidate=decode(Candidate, attributes[_CANDIDATE]),
         purpose=Purpose(attributes[_PURPOSE]),
         measurement=decode(Measurement, attributes[MEASUREMENT]),
         confirmation=None if confirmation is None else decode(Measurement, confirmation),
-        prediction=None if prediction is None else decode(Prediction, prediction),
+        prediction=prediction_of(trial),
         comparison=tuple(decode(ShortRun, kept[key]) for key in keys),
     )
 

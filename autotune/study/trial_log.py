@@ -25,10 +25,13 @@ from autotune.study.trial_documents import (
     MEASUREMENT,
     OUTCOME,
     REASON,
+    candidate_of,
     comparison_key,
     confirmation_key,
     documents,
     measured,
+    prediction_of,
+    purpose_of,
     record_of,
     vetoed,
 )
@@ -141,21 +144,35 @@ class TrialLog:
         return mine[0]
 
     def finish(self, number: int, measurement: Measurement) -> Record | None:
-        """Store a probe's measurement and pass it to the samplers; None if others took this worker for dead meanwhile.
+        """Store a probe's measurement and pass it to the samplers.
 
-        In that case another worker repeats the probe, or has done so.
+        If others took this worker for dead meanwhile, it is stored as another trial. None, if one of them has repeated
+        the probe by then, or repeats it.
         """
         trial = self._trial(number)
         try:
             for name, figure in measured(measurement).items():
                 trial.set_user_attr(name, figure)
         except UpdateFinishedTrialError:
-            return None
+            return self._store_again(self._frozen(number), measurement)
         frozen = self._frozen(number)
         record = record_of(frozen, {})
         self._end(trial, record)
         self.refresh()
         return self._records.get(number)
+
+    def _store_again(self, lost: FrozenTrial, measurement: Measurement) -> Record | None:
+        self.refresh()
+        if lost.number in self._records:
+            return self._records[lost.number]
+        plan, candidate = lost.system_attrs[PLAN], candidate_of(lost)
+        probed = {self._plans[record.number] for record in self._records.values() if record.probed}
+        if candidate is None or plan in probed or any(trial.plan == plan for trial in self.running):
+            return None
+        state, _ = _end_of(measurement)
+        self._create(state, candidate, purpose_of(lost), prediction_of(lost), plan, uuid.uuid4().hex, measurement)
+        self.refresh()
+        return self._records[max(number for number, known in self._plans.items() if known == plan)]
 
     def abandon(self, number: int, reason: str) -> None:
         """Close a trial whose probe did not end, so that it is repeated."""
@@ -208,9 +225,11 @@ class TrialLog:
         # A baseline or recipe may have choices outside of the space: the sampler then cannot use this trial.
         inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
         missed = violation(measurement, self.memory_limit_bytes, prediction) if measurement is not None else None
+        _, value = _end_of(measurement) if measurement is not None else (state, None)
         worker = self._roster.me
         trial = optuna.trial.create_trial(
             state=state,
+            value=value,
             params={knob: candidate[knob] for knob in self.space} if inside else {},
             distributions=self.space if inside else {},
             user_attrs={
@@ -226,13 +245,10 @@ class TrialLog:
     def _end(self, trial: optuna.Trial, record: Record) -> None:
         """Pass a measurement to the samplers, unless another worker has done so for this trial."""
         measurement = record.measurement
-        state, values = TrialState.PRUNED, None
-        if measurement.ok and measurement.tokens_per_second is not None:
-            state, values = TrialState.COMPLETE, [measurement.tokens_per_second]
-        # TPE ranks infeasible trials by their violation, independent of their value, so a pruned trial, which needs no
-        # made-up rate, is as informative to it as a complete one. It never sees failed trials.
+        state, value = _end_of(measurement)
         try:
             trial.set_constraint(CONSTRAINT, violation(measurement, self.memory_limit_bytes, record.prediction))
+            values = None if value is None else [value]
             self._opened.storage.set_trial_state_values(self._id(trial.number), state, values)
         except UpdateFinishedTrialError:
             return
@@ -266,3 +282,14 @@ class TrialLog:
 
     def _frozen(self, number: int) -> FrozenTrial:
         return self._opened.storage.get_trial(self._id(number))
+
+
+def _end_of(measurement: Measurement) -> tuple[TrialState, float | None]:
+    """Return state and value of a trial that has ended.
+
+    TPE ranks infeasible trials by their violation, independent of their value, so a pruned trial, which needs no
+    made-up rate, is as informative to it as a complete one. It never sees failed trials.
+    """
+    if measurement.ok and measurement.tokens_per_second is not None:
+        return TrialState.COMPLETE, measurement.tokens_per_second
+    return TrialState.PRUNED, None

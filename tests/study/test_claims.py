@@ -146,3 +146,21 @@ def test_a_worker_that_was_taken_for_dead_does_not_store_what_another_measures(
     assert second.finish(repeated, measurement(BASELINE)) is not None
     assert [record.number for record in second.records] == [repeated]
     assert states(storage) == [TrialState.FAIL, TrialState.COMPLETE]
+
+
+def test_what_a_worker_measures_that_was_taken_for_dead_counts_if_nobody_repeats_it(
+    storage: InMemoryStorage, workers: tuple[TrialLog, TrialLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = workers
+    number = claim(first)
+    assert number is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(second._roster, "others", list)
+        second.refresh()
+    kept = first.finish(number, measurement(BASELINE))
+    assert kept is not None
+    assert (kept.number, kept.candidate, kept.measurement) == (1, BASELINE, measurement(BASELINE))
+    assert states(storage) == [TrialState.FAIL, TrialState.COMPLETE]
+    assert claim(second) is None
+    assert second.records == first.records == [kept]
+    assert second.unfinished == []
