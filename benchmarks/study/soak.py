@@ -63,7 +63,7 @@ def _soak(workers: Workers, asked: argparse.Namespace, server: Postgres | None) 
     workers.start(asked.workers)
     for moment, event in zip(moments, events, strict=True):
         workers.until_ended(moment)
-        if server and event == "restart":
+        if server is not None and event == "restart":
             server.stop()
             server.start()
         else:
