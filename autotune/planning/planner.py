@@ -83,6 +83,7 @@ class Planner:
         self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
         self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
+        self._untimed = [(item.name, item.untimed) for item in problem.trainer.techniques if item.untimed]
         self._design = Design(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
 
@@ -208,6 +209,8 @@ class Planner:
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
+        if setting.machine.hardware.kind == "cuda" and any(candidate[knob] in found for knob, found in self._untimed):
+            memory = replace(memory, step_seconds=None)
         tokens = geometry.tokens * geometry.micro_batches * setting.machine.hardware.processes
         rate = tokens / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
