@@ -120,6 +120,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         explanation=explanation,
         vllm=vllm,
         trainer=problem.trainer.name,
+        processes=hardware.processes,
         lengths=histogram(workload.dataset.documents),
         environment=environment(planned.machine),
         timeline=timelines[0],
