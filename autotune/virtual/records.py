@@ -118,6 +118,7 @@ class Trace:
         assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
         settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
             parameters passed to :func:`autotune.virtual.tracing.settled`.
+        alike: of the further compute capabilities that were asked about, those with which every kernel is the same.
     """
 
     target: str
@@ -129,6 +130,7 @@ class Trace:
     host_peak: Peak
     assumptions: Mapping[str, int]
     settled: Mapping[int, int] = field(default_factory=dict)
+    alike: frozenset[tuple[int, int]] = frozenset()
 
     def phase(self, name: str) -> Phase:
         """Return the phase of that name; the last one where there are several.
