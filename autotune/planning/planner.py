@@ -209,7 +209,9 @@ class Planner:
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
-        rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
+        # Each process has micro-batches of its own.
+        step_tokens = geometry.tokens * geometry.micro_batches * setting.machine.hardware.processes
+        rate = step_tokens / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 
