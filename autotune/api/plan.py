@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from autotune.api.given import given
 from autotune.app.options import checked_options
 from autotune.app.plan import Asked, check_rows, whole_rows
 from autotune.app.plan import plan as planned
@@ -81,9 +82,14 @@ def plan(
         InputError: something that was given cannot be used.
         AutotuneError: processes cannot be started.
     """
-    asked = Asked(model, dataset, gpu, seq_len, memory_budget, top, explain, eval_dataset, eval_split, num_machines)
+    # A generator can be read only once.
+    reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
+    settings = given(plan, locals())
+    asked = Asked(
+        model, dataset, gpu, seq_len, memory_budget, top, settings, explain, eval_dataset, eval_split, num_machines
+    )
     check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
-    fixed, excluded = dict(fix or {}), tuple(exclude)
+    fixed = dict(fix or {})
     options = checked_options(
         trainer=trainer,
         num_processes=num_processes,
@@ -91,11 +97,11 @@ def plan(
         completion_length=completion_length,
         prompt_coverage=prompt_coverage,
         global_batch_size=global_batch_size,
-        max_length=whole_rows(trainer, seq_len, fixed, excluded) if max_length is None else max_length,
+        max_length=whole_rows(trainer, seq_len, fixed, exclude) if max_length is None else max_length,
         token_coverage=token_coverage,
         allow=allow,
         fix=fixed,
-        exclude=excluded,
+        exclude=exclude,
         space=space,
     )
-    return planned(asked, options, fixed, listener)
+    return planned(asked, options, listener)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from autotune.api.given import given
 from autotune.api.result import ProbeResult
 from autotune.app.base.reading import find_base
 from autotune.app.options import checked_options
@@ -98,10 +99,12 @@ def probe(
         InputError: something that was given cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
     """
+    # A generator can be read only once.
+    reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
+    settings = given(probe, locals())
     own = find_base(str(base), trainer) if base is not None else None
-    asked = Asked(
-        model, dataset, memory_budget, init, storage, study, resume, output, plan, eval_dataset, eval_split, own
-    )
+    kept = storage, study, resume, output
+    asked = Asked(model, dataset, memory_budget, init, *kept, plan, settings, eval_dataset, eval_split, own)
     options = checked_options(
         trainer=own.trainer if own is not None else trainer or DEFAULT,
         reward_funcs=reward_funcs,

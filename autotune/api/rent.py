@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from autotune.api.given import given
 from autotune.app.options import checked_options
 from autotune.app.plan import Asked, check_rows, whole_rows
 from autotune.app.rent import ALL, AUTO, Wanted
@@ -58,14 +59,17 @@ def rent(
         InputError: something that was given cannot be used.
         AutotuneError: processes cannot be started.
     """
+    # A generator can be read only once.
+    reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
+    settings = given(rent, locals())
     asked = Asked(
-        model, dataset, gpu, seq_len, memory_budget, 1, False, eval_dataset, eval_split, num_machines=num_machines
+        model, dataset, gpu, seq_len, memory_budget, 1, settings, False, eval_dataset, eval_split, num_machines
     )
     check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
     known = None
     if prices is not None:
         known = checked_prices(prices.items(), "prices") if isinstance(prices, Mapping) else read_prices(prices)
-    fixed, excluded = dict(fix or {}), tuple(exclude)
+    fixed = dict(fix or {})
     options = checked_options(
         trainer=trainer,
         num_processes=None if num_processes == AUTO else num_processes,
@@ -73,11 +77,11 @@ def rent(
         completion_length=completion_length,
         prompt_coverage=prompt_coverage,
         global_batch_size=global_batch_size,
-        max_length=whole_rows(trainer, seq_len, fixed, excluded) if max_length is None else max_length,
+        max_length=whole_rows(trainer, seq_len, fixed, exclude) if max_length is None else max_length,
         token_coverage=token_coverage,
         allow=allow,
         fix=fixed,
-        exclude=excluded,
+        exclude=exclude,
         space=space,
     )
-    return looked_at(asked, options, fixed, Wanted(num_processes, num_machines, known), listener)
+    return looked_at(asked, options, Wanted(num_processes, num_machines, known), listener)

@@ -22,7 +22,10 @@ _SAVED = 0.05
 
 
 def packing_offer(
-    problem: TrainerProblem, estimate: Callable[[Candidate], Estimate], best: Candidate
+    problem: TrainerProblem,
+    estimate: Callable[[Candidate], Estimate],
+    traced: Callable[[Candidate], Estimate],
+    best: Candidate,
 ) -> tuple[str, ...]:
     """Return what packed rows would bring that hold more documents than an optimizer step was asked to have.
 
@@ -30,7 +33,8 @@ def packing_offer(
     times as fast."
 
     Args:
-        estimate: of any candidate.
+        estimate: of any candidate; it says which length is the fastest.
+        traced: the estimate of any candidate from traces of its own; the offer stands on it.
         best: the candidate that is recommended.
     """
     rate = estimate(best).tokens_per_second
@@ -38,14 +42,17 @@ def packing_offer(
         return ()
     setting = problem.setting
     unbound = replace(setting, allowed=setting.allowed | {GLOBAL_BATCH})
-    found: list[tuple[float, int]] = []
+    found: list[tuple[float, int, Candidate]] = []
     for length in problem.choices["max_length"]:
         packed = best.but(packing=CUTTING, padding_free="off", max_length=length, per_device_train_batch_size=1)
         held_back = problem.illegal(packed) is not None and problem.trainer.illegal(packed, unbound) is None
-        predicted = estimate(packed) if held_back else None
-        if predicted is not None and predicted.fits and predicted.tokens_per_second:
-            found.append((predicted.tokens_per_second / rate, int(length)))
-    speedup, length = max(found, default=(0.0, 0))
+        speedup = _speedup(estimate(packed), rate) if held_back else 0.0
+        if speedup >= _WORTH_SAYING:
+            found.append((speedup, int(length), packed))
+    if not found:
+        return ()
+    _, length, packed = max(found, key=lambda item: item[:2])
+    speedup = _speedup(traced(packed), rate)
     if speedup < _WORTH_SAYING:
         return ()
     held = math.ceil(documents_per_row(setting.workload.dataset.documents, CUTTING, length))
@@ -54,6 +61,11 @@ def packing_offer(
     asked = held * setting.machine.hardware.processes
     what = f"Packed rows of {length:,} tokens hold {held:,} documents"
     return (f"{what}: from --global-batch-size {asked:,} on they are predicted to be {speedup:.1f} times as fast.",)
+
+
+def _speedup(packed: Estimate, rate: float) -> float:
+    """Return by how much a candidate is faster than a rate, or 0 if it does not fit or its speed is not known."""
+    return (packed.tokens_per_second or 0.0) / rate if packed.fits else 0.0
 
 
 def dropping_offer(

@@ -14,7 +14,7 @@ from autotune.core.workload import Rollouts
 from autotune.errors import InputError
 from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find
-from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
+from autotune.trainers import Trainer, find_trainer, trainers
 from autotune.units import parse_duration
 
 DEFAULT_TOKEN_COVERAGE = 0.99
@@ -125,25 +125,6 @@ def checked_options(
         rollouts=_rollouts(known, tuple(reward_funcs), completion_length, prompt_coverage),
         coverage_asked=token_coverage is not None,
     )
-
-
-def wished(options: Options) -> dict[str, object]:
-    """Return what was asked for and is no default, by the names of the API's parameters."""
-    fixed, excluded, rollouts = options.wishes.fixed, options.wishes.excluded, options.rollouts
-    covers_all_prompts, covered = rollouts.prompt_coverage == 1, options.token_coverage == DEFAULT_TOKEN_COVERAGE
-    known: dict[str, object] = {
-        "trainer": options.trainer.name if options.trainer.name != DEFAULT else None,
-        "num_processes": options.num_processes,
-        "global_batch_size": options.global_batch_size,
-        "token_coverage": None if covered else options.token_coverage,
-        "reward_funcs": list(rollouts.rewards),
-        "completion_length": rollouts.column or rollouts.mean_tokens,
-        "prompt_coverage": None if covers_all_prompts else rollouts.prompt_coverage,
-        "allow": sorted(options.allowed - fixed.keys()),
-        "fix": dict(fixed),
-        "exclude": sorted(excluded),
-    }
-    return {name: value for name, value in known.items() if value}
 
 
 def _rollouts(trainer: Trainer, rewards: tuple[str, ...], length: int | str | None, coverage: float | None) -> Rollouts:

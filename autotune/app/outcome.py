@@ -38,7 +38,7 @@ class RunFacts:
     margin: float
     notes: tuple[str, ...]
     wall_seconds: float
-    settings: dict[str, object]
+    settings: Mapping[str, object]
     output_directory: str
     comparisons: int = 0
     base: BaseFile | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
-from autotune.app.options import Options, check_evaluation, wished
+from autotune.app.options import Options, check_evaluation
 from autotune.app.planned import MOST_TOKENS, Planned, machines_of, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
@@ -41,7 +41,11 @@ from autotune.units import format_bytes
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``autotune.plan`` was asked for, beside the options of every search."""
+    """What ``autotune.plan`` was asked for, beside the options of every search.
+
+    Attributes:
+        settings: all of it and of those options that was asked for, by the names of the API's parameters.
+    """
 
     model: str
     dataset: str | None
@@ -49,18 +53,15 @@ class Asked:
     seq_len: int | None
     memory_budget: str | int | None
     top: int
+    settings: Mapping[str, object]
     explain: bool = False
     eval_dataset: str | None = None
     eval_split: str | None = None
     num_machines: int | None = None
 
 
-def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: Listener) -> Plan:
-    """Return the estimates of all candidates; see :func:`autotune.plan`.
-
-    Args:
-        fixed: choices as the user wrote them.
-    """
+def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
+    """Return the estimates of all candidates; see :func:`autotune.plan`."""
     started = time.monotonic()
     check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     seq_len = asked.seq_len
@@ -94,9 +95,11 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         explanation = (
             explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
         )
-        offers = packing_offer(problem, planner.estimate, best[0].candidate) if best and best[0].fits else ()
+        offers: tuple[str, ...] = ()
+        if best and best[0].fits:
+            offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
-        vllm = vllm_outlook(problem, target, traces, estimates, baseline)
+        vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     traced = uncomposed(estimates)
     return Plan(
@@ -115,7 +118,7 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
-        settings=settings_of(asked, options, fixed),
+        settings=asked.settings,
         explanation=explanation,
         vllm=vllm,
         trainer=problem.trainer.name,
@@ -124,31 +127,6 @@ def plan(asked: Asked, options: Options, fixed: Mapping[str, Choice], listener: 
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
     )
-
-
-def settings_of(asked: Asked, options: Options, fixed: Mapping[str, Choice]) -> dict[str, object]:
-    """Return what was asked for, by the names of the API's parameters.
-
-    Args:
-        fixed: choices as the user wrote them.
-    """
-    length = options.wishes.fixed.get("max_length") if "max_length" not in fixed else None
-    given = {
-        "max_length": length if length != asked.seq_len else None,
-        "memory_budget": asked.memory_budget,
-        "eval_dataset": asked.eval_dataset,
-        "eval_split": asked.eval_split,
-        "num_machines": asked.num_machines,
-        **wished(options),
-    }
-    return {
-        "model": asked.model,
-        "dataset": asked.dataset,
-        "gpu": asked.gpu,
-        "seq_len": asked.seq_len,
-        **{name: value for name, value in given.items() if value is not None},
-        "fix": dict(fixed),
-    }
 
 
 def check_rows(asked: Asked, *, token_coverage: float | None, prompt_coverage: float | None) -> None:

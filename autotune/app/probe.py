@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,20 +17,21 @@ from autotune.app.check.asked import Written
 from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on
 from autotune.app.offers import dropping_offer, packing_offer
-from autotune.app.options import Options, check_evaluation, wished
+from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.report import PAGE, write_page
 from autotune.app.search import Run, run_search
 from autotune.app.workload import WorkloadReader
+from autotune.core.estimate import Origin
 from autotune.core.events import Listener, StageStarted, WorkloadReady
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
 from autotune.emit.bundle import write_bundle
 from autotune.emit.rows import training_rows
-from autotune.errors import InputError
+from autotune.errors import AutotuneError, InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 from autotune.inspection.machine import machine as inspect_machine
@@ -45,6 +47,7 @@ class Asked:
 
     Attributes:
         model, dataset: None: as the base says.
+        settings: all of it and of those options that was asked for, by the names of the API's parameters.
         base: the user's configuration to start from, or None.
     """
 
@@ -57,6 +60,7 @@ class Asked:
     resume: bool
     output: str | Path | None
     plan: bool
+    settings: Mapping[str, object]
     eval_dataset: str | None = None
     eval_split: str | None = None
     base: Written | None = None
@@ -108,27 +112,14 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
             limit = options.timeout_seconds
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
             timelines = ahead.timelines(compared, traces=in_time)
+            offers = _offers(problem, ahead, outcome) if in_time else ()
         file, said = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
-        notes=(*said, *notes_on(problem, options), *ahead.notes(), *_offers(problem, ahead, outcome)),
+        notes=(*said, *notes_on(problem, options), *ahead.notes(), *offers),
         wall_seconds=time.monotonic() - started,
-        settings={
-            **_set(
-                base=base.name if base is not None else None,
-                model=asked.model,
-                dataset=asked.dataset,
-                eval_dataset=asked.eval_dataset,
-                eval_split=asked.eval_split,
-            ),
-            "effort": options.effort.name,
-            "init": asked.init,
-            "seed": options.seed,
-            "plan": asked.plan,
-            **_set(memory_budget=asked.memory_budget),
-            **wished(options),
-        },
+        settings=asked.settings,
         output_directory=str(out.directory),
         comparisons=options.effort.comparisons,
         base=file,
@@ -238,10 +229,6 @@ def _handed_over(
     return file, (*notes, *([note] if note else []))
 
 
-def _set(**options: object) -> dict[str, object]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:
     remembered = out.remembered_budget() if resume and asked is None else None
     return checked_budget(asked if remembered is None else remembered, machine.hardware)
@@ -250,5 +237,9 @@ def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: b
 def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:
     if ahead.planner is None or outcome.winner is None:
         return ()
-    asked = problem, ahead.planner.estimate, outcome.winner.candidate
-    return (*packing_offer(*asked), *dropping_offer(*asked))
+    planner, winner = ahead.planner, outcome.winner.candidate
+    with suppress(AutotuneError):
+        if planner.traced_estimate(winner).origin is Origin.TRACED:
+            packed = packing_offer(problem, planner.estimate, planner.traced_estimate, winner)
+            return (*packed, *dropping_offer(problem, planner.estimate, winner))
+    return ()

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.app.options import Options, check_evaluation
-from autotune.app.plan import Asked, notes_on_processes, settings_of
+from autotune.app.plan import Asked, notes_on_processes
 from autotune.app.planned import machines_of, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import Event, Listener, Noted, StageStarted, Tracing
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
@@ -54,11 +54,8 @@ class Wanted:
     prices: Mapping[str, float] | None = None
 
 
-def rent(asked: Asked, options: Options, fixed: Mapping[str, Choice], wanted: Wanted, listener: Listener) -> Rent:
+def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> Rent:
     """Return what training would take on each GPU; see :func:`autotune.rent`.
-
-    Args:
-        fixed: choices as the user wrote them.
 
     Raises:
         InputError: something that was given cannot be used on any of the GPUs.
@@ -100,12 +97,7 @@ def rent(asked: Asked, options: Options, fixed: Mapping[str, Choice], wanted: Wa
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
-        settings={
-            **settings_of(asked, options, fixed),
-            "num_processes": wanted.num_processes,
-            **({"prices": dict(wanted.prices)} if wanted.prices is not None else {}),
-            **({"num_machines": wanted.num_machines} if wanted.num_machines is not None else {}),
-        },
+        settings=asked.settings,
         environment=environment(planned[0].machine),
     )
 

@@ -195,8 +195,9 @@ class Plan:
 
     @property
     def best(self) -> Estimate | None:
-        """The fastest that is predicted to fit, or what needs the least; None where nothing could be predicted."""
-        return self.fastest or next((estimate for estimate in self.estimates if estimate.memory is not None), None)
+        """The fastest that is traced and fits, or the least of what is traced; None where nothing could be traced."""
+        known = (estimate for estimate in uncomposed(self.estimates) if estimate.memory is not None)
+        return self.fastest or next(known, None)
 
     @property
     def fastest(self) -> Estimate | None:

@@ -215,7 +215,8 @@ class TraceReply:
     Attributes:
         layers: number of layers that were traced.
         device: peak on the device, from building the model to the end of the second step on the worst micro-batch.
-            With the target ``cpu`` everything is on the device.
+            With the target ``cpu`` everything is on the device. With several processes, all peaks are those of the
+            rank that holds the most.
         host: peak of tensors on the host (offloaded activations, batches).
         allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
             workspaces included, context excluded). CPU: the peak of tensor bytes.
@@ -226,7 +227,7 @@ class TraceReply:
             peaks are those of an allocator without a limit.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
         step: time of a typical optimizer step; None without a GPU whose speeds are known.
-        tokens_per_step: dataset tokens of that optimizer step, padding excluded.
+        tokens_per_step: dataset tokens of that optimizer step on all ranks, padding excluded.
         assumptions: what was assumed where the step depends on the values of real data, and how often.
         seconds: time that the trace took.
         sections: memory over the second step on the worst micro-batch, part by part.

@@ -189,7 +189,7 @@ class Result:
         confirmed: whether the recommendation passed the longer run, and every short one.
         smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a probe that ran
             out of memory, what it had held and then asked for.
-        settings: the options of the run, as on the command line.
+        settings: the options of the run that are no defaults, by the names of the API's parameters.
         output_directory: directory of the bundle.
         speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.
         pairs: number of pairs of alternating short runs of the recommendation and the baseline.

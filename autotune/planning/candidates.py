@@ -7,20 +7,17 @@ import random
 from collections.abc import Iterable
 
 from autotune.core.candidate import Candidate
+from autotune.planning.enumeration import Enumeration
 from autotune.trainers.problem import TrainerProblem
 
-MOST_COMBINATIONS = 200_000
+MOST_COMBINATIONS = 300_000
 """Most combinations of choices that are enumerated. The shipped space has millions if everything is allowed."""
 _BY_CHANCE = 20_000
 
 
 def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     """Return every legal candidate of a problem once, in its normal form."""
-    knobs = tuple(problem.choices)
-    every = (
-        Candidate(dict(zip(knobs, choices, strict=True))) for choices in itertools.product(*problem.choices.values())
-    )
-    return _legal(problem, every)
+    return Enumeration(problem).candidates()
 
 
 def estimated_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:

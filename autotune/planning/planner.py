@@ -215,11 +215,19 @@ class Planner:
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 
+    def traced_estimate(self, candidate: Candidate) -> Estimate:
+        """Return the estimate of any candidate, of the space or not, from traces of its own technique combination."""
+        found = self.estimate(candidate)
+        if found.origin is Origin.TRACED:
+            return found
+        alone = Planner(self._problem, self._target, self._traces, self._layer_kinds, [candidate])
+        alone.trace(alone.candidates)
+        return alone.estimate(candidate)
+
     def training(self, candidate: Candidate) -> MemoryEstimate | None:
         """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
-        found = self._estimates.estimate(
-            self._cases.group(candidate), self._decisive(candidate), self._cases.use(candidate)
-        )
+        case = self._decisive(candidate), self._cases.use(candidate)
+        found = self._estimates.estimate(self._cases.group(candidate), *case)
         return found and found[0]
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:

@@ -7,10 +7,12 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,38 +26,30 @@ class Gone(Exception):  # noqa: N818 an event, told by an exception
     """The process at the other end has ended."""
 
 
-class Channel:
-    """One server process. It reads commands from its standard input and writes events to its output, one JSON per line.
+class Channel(ABC):
+    """One server process. It reads commands from its input and writes events to its output, one JSON per line.
+
+    Args:
+        commands, events: file descriptors, to be written and to be read.
 
     Attributes:
         ready: whether the server has sent the event that it accepts commands.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``python -m autotune.step`` with ``arguments``; does not wait until it is ready.
-
-        Args:
-            arguments: of its command line.
-            environment: variables beside those of this process.
-        """
-        paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
-        self._process = subprocess.Popen(
-            # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
-            [sys.executable, "-P", "-m", "autotune.step", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,
-        )
+    def __init__(self, commands: int, events: int) -> None:
+        self._commands = commands
+        self._events = events
         self._unread = b""
         self.ready = False
 
     @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._process.pid
+    @abstractmethod
+    def pid(self) -> int | None:
+        """The server's process id; None as long as it is not known."""
+
+    @abstractmethod
+    def close(self) -> str:
+        """End the server and return the end of its standard error."""
 
     def send(self, **command: object) -> None:
         """Send a command.
@@ -63,10 +57,9 @@ class Channel:
         Raises:
             Gone: the server has ended.
         """
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
+            # Far less than a pipe holds, so that nothing is written in parts.
+            os.write(self._commands, json.dumps(command).encode() + b"\n")
         except OSError as error:
             raise Gone from error
 
@@ -77,14 +70,15 @@ class Channel:
             Gone: the server has ended.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
         while b"\n" not in self._unread:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            readable, _, _ = select.select([descriptor], [], [], left)
+            readable, _, _ = select.select([self._events], [], [], left)
             if not readable:
                 return None
-            received = os.read(descriptor, 65536)
+            try:
+                received = os.read(self._events, 65536)
+            except ConnectionError:
+                received = b""
             if not received:
                 raise Gone
             self._unread += received
@@ -93,13 +87,55 @@ class Channel:
         self.ready = self.ready or event["event"] == "ready"
         return event
 
+
+class Started(Channel):
+    """A server that was started as a process of its own.
+
+    Attributes:
+        twins: the servers that it forks as soon as it is ready, which have all imports from it.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], twins: int = 0) -> None:
+        """Start ``python -m autotune.step`` with ``arguments``; does not wait until it is ready.
+
+        Args:
+            arguments: of its command line.
+            environment: variables beside those of this process.
+            twins: number of servers to fork from it.
+        """
+        paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
+        pairs = [socket.socketpair() for _ in range(twins)]
+        theirs = [their.fileno() for _, their in pairs]
+        self._process = subprocess.Popen(
+            # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
+            [sys.executable, "-P", "-m", "autotune.step", *arguments, *(f"--twin={number}" for number in theirs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+            pass_fds=theirs,
+        )
+        for _, their in pairs:
+            their.close()
+        self.twins = tuple(Twin(own, os.dup(self._errors.fileno())) for own, _ in pairs)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._streams = self._process.stdin, self._process.stdout
+        super().__init__(self._process.stdin.fileno(), self._process.stdout.fileno())
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
     def close(self) -> str:
         """End the server and return the end of its standard error."""
         if not self.ready:
             # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
             self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
+        for stream in self._streams:
             with contextlib.suppress(OSError):
                 stream.close()
         try:
@@ -108,5 +144,61 @@ class Channel:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         with self._errors as errors:
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-            return errors.read().decode(errors="replace").strip()
+            return _end_of(errors.fileno())
+
+
+class Twin(Channel):
+    """A server that another one has forked from itself, at the other end of a socket; it ends with that one.
+
+    Args:
+        own: this end of the socket.
+        errors: file descriptor of the standard error of both.
+    """
+
+    def __init__(self, own: socket.socket, errors: int) -> None:
+        super().__init__(own.fileno(), own.fileno())
+        self._socket = own
+        self._errors = errors
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None until it is ready."""
+        return self._pid
+
+    def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
+        """Return the next event, or None when none came in time.
+
+        Raises:
+            Gone: the server has ended.
+        """
+        event = super().receive(timeout_seconds)
+        if event is not None and event["event"] == "ready":
+            self._pid = event["pid"]
+        return event
+
+    def close(self) -> str:
+        """End the server and return the end of its standard error, which is that of the other one too."""
+        with self._socket, contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            # Until it is ready there is no process to wait for.
+            if self._pid is not None and not self._ended():
+                os.kill(self._pid, signal.SIGKILL)
+        said = _end_of(self._errors)
+        os.close(self._errors)
+        return said
+
+    def _ended(self) -> bool:
+        """Wait until the server has ended, for a while."""
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        with contextlib.suppress(Gone):
+            while self.receive(max(0.0, deadline - time.monotonic())) is not None:
+                pass
+            return False
+        return True
+
+
+def _end_of(file: int) -> str:
+    """Return the end of a file, whose other users go on where they were."""
+    size = os.fstat(file).st_size
+    return os.pread(file, _SHOWN_BYTES, max(0, size - _SHOWN_BYTES)).decode(errors="replace").strip()

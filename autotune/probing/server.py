@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 from autotune.core.exchange import write_request
 from autotune.core.machine import DeviceKind
 from autotune.errors import InputError, ProbeServerError
-from autotune.probing.channel import Channel, Gone
+from autotune.probing.channel import Channel, Gone, Started, Twin
 
 # Time within which the server has to report the end of a process that it has killed.
 _KILLING_SECONDS = 10.0
@@ -54,6 +55,12 @@ class JobServer:
         spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
             uninitialised.
         jobs_module: name of a module whose ``JOBS`` the server runs too.
+        twins: number of further servers that this one forks once it has imported everything: imports take five seconds
+            of processor time, a fork none.
+        early: start the first job, which is one that reads a model and rows, before all is imported: it runs meanwhile.
+
+    Attributes:
+        twins: the further servers; they end with this one.
     """
 
     def __init__(
@@ -64,13 +71,23 @@ class JobServer:
         processes: int = 1,
         spawn: bool = False,
         jobs_module: str | None = None,
+        twins: int = 0,
+        early: bool = False,
     ) -> None:
         self._arguments = ["--device", device, "--processes", str(processes)]
         self._arguments += ["--spawn"] if spawn else []
         self._arguments += ["--jobs", jobs_module] if jobs_module is not None else []
+        self._arguments += ["--early"] if early else []
         self._environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         self._deaths = 0
-        self._channel: Channel | None = Channel(self._arguments, self._environment)
+        started = Started(self._arguments, self._environment, twins)
+        self._channel: Channel | None = started
+        self.twins: tuple[JobServer, ...] = tuple(map(self._twin, started.twins))
+
+    def _twin(self, channel: Twin) -> JobServer:
+        twin = copy.copy(self)
+        twin._channel, twin.twins = channel, ()
+        return twin
 
     def __enter__(self) -> JobServer:
         return self
@@ -81,7 +98,9 @@ class JobServer:
         self.close()
 
     def close(self) -> None:
-        """End the server, and the running job with it."""
+        """End the server, its twins, and their running jobs."""
+        for twin in self.twins:
+            twin.close()
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
@@ -145,12 +164,12 @@ class JobServer:
         with contextlib.suppress(Gone, ProcessLookupError):
             if channel.ready:
                 channel.send(kill=True)
-            else:
+            elif channel.pid is not None:
                 os.kill(channel.pid, signal.SIGKILL)
 
     def _ready_channel(self) -> Channel:
         if self._channel is None:
-            self._channel = Channel(self._arguments, self._environment)
+            self._channel = Started(self._arguments, self._environment)
         try:
             while not self._channel.ready:
                 self._channel.receive()

@@ -73,7 +73,7 @@ class ServerTracer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for server in self._servers[self._lent :]:
+        for server in reversed(self._servers[self._lent :]):
             server.close()
         self._folder.cleanup()
 
@@ -93,8 +93,8 @@ class ServerTracer:
 
     @property
     def server(self) -> JobServer:
-        """A server, for other jobs as well; the others are started too, since traces usually follow."""
-        return self._started(self._count)[0]
+        """A server, for other jobs as well."""
+        return self._started(1)[0]
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
         """Run traces; a step that cannot be traced is returned as :class:`Untraceable`, unusable input is raised.
@@ -167,8 +167,9 @@ class ServerTracer:
         return self.folder / f"job-{next(self._numbers)}"
 
     def _started(self, count: int) -> list[JobServer]:
-        while len(self._servers) < count:
-            self._servers.append(JobServer("cpu", threads=1))
+        if len(self._servers) < count:
+            first = JobServer("cpu", threads=1, twins=self._count - len(self._servers) - 1, early=True)
+            self._servers += [first, *first.twins]
         return self._servers[:count]
 
 

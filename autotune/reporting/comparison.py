@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.core.result import Choosable, Contribution, Result
-from autotune.core.status import ProbeStatus
-from autotune.reporting.words import MISSING, baseline_name, said_bytes, said_rate, said_share, said_status
+from autotune.core.status import ProbeStatus, RunStatus
+from autotune.reporting.words import MISSING, baseline_name, printable, said_bytes, said_rate, said_share, said_status
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
@@ -33,6 +33,24 @@ class Row:
     baseline: str
     recommended_share: float | None = None
     baseline_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What keys of the user's own configuration cost.
+
+    Attributes:
+        written: the keys with their values, as in YAML.
+        share: of the time of a step with all else as recommended.
+    """
+
+    written: str
+    share: float
+
+    @property
+    def said(self) -> str:
+        """The share in words."""
+        return f"costs {100 * self.share:.0f} %"
 
 
 def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
@@ -96,6 +114,8 @@ def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
     baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
     if baseline is not None and recommended.candidate == baseline.candidate:
+        if result.status is RunStatus.INTERRUPTED:
+            return f"Nothing faster than {_name(result)} was found so far."
         return f"{_name(result, starts=True)} is already the fastest candidate that fits."
     if result.speedup is not None:
         return _said_speed(result, result.speedup)
@@ -113,18 +133,20 @@ def said_runs(result: Result, recommended: Choosable) -> str:
     return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
 
 
-def said_costs(result: Result) -> tuple[str, ...]:
-    """Return what the user's own configuration sets and costs most: "`gradient_checkpointing: true` costs 34 %".
+def costs_title(file: str) -> str:
+    """Return the heading of :func:`costs`."""
+    return f"What {printable(file)} sets by hand, in time of a step with all else as recommended"
 
-    The share is of the time of a step with everything else as recommended.
-    """
+
+def costs(result: Result) -> tuple[Cost, ...]:
+    """Return what the user's own configuration sets and costs most, such as ``gradient_checkpointing: true``."""
     keys = result.base.keys if result.base is not None else {}
-    costs = [
-        (item.speedup - 1, ", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items()))
+    found = [
+        Cost(printable(", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items())), item.speedup - 1)
         for item in result.contributions
         if item.knob in keys and item.speedup and item.speedup >= _COSTS and item.told_apart is not False
     ]
-    return tuple(f"`{said}` costs {100 * share:.0f} %" for share, said in sorted(costs, reverse=True)[:_MOST_COSTS])
+    return tuple(sorted(found, key=lambda cost: -cost.share)[:_MOST_COSTS])
 
 
 def said_steps(result: Result) -> str:

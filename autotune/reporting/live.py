@@ -101,11 +101,15 @@ class Display:
         running = Table.grid(padding=(0, 1))
         running.add_column(min_width=1, no_wrap=True)
         running.add_column(no_wrap=True, overflow="ellipsis")
-        running.add_row(self._spinner, Text(progress.said_running))
+        # The line of a stage stays above, so that it is not repeated here.
+        running.add_row(self._spinner, Text(progress.said_running or self._said_elapsed()))
         return running
 
+    def _said_elapsed(self) -> str:
+        return format_duration(time.monotonic() - self._started)
+
     def _of_probes(self, progress: Progress, limit: int) -> Table:
-        elapsed = format_duration(time.monotonic() - self._started)
+        elapsed = self._said_elapsed()
         remaining = progress.remaining_seconds
         left = "" if remaining is None else f", at most {format_duration(remaining)} left"
         vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
@@ -123,12 +127,14 @@ def _bar(done: int, total: int, words: str) -> Table:
 def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     """Return the line of a finished probe."""
     measurement = event.measurement
-    what = Text(progress.said_candidate(event.candidate, event.purpose))
+    what = Text()
+    if event.best:
+        # In front, where it does not wrap.
+        what.append("best so far  ", style="bold green")
+    what.append(progress.said_finished(event))
     reason = said_reason(measurement)
     if reason:
         what.append(f"\n{reason}", style="dim")
-    if event.best:
-        what.append("  best so far", style="bold green")
     rate = measurement.tokens_per_second
     return probe_row(
         str(event.number),

@@ -20,7 +20,9 @@ def said_trials(result: Result) -> str:
     """Return the number of candidates by outcome, and the time taken."""
     counts = Counter(trial.status for trial in result.trials)
     parts = [f"{counts[status]} {said_status(status)}" for status in ProbeStatus if counts[status]]
-    return f"{len(result.trials)} candidates in {format_duration(result.wall_seconds)}: {', '.join(parts) or 'none'}."
+    number = len(result.trials)
+    tried = f"{number or 'no'} candidate{'' if number == 1 else 's'} in {format_duration(result.wall_seconds)}"
+    return f"{tried[:1].upper()}{tried[1:]}{': ' if parts else ''}{', '.join(parts)}."
 
 
 def said_vetoes(result: Result) -> tuple[str, ...]:

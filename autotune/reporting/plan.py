@@ -21,6 +21,7 @@ from autotune.reporting.plan_words import (
     said_doubt,
     said_hidden,
     said_target,
+    said_traces,
     said_unknown,
     said_ways_out,
     smallest,
@@ -50,9 +51,8 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
     yield from candidates(plan, rows, width)
     yield from breakdown(plan, width)
     yield from drawn_vllm(plan)
-    yield listing(
-        said_counts(plan), [*said_bases([*rows, plan.baseline]), *said_hidden(plan, rows), *said_unknown(plan)]
-    )
+    shown = [*said_bases([*rows, plan.baseline]), *said_hidden(plan, rows), *said_unknown(plan)]
+    yield listing(said_counts(plan), [said_traces(plan), *shown])
     yield listing("Left out", said_left_out(plan.left_out))
     if plan.fastest is not None:
         yield listing("Not looked at, since it changes training", said_unlockable(plan.unlockable))

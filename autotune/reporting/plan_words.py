@@ -11,11 +11,10 @@ from autotune.reporting.outlook import said_unlockable
 from autotune.reporting.words import BASELINE_NAME, said_bytes, said_rate
 from autotune.units import format_bytes, format_duration
 
-BASIS = {Origin.TRACED: "traced", Origin.COMPOSED: "about", Origin.UNKNOWN: "unknown"}
-"""The basis of an estimate in one word, for tables."""
+BASIS = {Origin.TRACED: "traced", Origin.UNKNOWN: "unknown"}
+"""The basis of an estimate in one word, for tables; composed estimates are in none."""
 _MEANINGS = {
     Origin.TRACED: "traced: traces of this very combination",
-    Origin.COMPOSED: "about: added up from traces of combinations with fewer techniques",
     Origin.UNKNOWN: "unknown: not traced, and nothing to add up; autotune probe can measure it",
 }
 
@@ -102,14 +101,21 @@ def said_ways_out(plan: Plan) -> tuple[str, ...]:
 
 
 def said_counts(plan: Plan) -> str:
-    """Return how many candidates fit, and the basis of the estimates."""
-    fitting = sum(estimate.fits for estimate in plan.estimates)
-    unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in plan.estimates)
-    counts = {"fitting": fitting, "not fitting": len(plan.estimates) - fitting - unknown, "unknown": unknown}
+    """Return how many candidates there are, and of those that were traced how many fit."""
+    known = uncomposed(plan.estimates)
+    fitting = sum(estimate.fits for estimate in known)
+    unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in known)
+    counts = {"fitting": fitting, "not fitting": len(known) - fitting - unknown, "unknown": unknown}
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
-    traces = f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
-    return f"{candidates}: {parts or 'none legal'}. {traces}."
+    if len(known) < len(plan.estimates):
+        candidates += f", {len(known):,} of them traced"
+    return f"{candidates}: {parts or 'none legal'}."
+
+
+def said_traces(plan: Plan) -> str:
+    """Return how many traces the plan stands on, and how long it took."""
+    return f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
 
 
 def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ _PURPOSES = {
     "contribution": "one choice changed back: ",
     "audit": "predicted not to fit: ",
 }
+_REPEATS = ("confirmation", "comparison")
+"""Purposes of probes that run a candidate once more, under the number that it has."""
 
 UNCOUNTED = ("audit", "confirmation", "comparison")
 """Purposes of probes that do not count towards the limit."""
@@ -94,9 +96,9 @@ class Progress:
 
     @property
     def said_running(self) -> str:
-        """The running probe in words, or the stage if none is running."""
+        """The running probe in words; empty if none is running."""
         if self.running is None:
-            return self.stage
+            return ""
         return f"probe {self.running.number}: {self.said_candidate(self.running.candidate, self.running.purpose)}"
 
     @property
@@ -112,6 +114,12 @@ class Progress:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
         shown = said(candidate, self.baseline, self.name)
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
+
+    def said_finished(self, event: ProbeFinished) -> str:
+        """Return what a probe ran, for a line with its number; what ran before under that number is not told again."""
+        if event.purpose in _REPEATS and event.candidate != self.baseline:
+            return f"{_PURPOSES[event.purpose]}probe {event.number}"
+        return self.said_candidate(event.candidate, event.purpose)
 
 
 def said_tracing(tracing: Tracing) -> str:

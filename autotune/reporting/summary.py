@@ -16,9 +16,10 @@ from autotune.core.status import RunStatus
 from autotune.reporting.comparison import (
     Row,
     comparison,
+    costs,
+    costs_title,
     headline,
     said_contribution,
-    said_costs,
     said_runs,
     said_steps,
 )
@@ -92,10 +93,9 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
     if result.contributions:
         yield Text()
         yield _contributions_table(result)
-    costs = said_costs(result)
-    if costs:
-        yield Text()
-        yield listing("What it sets by hand, in time of a step with all else as recommended", costs)
+    found = costs(result)
+    if found and result.base is not None:
+        yield listing(costs_title(result.base.file), [f"`{cost.written}` {cost.said}" for cost in found])
     if result.base is not None and result.base.diff:
         yield Text()
         yield _diff(result.base.diff)

@@ -8,7 +8,8 @@ output when it started (anything printed later goes to standard error).
     {"kill": true}           ->  the running job's process group is killed and its "exited" follows;
                                  {"event": "idle"} when none is running
 
-The first line out is {"event": "ready"}. At the end of its input the server kills the running job and exits.
+The first line out is {"event": "ready", "pid": N}. At the end of its input the server kills the running job and exits.
+With ``--twin FD``, a copy of the server, forked once all is imported, speaks the same at a socket.
 ``python -m autotune.step --once FOLDER`` runs the job in FOLDER in this very process.
 """
 
@@ -29,6 +30,8 @@ def main() -> int:
     parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
     parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
     parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each job instead of forking")
+    parser.add_argument("--twin", metavar="FD", type=int, action="append", help="fork a server that uses this socket")
+    parser.add_argument("--early", action="store_true", help="start the first job before all is imported")
     parser.add_argument("--jobs", metavar="MODULE", help="a module whose JOBS are offered too")
     arguments = parser.parse_args()
 
@@ -44,8 +47,15 @@ def main() -> int:
         return run_once(arguments.once, arguments.jobs, offered(arguments))
     from autotune.step.server import Server
 
-    device, jobs_module = arguments.device, arguments.jobs
-    return Server(offered(arguments), device=device, spawn=arguments.spawn, jobs_module=jobs_module).serve()
+    server = Server(
+        offered(arguments),
+        device=arguments.device,
+        spawn=arguments.spawn,
+        jobs_module=arguments.jobs,
+        twins=arguments.twin or (),
+        early=arguments.early,
+    )
+    return server.serve()
 
 
 def offered(arguments: argparse.Namespace) -> list[str]:

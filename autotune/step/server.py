@@ -8,12 +8,13 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autotune.step.child import execute, offered_jobs, redirect_output
-from autotune.step.imports import accelerator_is_initialized, preload
+from autotune.step.imports import accelerator_is_initialized, preload, preload_early
 from autotune.step.job import JobType
 from autotune.step.process import die_with, kill_group
 
@@ -26,10 +27,24 @@ class Server:
 
     Args:
         arguments: of ``python -m autotune.step``, for jobs that need an interpreter of their own.
+        twins: sockets; for each, a copy of this server is forked that serves there.
+        early: whether the first job may start before all is imported.
     """
 
-    def __init__(self, arguments: list[str], *, device: str, spawn: bool, jobs_module: str | None) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        device: str,
+        spawn: bool,
+        jobs_module: str | None,
+        twins: Sequence[int] = (),
+        early: bool = False,
+    ) -> None:
         self._device = device
+        self._twins = twins
+        self._early = early
+        self._whole = False
         self._spawn = spawn
         self._jobs_module = jobs_module
         self._arguments = arguments
@@ -41,16 +56,13 @@ class Server:
 
     def serve(self) -> int:
         """Serve until standard input ends or the parent is gone; return the exit status."""
-        woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, _wake)
-        preload(self._device)
+        (preload_early if self._early else partial(preload, self._device))()
         jobs = offered_jobs(self._jobs_module)
         self._spawn = self._spawn or accelerator_is_initialized()
         try:
-            self._tell(event="ready")
-            self._listen(woken, jobs)
+            self._be_woken()
+            self._tell(event="ready", pid=os.getpid())
+            self._listen(jobs)
         except BrokenPipeError:
             return 1
         finally:
@@ -58,12 +70,37 @@ class Server:
                 kill_group(self._running)
         return 0
 
-    def _listen(self, woken: int, jobs: Mapping[str, JobType]) -> None:
+    def _complete(self) -> None:
+        """Import what is not imported yet, and fork the twins."""
+        if self._early:
+            preload(self._device)
+        self._whole = True
+        server = os.getpid()
+        for socket in self._twins:
+            if not os.fork():
+                die_with(server)
+                self._parent, self._running = server, None
+                os.dup2(socket, 0)
+                os.dup2(socket, self._events, inheritable=False)
+                self._be_woken()
+                self._tell(event="ready", pid=os.getpid())
+                break
+        for socket in self._twins:
+            os.close(socket)
+
+    def _be_woken(self) -> None:
+        """Make ``self._woken`` readable at the end of a child process."""
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, _wake)
+
+    def _listen(self, jobs: Mapping[str, JobType]) -> None:
         unread = b""
         while os.getppid() == self._parent:
-            readable, _, _ = select.select([0, woken], [], [], _PARENT_CHECK_SECONDS)
-            if woken in readable:
-                os.read(woken, 4096)
+            readable, _, _ = select.select([0, self._woken], [], [], _PARENT_CHECK_SECONDS)
+            if self._woken in readable:
+                os.read(self._woken, 4096)
                 self._reap()
             if 0 in readable:
                 received = os.read(0, 65536)
@@ -72,6 +109,8 @@ class Server:
                 *lines, unread = (unread + received).split(b"\n")
                 for line in lines:
                     self._obey(json.loads(line), jobs)
+            if not self._whole and (self._running is not None or not readable):
+                self._complete()
 
     def _obey(self, command: dict[str, Any], jobs: Mapping[str, JobType]) -> None:
         if "start" in command:

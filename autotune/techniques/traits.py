@@ -22,16 +22,17 @@ def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
 
 def same_step(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that differ only in the sizes of micro-batches, or in the allocator."""
-    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft))
+    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft), plan.launch.processes)
 
 
 def libraries_of(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that patch libraries in the same way, and so may share a process.
 
     Liger, for instance, patches model classes, which stay patched until the process ends. Arguments that no technique
-    writes are assumed to do the same.
+    writes are assumed to do the same. With several processes, accelerate and DeepSpeed keep what they derive from the
+    arguments in variables of the process: their number, and the environment's variables.
     """
-    return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()))
+    return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()), plan.launch.processes)
 
 
 def layer_period(plan: TrainingPlan) -> int:

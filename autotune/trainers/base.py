@@ -9,7 +9,7 @@ everywhere; ``tests/trainers`` checks every trainer against this contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
@@ -239,12 +239,17 @@ class Trainer(ABC):
         }
         return TrainingPlan(plan.trainer, {**args, **sizes}, model, peft=plan.peft)
 
-    def normal(self, candidate: Candidate, setting: Setting) -> Candidate:
-        """Return the representative of all candidates with the same plan."""
+    def normal(self, candidate: Candidate, setting: Setting, knobs: Collection[str] | None = None) -> Candidate:
+        """Return the representative of all candidates with the same plan.
+
+        Args:
+            knobs: those whose choices may be replaced; None: all.
+        """
+        techniques = [item for item in self.techniques if knobs is None or item.name in knobs]
         for _ in range(_NORMAL_PASSES):
             changed = {
                 item.name: choice
-                for item in self.techniques
+                for item in techniques
                 if (choice := item.normal(candidate[item.name], candidate, setting)) != candidate[item.name]
             }
             if not changed:
@@ -254,7 +259,14 @@ class Trainer(ABC):
 
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a candidate may not be tried or recommended, in words, or None when it may."""
+        reason = self.illegal_choice(candidate, setting, candidate)
+        return reason or self.illegal_together(candidate, setting)
+
+    def illegal_choice(self, candidate: Candidate, setting: Setting, knobs: Collection[str]) -> str | None:
+        """Return why one of the choices of some knobs may not be tried in a candidate, or None."""
         for technique in self.techniques:
+            if technique.name not in knobs:
+                continue
             choice = candidate[technique.name]
             impossible = technique.impossible(choice, setting)
             if impossible:
@@ -268,6 +280,10 @@ class Trainer(ABC):
                     f"{technique.name}={choice} changes training here ({technique.how_changes(self.name)}) "
                     f"and was not allowed (--allow {technique.name})"
                 )
+        return None
+
+    def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why this trainer supports no candidate with all these choices, or what they would spoil, or None."""
         return self.rule(candidate, setting) or self.spoils(candidate, setting)
 
     def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:

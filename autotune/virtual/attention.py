@@ -103,6 +103,8 @@ def attention_as_on_cuda(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
 
+    # torch.distributed.tensor.experimental.context_parallel replaces the function that has this name.
+    attention.__name__ = "scaled_dot_product_attention"
     with mock.patch.object(functional, "scaled_dot_product_attention", attention):
         yield
 

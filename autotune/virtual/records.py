@@ -119,6 +119,7 @@ class Trace:
         settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
             parameters passed to :func:`autotune.virtual.tracing.settled`.
         alike: of the further compute capabilities that were asked about, those with which every kernel is the same.
+        streams: the stream that a storage was allocated on, by the storage's number, where it is not the default one.
     """
 
     target: str
@@ -131,6 +132,7 @@ class Trace:
     assumptions: Mapping[str, int]
     settled: Mapping[int, int] = field(default_factory=dict)
     alike: frozenset[tuple[int, int]] = frozenset()
+    streams: Mapping[int, int] = field(default_factory=dict)
 
     def phase(self, name: str) -> Phase:
         """Return the phase of that name; the last one where there are several.

@@ -80,7 +80,7 @@ def replay(
         wanted = size + event.change_bytes
         # A storage that grows is copied to a new block before the old one is freed.
         if wanted:
-            blocks[event.storage] = (wanted, allocator.allocate(wanted))
+            blocks[event.storage] = (wanted, allocator.allocate(wanted, traced.streams.get(event.storage, 0)))
         if block is not None:
             allocator.free(block)
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)

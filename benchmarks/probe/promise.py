@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = result.recommended
         if chosen is None:
             parser.error(f"{' '.join(asked.of)}: there is no recommendation ({result.status})")
-        effort = EFFORTS[asked.effort or str(result.settings.get("effort", "quick"))]
+        effort = EFFORTS[asked.effort or str(result.settings.get("effort", "normal"))]
         steps = steps_in(asked.seconds + _SETTLING_SECONDS, chosen, result)
         print(f"{result.hardware.name}, {asked.rounds} runs of {steps} steps of {bundle_of(result)}/train.py")
         with JobServer(result.hardware.kind, threads=result.hardware.threads) as server:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.app.offers import dropping_offer
+from autotune.app.offers import dropping_offer, packing_offer
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.setting import Setting
@@ -91,3 +91,40 @@ def test_nothing_is_offered_that_leaves_too_few_prompts_for_a_generation() -> No
     whole = found.baseline.but(per_device_train_batch_size=200)
     assert found.illegal(whole) is None
     assert dropping_offer(found, estimate, whole) == ()
+
+
+def packing_offered(*, added_up: float, itself: float) -> tuple[str, list[Candidate]]:
+    """Return the offer to pack, and what is traced for it, where packed rows are so many times as fast.
+
+    Args:
+        added_up: by an estimate that is added up from traces of other techniques.
+        itself: by traces of its own.
+    """
+    found, asked = problem(setting(of=workload(lengths={20: 1000, 100: 20}))), list[Candidate]()
+
+    def of(candidate: Candidate, speedup: float, origin: Origin) -> Estimate:
+        rate = 1000.0 if candidate == found.baseline else 1000.0 * speedup
+        return Estimate(candidate, origin, MemoryEstimate(GIB, None, 0, {}, 0, 1.0, 0.0), rate, spare_bytes=GIB)
+
+    def traced(candidate: Candidate) -> Estimate:
+        asked.append(candidate)
+        return of(candidate, itself, Origin.TRACED)
+
+    def estimate(candidate: Candidate) -> Estimate:
+        return of(candidate, added_up, Origin.COMPOSED)
+
+    return " ".join(packing_offer(found, estimate, traced, found.baseline)), asked
+
+
+def test_an_offer_to_pack_stands_on_traces_of_the_packed_rows_themselves() -> None:
+    said, asked = packing_offered(added_up=3.0, itself=1.5)
+    assert said.endswith("they are predicted to be 1.5 times as fast.")
+    assert len(asked) == 1
+
+
+def test_what_is_no_faster_by_its_own_traces_is_not_offered() -> None:
+    assert packing_offered(added_up=3.0, itself=1.05)[0] == ""
+
+
+def test_what_cannot_be_worth_it_is_not_traced() -> None:
+    assert packing_offered(added_up=1.05, itself=3.0) == ("", [])

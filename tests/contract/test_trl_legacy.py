@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from autotune.inspection.legacy import SHARED, legacy_of, rows
 from tests.inspection.released import RECORDED, TRAINERS
@@ -92,7 +94,11 @@ def test_what_went_or_never_was_is_no_field_and_what_is_still_taken_is_one(train
 def test_every_field_of_a_recorded_release_is_there_or_in_the_table(trainer: str) -> None:
     known = fields(trainer)
     recorded = {
-        name for section in (trainer, "model", "script", "transformers") for name in RECORDED["fields"][section]
+        name
+        for section in (trainer, "model", "script", "transformers")
+        for name, (first, _) in RECORDED["fields"][section].items()
+        # The installed release may be older than the newest that was recorded.
+        if Version(first) <= Version(version("transformers" if section == "transformers" else "trl"))
     }
     assert {name for name in recorded - known.keys() if legacy_of(trainer, name, "a value") is None} == set()
 

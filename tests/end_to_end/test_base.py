@@ -59,7 +59,10 @@ def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended
     assert ended.code == 0, ended.err
     document = ended.document
     assert document["global_batch_size"] == 4
-    assert document["settings"]["base"] == "mine.yaml"
+    assert document["settings"] == {
+        "base": "mine.yaml", "trainer": "sft", "device": "cpu", "space": "space.yaml", "effort": "quick", "trials": 4,
+        "plan": False,
+    }  # fmt: skip
     for chosen in (document["recommended"], document["baseline"]):
         assert chosen["plan"]["args"]["max_grad_norm"] == 0.5
         assert chosen["plan"]["model"]["lora_r"] == 4

@@ -78,7 +78,7 @@ def _answer(request: TraceRequest) -> Traced:
     )
     times = tuple(section.time for section in sections)
     gpus = [
-        GpuFigures(gpu and gpu.compute_capability, gpu and gpu.speeds, replays, None, times)
+        GpuFigures(gpu.compute_capability if gpu else None, gpu.speeds if gpu else None, replays, None, times)
         for gpu in (request.gpu, *request.others)
     ]
     return TraceReply(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.candidate import Candidate
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates, legal_candidates
 from autotune.space import Wishes
-from autotune.trainers import find_trainer
+from autotune.trainers import find_trainer, trainers
 from autotune.trainers.problem import TrainerProblem
 from tests.settings import GPU, problem, setting, workload
 
@@ -14,6 +20,30 @@ def problem_of(*, allow_everything: bool = False, **fixed: str | int) -> Trainer
     allowed = frozenset(item.name for item in trainer.techniques) if allow_everything else frozenset()
     where = setting(machine=GPU, of=workload(), allowed=allowed)
     return problem(where, Wishes(dict(fixed)))
+
+
+@pytest.mark.parametrize("trainer", sorted(trainers()))
+@pytest.mark.parametrize("allowed", [(), ("lora", "optimizer", "beta")], ids=["nothing allowed", "some allowed"])
+def test_the_legal_candidates_are_those_that_looking_at_each_combination_finds(
+    trainer: str, allowed: tuple[str, ...]
+) -> None:
+    of = replace(workload(), trainer=trainer)
+    whole = problem(setting(machine=GPU, of=of, allowed=frozenset(allowed)), trainer=trainer)
+    few = {knob: choices[:4] for knob, choices in whole.choices.items()}
+    # What most techniques have a rule about stays; of the others one choice, so that combinations are thousands.
+    for knob in ("attention", "allocator", "hub_kernels", "torch_empty_cache_steps", "torch_compile", "precision"):
+        few[knob] = few[knob][:1] if knob in few else ()
+    asked = replace(whole, space=replace(whole.space, choices={knob: few[knob] for knob in whole.choices}))
+    every = (
+        Candidate(dict(zip(asked.choices, chosen, strict=True)))
+        for chosen in itertools.product(*asked.choices.values())
+    )
+    normal = dict.fromkeys(map(asked.normal, every))
+    expected = tuple(candidate for candidate in normal if asked.illegal(candidate) is None)
+    assert expected
+    found = legal_candidates(asked)
+    assert found == expected
+    assert [tuple(candidate) for candidate in found] == [tuple(candidate) for candidate in expected]
 
 
 def test_of_a_small_space_all_candidates_are_estimated() -> None:

@@ -50,6 +50,30 @@ def test_a_server_that_died_between_jobs_is_not_noticed(tmp_path: Path) -> None:
         assert probe(server, request("behave"), tmp_path / "2").ok
 
 
+def test_a_twin_runs_jobs_beside_its_server_from_which_it_has_all_imports(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
+        (twin,) = server.twins
+        assert probe(twin, request("behave"), tmp_path / "1").ok
+        assert probe(server, request("behave"), tmp_path / "2").ok
+        pids = [server.pid or 0, twin.pid or 0]
+        assert running(pids) == pids
+    assert wait_until(lambda: not running(pids), seconds=5)
+
+
+def test_a_twin_that_died_is_replaced_at_the_next_job(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
+        (twin,) = server.twins
+        assert probe(twin, request("kill_the_server"), tmp_path / "1").status is ProbeStatus.CRASHED
+        assert probe(twin, request("behave"), tmp_path / "2").ok
+        assert probe(server, request("behave"), tmp_path / "3").ok
+
+
+def test_a_job_that_starts_early_runs_while_the_rest_is_imported(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE, twins=1, early=True) as server:
+        assert probe(server, request("behave"), tmp_path / "1").ok
+        assert all(probe(each, request("behave"), tmp_path / "2").ok for each in (server, *server.twins))
+
+
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
         JobServer("cpu", jobs_module="no.such.module") as server,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.result import Choosable, Contribution, Result
-from autotune.core.status import ProbeStatus
+from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.comparison import comparison, headline, said_contribution, said_runs, said_steps
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_choosable, a_result, nothing_fits
@@ -126,6 +126,8 @@ def test_one_run_is_said_to_show_no_spread() -> None:
 def test_the_headline_admits_that_the_default_is_already_the_fastest() -> None:
     result = a_result(recommended=a_choosable(0, BASELINE), speedup=1.0)
     assert headline(result, recommended(result)) == "TRL's default is already the fastest candidate that fits."
+    stopped = replace(result, status=RunStatus.INTERRUPTED)
+    assert headline(stopped, recommended(stopped)) == "Nothing faster than TRL's default was found so far."
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from tests.reporting.examples import TRIALS, a_result, failed, in_directory, int
 
 def test_trials_are_counted_by_how_they_ended() -> None:
     assert said_trials(a_result()) == "9 candidates in 5 min 12 s: 5 ok, 1 out of memory, 1 crashed, 2 vetoed."
+    assert said_trials(a_result(trials=TRIALS[:1])) == "1 candidate in 5 min 12 s: 1 ok."
+    assert said_trials(a_result(trials=())) == "No candidates in 5 min 12 s."
 
 
 def test_vetoes_are_counted_by_reason_most_frequent_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 
 from rich.console import Console
 
@@ -10,12 +11,15 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import WorkloadReady
 from autotune.core.result import BaseFile, Contribution, Result
 from autotune.core.status import ProbeStatus
-from autotune.reporting.comparison import headline, said_costs, said_runs
+from autotune.reporting.comparison import costs, headline, said_runs
+from autotune.reporting.page.html import html_page
 from autotune.reporting.page.markdown import markdown_page
 from autotune.reporting.page.result_values import result_values
 from autotune.reporting.progress import Progress
 from autotune.reporting.summary import show_summary
-from tests.reporting.examples import a_result, a_workload
+from tests.reporting.examples import a_result, a_workload, nothing_fits
+from tests.reporting.test_page import HOSTILE
+from tests.reporting.test_page import own as own_part
 
 DIFF = (
     "--- mine.yaml\n+++ mine.yaml\n@@ -1 +1 @@\n"
@@ -49,12 +53,12 @@ def own() -> Result:
 
 
 def test_what_costs_most_comes_first_and_what_is_not_told_apart_or_not_in_the_file_is_left_out() -> None:
-    assert said_costs(own()) == (
-        "`gradient_checkpointing: true` costs 34 %",
-        "`dtype: float32` costs 20 %",
-        "`gradient_accumulation_steps: 4, per_device_train_batch_size: 2` costs 7 %",
-    )
-    assert said_costs(a_result()) == ()
+    assert [(cost.written, cost.said) for cost in costs(own())] == [
+        ("gradient_checkpointing: true", "costs 34 %"),
+        ("dtype: float32", "costs 20 %"),
+        ("gradient_accumulation_steps: 4, per_device_train_batch_size: 2", "costs 7 %"),
+    ]
+    assert costs(a_result()) == ()
 
 
 def test_the_comparison_is_with_the_user_s_configuration() -> None:
@@ -86,3 +90,41 @@ def test_the_page_names_it_too() -> None:
     shown = result_values(own())
     assert "Beside your configuration" in markdown_page(shown)
     assert "TRL's default" not in markdown_page(shown)
+
+
+def test_a_page_has_the_costs_and_the_difference_of_the_terminal() -> None:
+    shown = result_values(own()).edited
+    assert shown is not None
+    assert shown.file == "mine.yaml"
+    assert shown.costs == costs(own())
+    assert "\n".join(shown.diff) + "\n" == DIFF
+    page = unescape(html_page(result_values(own())))
+    assert "<code>gradient_checkpointing: true</code> costs 34 %" in page
+    assert '<span class="removed">-gradient_checkpointing: true  # old</span>' in page
+    assert '<span class="added">+gradient_checkpointing: false  # old</span>' in page
+    assert "What changes in mine.yaml" in page
+
+
+def test_markdown_has_them_too() -> None:
+    text = markdown_page(result_values(own()))
+    assert "- `gradient_checkpointing: true` costs 34 %" in text
+    assert f"```diff\n{DIFF}```" in text
+
+
+def test_a_search_without_a_file_or_without_a_recommendation_shows_no_change_of_one() -> None:
+    assert result_values(a_result()).edited is None
+    assert result_values(replace(nothing_fits(), base=BaseFile("mine.yaml"))).edited is None
+    assert "What changes in" not in html_page(result_values(a_result()))
+
+
+def test_a_hostile_file_stays_text() -> None:
+    keys = {"gradient_checkpointing": {"run_name": HOSTILE}}
+    diff = f"--- {HOSTILE}\n+++ {HOSTILE}\n@@ -1 +1 @@\n-a: {HOSTILE}\x1b[2J\n+a: ````\n"
+    result = replace(own(), base=BaseFile(HOSTILE, keys, diff=diff))
+    page, plain = html_page(result_values(result)), html_page(result_values(own()))
+    assert page.count("<script") == plain.count("<script")
+    assert "<img" not in own_part(page)
+    assert "\x1b" not in page
+    text = markdown_page(result_values(result))
+    assert "\n`````diff\n" in text
+    assert f"\n-a: {HOSTILE}\\x1b[2J\n" in text

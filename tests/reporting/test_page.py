@@ -106,6 +106,11 @@ def test_markdown_has_the_verdict_the_comparison_and_the_choices() -> None:
     assert "| `packing=bfd` |" in text
 
 
+def test_markdown_ends_with_the_command_that_searches_again() -> None:
+    text = markdown(a_result(settings={"base": "mine.yaml"}))
+    assert text.endswith("\nSearch again with `autotune probe --base mine.yaml`\n")
+
+
 def test_markdown_makes_no_html_of_a_hostile_name() -> None:
     outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", markdown(hostile()))
     assert "<script" not in re.sub(r"\\.", "", outside_code)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.core.result import BaseFile
 from autotune.reporting.page import html
 from autotune.units import GIB
 from tests.reporting.examples import traced
@@ -32,9 +33,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     trials = tuple(
         replace(trial, predicted_bytes=14 * GIB, predicted_tokens_per_second=11_000.0) for trial in result.trials
     )
+    keys = {"gradient_checkpointing": {"gradient_checkpointing": True}}
+    base = BaseFile("mine.yaml", keys, diff="--- a\n+++ b\n@@ -1 +1 @@\n-packing: false\n+packing: true\n")
     phased = replace(result.recommended, peaks={"generation": 9 * GIB, "micro-batch": 21 * GIB})
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(html(replace(result, trials=trials, recommended=phased)), encoding="utf-8")
+    file.write_text(html(replace(result, trials=trials, recommended=phased, base=base)), encoding="utf-8")
     return file.as_uri()
 
 
@@ -88,6 +91,38 @@ def test_every_chart_is_drawn_and_nothing_is_logged(shown: Any) -> None:
 def test_the_page_is_as_wide_as_the_window(shown: Any) -> None:
     width = shown.execute_script("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert width[0] <= width[1]
+
+
+def test_no_table_has_to_be_moved_sideways(shown: Any) -> None:
+    tables = shown.find_elements("css selector", ".wide:has(table)")
+    widths = [[int(one.get_property(side)) for side in ("scrollWidth", "clientWidth")] for one in tables]
+    assert len(widths) == 3
+    assert [needed for needed, given in widths if needed > given] == [], widths
+
+
+def test_no_label_of_an_axis_lies_on_the_next(shown: Any) -> None:
+    script = """
+    const found = [];
+    for (const axis of document.querySelectorAll('.chart .xaxislayer-above')) {
+      const upright = tick => !/rotate\\((?!0,)/.test(tick.getAttribute('transform'));
+      const boxes = [...axis.querySelectorAll('.xtick text')].filter(upright).map(tick => tick.getBoundingClientRect());
+      boxes.sort((one, other) => one.left - other.left);
+      const lies = boxes.some((box, place) => place && box.left < boxes[place - 1].right);
+      if (lies) found.push(axis.closest('.chart').id);
+    }
+    return found;
+    """
+    assert shown.execute_script(script) == []
+
+
+def test_the_label_of_the_budget_lies_on_no_candidate(shown: Any) -> None:
+    script = """
+    const label = document.querySelector('#front .annotation-text').getBoundingClientRect();
+    const marks = [...document.querySelectorAll('#front .points path')].map(mark => mark.getBoundingClientRect());
+    return marks.filter(mark => mark.left < label.right && label.left < mark.right
+                                && mark.top < label.bottom && label.top < mark.bottom).length;
+    """
+    assert shown.execute_script(script) == 0
 
 
 def test_filters_leave_the_trials_that_have_the_words_and_the_outcome(shown: Any) -> None:

@@ -112,6 +112,17 @@ def test_each_chart_says_what_it_shows() -> None:
     assert "700 rows of up to 2,900 tokens; the recommendation cuts at 2,048." in told["lengths"]
 
 
+def test_a_choice_that_may_have_contributed_nothing_is_grey_and_said() -> None:
+    result = a_result()
+    first, *rest = result.contributions
+    shown = values(replace(result, contributions=(replace(first, told_apart=False), *rest)))
+    (chart,) = (chart for chart in charts(shown) if chart.name == "choices")
+    (bars,) = chart.figure["data"]
+    colours = dict(zip(bars["y"], bars["marker"]["color"], strict=True))
+    assert colours == {"packing=bfd": "var(--other)", "gradient_checkpointing=off": "var(--recommended)"}
+    assert "packing=bfd 1.84x (may be chance), gradient_checkpointing=off 1.23x. Grey:" in chart.said
+
+
 def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
     result = a_result(
         recommended=None, baseline=a_choosable(0, a_result().trials[0].candidate, peak_bytes=1 << 28), trials=()

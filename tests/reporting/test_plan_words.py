@@ -99,21 +99,28 @@ def test_a_change_names_only_what_is_changed() -> None:
 
 
 def test_candidates_are_counted_by_whether_they_fit() -> None:
-    assert said_counts(a_plan()) == ("4 candidates: 2 fitting, 1 not fitting, 1 unknown. 14 traces (5 new) in 12 s.")
-    assert said_counts(a_plan(estimates=(FASTEST,))).startswith("1 candidate: 1 fitting. ")
+    assert said_counts(a_plan(estimates=(FASTEST, DEFAULT, UNKNOWN))) == (
+        "3 candidates: 1 fitting, 1 not fitting, 1 unknown."
+    )
+    assert said_counts(a_plan(estimates=(FASTEST,))) == "1 candidate: 1 fitting."
+
+
+def test_of_those_that_were_not_traced_it_is_not_said_whether_they_fit() -> None:
+    assert said_counts(a_plan()) == "4 candidates, 3 of them traced: 1 fitting, 1 not fitting, 1 unknown."
 
 
 def test_each_basis_that_is_shown_is_explained_with_its_largest_error() -> None:
-    said = said_bases([FASTEST, composed(SECOND, 0.2), SECOND])
+    said = said_bases([FASTEST, UNKNOWN, DEFAULT])
     assert len(said) == 2
     assert said[0].startswith("traced: ")
     assert said[0].endswith("memory may be off by 10 %")
-    assert said[1].startswith("about: ")
-    assert said[1].endswith("memory may be off by 35 %")
+    assert said[1].startswith("unknown: ")
 
 
 def test_an_error_may_be_larger_than_the_whole() -> None:
-    assert said_bases([composed(SECOND, 1.63)])[0].endswith("memory may be off by 163 %")
+    assert FASTEST.memory is not None
+    wide = replace(FASTEST, memory=replace(FASTEST.memory, error=1.63))
+    assert said_bases([wide])[0].endswith("memory may be off by 163 %")
 
 
 def test_unknown_candidates_are_counted_by_reason() -> None:

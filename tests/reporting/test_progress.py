@@ -110,9 +110,18 @@ def test_without_a_terminal_lines_are_written_as_they_are() -> None:
 
 def test_a_terminal_keeps_a_line_for_each_finished_probe() -> None:
     shown = live(*EVENTS)
-    assert re.search(r"0 ok +12\.00 GiB +10,000 TRL's default +best so far", shown)
+    assert re.search(r"0 ok +12\.00 GiB +10,000 best so far +TRL's default", shown)
     assert re.search(r"2 out of memory +- +- packing=bfd", shown)
     assert "in backward, asking for 1.00 GiB" in shown
+
+
+def test_a_terminal_tells_a_candidate_that_runs_again_by_its_number() -> None:
+    ran = Measurement(ProbeStatus.OK)
+    again = [ProbeFinished(2, PACKED, purpose, ran, best=False) for purpose in ("confirmation", "comparison")]
+    shown = live(*EVENTS, *again, ProbeFinished(0, BASELINE, "comparison", ran, best=False))
+    assert re.search(r"2 ok +- +- confirming probe 2\s", shown)
+    assert re.search(r"2 ok +- +- short run of probe 2\s", shown)
+    assert re.search(r"0 ok +- +- short run of TRL's default", shown)
 
 
 def test_a_terminal_is_cleared_of_the_bar_even_when_a_run_fails() -> None:
@@ -260,6 +269,10 @@ def test_a_candidate_that_is_too_long_for_its_line_is_cut_there() -> None:
 
 def test_remaining_time_is_not_invented_before_a_trace_was_run() -> None:
     assert lines(frame(*TRACED[:2], width=100))[0].endswith(" 0 of about 180 traces")
+
+
+def test_a_stage_that_is_told_above_is_not_repeated_beside_the_spinner() -> None:
+    assert "Tokenising" not in frame(StageStarted("Tokenising chats.jsonl"), width=100)
 
 
 def test_the_next_stage_takes_the_place_of_the_bar() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 
 import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.core.vllm import VllmOutlook, VllmShare
+from autotune.reporting.page import html, markdown
+from autotune.reporting.page.plan_values import plan_values
+from autotune.reporting.shares import COLUMNS
 from autotune.units import GIB
 from tests.reporting.plans import a_plan
+from tests.reporting.test_page import HOSTILE, own
 from tests.reporting.test_plan_drawn import drawn, words
 
 
@@ -64,6 +69,12 @@ def test_what_is_missing_is_said_where_nothing_leaves_training_enough() -> None:
     assert "vLLM does not start with any share of this GPU." in text(nothing)
 
 
+def test_a_sequence_that_the_cache_holds_in_part_is_not_counted() -> None:
+    part = replace(MOST, sequences=4.7)
+    said = text(replace(OUTLOOK, most=part, shares=(part,)))
+    assert "the KV cache then holds 4 sequences of 1,536 tokens." in said
+
+
 def test_a_plan_without_vllm_says_nothing_of_it() -> None:
     assert "vLLM" not in text(None)
 
@@ -80,3 +91,39 @@ def test_the_shares_fit_the_console(width: int) -> None:
     assert max(len(line.rstrip()) for line in lines) <= width
     [row] = [line for line in lines if line.split()[:1] == ["0.68"]]
     assert row.split() == ["0.68", "54.40", "GiB", "27.20", "GiB", "175.0", "-14.00", "GiB", "410", "MiB"]
+
+
+def test_the_page_of_a_plan_has_the_sentences_and_the_table_of_the_terminal() -> None:
+    plan = a_plan(vllm=OUTLOOK)
+    shown = plan_values(plan).vllm
+    assert shown is not None
+    said, page = words(drawn(plan, 200)), own(html(plan))
+    for sentence in shown.answer:
+        assert sentence in said
+        assert sentence in unescape(page)
+    last = shown.rows[-1]
+    assert [cell.text for cell in last] == ["0.68", "54.40 GiB", "27.20 GiB", "175.0", "-14.00 GiB", "410 MiB"]
+    assert [cell.short for cell in last] == [False, False, False, False, True, False]
+    assert page.count('class="short">') == 1
+    assert all(f"<th>{name}</th>" in page for name in COLUMNS)
+    assert "<li>2.00 GiB go to its activations</li>" in page
+
+
+def test_markdown_has_the_table_too() -> None:
+    text = markdown(a_plan(vllm=OUTLOOK))
+    assert "## vLLM on the same GPU" in text
+    assert f"| {' | '.join(COLUMNS)} |" in text
+    assert "| 0.68 | 54.40 GiB | 27.20 GiB | 175.0 | -14.00 GiB | 410 MiB |" in text
+    assert "- 2.00 GiB go to its activations" in text
+
+
+def test_a_page_of_a_plan_without_vllm_has_no_such_section() -> None:
+    assert "vLLM" not in own(html(a_plan()))
+    assert "vLLM" not in markdown(a_plan())
+
+
+def test_a_hostile_choice_stays_text() -> None:
+    hostile = replace(OUTLOOK, candidate=Candidate({"vllm": HOSTILE}), assumptions=(HOSTILE,))
+    page = own(html(a_plan(vllm=hostile)))
+    assert page.count("<script") == own(html(a_plan())).count("<script")
+    assert "<img" not in page

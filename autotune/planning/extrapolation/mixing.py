@@ -126,6 +126,8 @@ def _levels(
 
 
 def _times(parts: Sequence[Part], figures: Sequence[Sequence[float]]) -> Iterator[tuple[Part, StepTime]]:
-    for part, (seconds, matmul, attention, elementwise, copies, launches, flops) in zip(parts, figures, strict=True):
+    for part, (seconds, matmul, attention, elementwise, copies, launches, flops, sent) in zip(
+        parts, figures, strict=True
+    ):
         if not isnan(seconds):
-            yield part, StepTime(seconds, matmul, attention, elementwise, copies, launches, round(flops))
+            yield part, StepTime(seconds, matmul, attention, elementwise, copies, launches, round(flops), sent)

@@ -15,6 +15,8 @@ from autotune.units import format_bytes, format_rate
 _RECOMMENDED, _DEFAULT, _OTHER = "var(--recommended)", "var(--default)", "var(--other)"
 _FAR = 2
 """How many times the budget candidates may need to be drawn."""
+_HEADROOM = 1.18
+"""Height of the chart over the fastest candidate, for the label of the budget above all marks."""
 _MANY = 200
 """From so many candidates on, their marks are smaller."""
 _ROLES = {
@@ -72,13 +74,14 @@ def _front(shown: Values) -> Figure:
         max(point.peak_bytes for point in shown.points),
         _drawn_up_to(shown),
     )
+    fastest = max(point.tokens_per_second for point in shown.points)
     anchor = "right" if shown.budget_bytes > max(drawn, shown.budget_bytes) / 2 else "left"
     reach = {"range": [0, 1.03 * drawn / unit]} if drawn < most else {"rangemode": "tozero"}
     return {
         "data": traces,
         "layout": {
             "xaxis": {"title": {"text": f"{shown.words.memory} ({name})"}, **reach},
-            "yaxis": {"title": {"text": "tokens per second"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "tokens per second"}, "range": [0, _HEADROOM * fastest]},
             **upright(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True, anchor=anchor),
         },
     }
@@ -119,7 +122,8 @@ def _choices(shown: Values) -> Figure:
         "data": [
             {
                 "type": "bar", "orientation": "h", "y": [plain(item.choice) for item in rows],
-                "x": [item.speedup for item in rows], "marker": {"color": _RECOMMENDED},
+                "x": [item.speedup for item in rows],
+                "marker": {"color": [_RECOMMENDED if item.told_apart else _OTHER for item in rows]},
                 "text": [plain(item.measured) for item in rows], "textposition": "none", "hoverinfo": "text",
             }
         ],
@@ -207,8 +211,10 @@ def _said_phases(shown: Values) -> str:
 
 
 def _said_choices(shown: Values) -> str:
-    told = (f"{item.choice} {item.speedup:.2f}x" for item in shown.contributions if item.speedup is not None)
-    return f"Each choice, changed back alone, as the table below says it: {', '.join(told)}."
+    known = [item for item in shown.contributions if item.speedup is not None]
+    told = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in known)
+    chance = "" if all(item.told_apart for item in known) else " Grey: one probe does not tell it from chance."
+    return f"Each choice, changed back alone, as the table below says it: {', '.join(told)}.{chance}"
 
 
 def _said_lengths(shown: Histogram, subject: str) -> str:
@@ -218,5 +224,5 @@ def _said_lengths(shown: Histogram, subject: str) -> str:
 
 def _said_pairs(pairs: Sequence[Predicted]) -> str:
     errors = sorted(abs(item.predicted / item.measured - 1) for item in pairs if item.measured)
-    middle = f"{errors[len(errors) // 2]:.1%}" if errors else "unknown"
+    middle = f"{100 * errors[len(errors) // 2]:.1f} %" if errors else "unknown"
     return f"{len(pairs)} probes; half of the predictions were within {middle}."

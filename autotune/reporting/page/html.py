@@ -8,8 +8,10 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from autotune.reporting.comparison import costs_title
 from autotune.reporting.page.charts import charts
 from autotune.reporting.page.values import Values
+from autotune.reporting.shares import ASSUMED, COLUMNS, TITLE
 
 
 def html_page(shown: Values) -> str:
@@ -22,6 +24,11 @@ def html_page(shown: Values) -> str:
         charts=drawn,
         table=shown.table,
         bar=_bar,
+        mark=_mark,
+        costs_title=costs_title,
+        vllm_title=TITLE,
+        vllm_columns=COLUMNS,
+        vllm_assumed=ASSUMED,
         figures=_in_a_script({chart.name: chart.figure for chart in drawn}),
         # These three are our own and Plotly's: nothing in them comes from outside.
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
@@ -34,6 +41,11 @@ def _bar(share: float | None, role: str) -> Markup:
     if share is None:
         return Markup()
     return Markup('<span class="{}" style="width: {:.1f}%"></span>').format(role, 100 * min(1.0, max(0.0, share)))
+
+
+def _mark(line: str) -> str:
+    """Return the class of a line of a difference."""
+    return {"+": "added", "-": "removed", "@": "place"}.get(line[:1], "same")
 
 
 def _in_a_script(document: object) -> Markup:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from autotune.core.estimate import Estimate, Plan, distinct
+from autotune.core.estimate import Estimate, Plan, distinct, uncomposed
 from autotune.reporting.comparison import Row
 from autotune.reporting.outlook import said_left_out, said_unlockable
 from autotune.reporting.page.values import (
@@ -27,9 +27,11 @@ from autotune.reporting.plan_words import (
     said_counts,
     said_doubt,
     said_target,
+    said_traces,
     said_unknown,
     said_ways_out,
 )
+from autotune.reporting.shares import shares
 from autotune.reporting.steps import Step, said_untraced
 from autotune.reporting.words import BASELINE_NAME, MISSING, said_bytes, said_rate
 
@@ -43,7 +45,7 @@ _CELLS = 80
 
 def plan_values(plan: Plan) -> Values:
     """Return what the page of a plan shows."""
-    best, baseline = plan.best, plan.baseline
+    best, baseline, shown = plan.best, plan.baseline, uncomposed(plan.estimates)
     words = FASTEST if plan.fastest is not None or best is None else LEAST
     same = best is not None and best.candidate == baseline.candidate
     default = [] if same else [("default", BASELINE_NAME, plan.baseline_timeline)]
@@ -61,15 +63,17 @@ def plan_values(plan: Plan) -> Values:
         steps=tuple(Step(role, name, timeline) for role, name, timeline in compared if timeline is not None),
         untraced=said_untraced((name for _, name, timeline in compared if timeline is None), predicted=True),
         phases=(),
-        points=_points(plan, best),
+        points=_points(plan, shown, best),
         budget_bytes=plan.budget_bytes,
         contributions=(),
+        edited=None,
+        vllm=shares(plan),
         lengths=histogram(plan.lengths, length if isinstance(length, int) else None),
         memory=(),
         speed=(),
-        table=_table(plan),
+        table=_table(plan, shown),
         lists=(
-            ("What the estimates stand on", said_bases([*plan.estimates, baseline])),
+            ("What the estimates stand on", said_bases([*shown, baseline])),
             ("Unknown", said_unknown(plan)),
             ("Notes", plan.notes),
             ("Left out", said_left_out(plan.left_out)),
@@ -93,7 +97,7 @@ def _figures(best: Estimate, baseline: Estimate, budget_bytes: int) -> tuple[Row
     fastest = max((rate for rate in rates if rate is not None), default=0.0)
     shares = [need / budget_bytes if need is not None else None for need in needs]
     speeds = [rate / fastest if rate and fastest else None for rate in rates]
-    errors = [f"{memory.error:.0%}" if memory is not None else MISSING for memory in memories]
+    errors = [f"{100 * memory.error:.0f} %" if memory is not None else MISSING for memory in memories]
     return (
         Row("memory needed", said_bytes(needs[0]), said_bytes(needs[1]), *shares),
         Row("to spare", said_bytes(best.spare_bytes), said_bytes(baseline.spare_bytes)),
@@ -103,9 +107,9 @@ def _figures(best: Estimate, baseline: Estimate, budget_bytes: int) -> tuple[Row
     )
 
 
-def _points(plan: Plan, best: Estimate | None) -> tuple[Point, ...]:
+def _points(plan: Plan, shown: Sequence[Estimate], best: Estimate | None) -> tuple[Point, ...]:
     """Return the candidates with their figures: the front, the compared ones, and one of those that lie together."""
-    known = {estimate.candidate: estimate for estimate in (*plan.estimates, plan.baseline)}
+    known = {estimate.candidate: estimate for estimate in (*shown, plan.baseline)}
     sized = [
         (estimate, estimate.memory.device_bytes, estimate.tokens_per_second)
         for estimate in known.values()
@@ -128,19 +132,19 @@ def _points(plan: Plan, best: Estimate | None) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _table(plan: Plan) -> Table:
-    fitting = distinct((one for one in plan.estimates if one.fits), _FITTING)
-    others = distinct((one for one in plan.estimates if one.memory is not None and not one.fits), _NOT_FITTING)
-    unknown = distinct((one for one in plan.estimates if one.memory is None), _UNKNOWN)
+def _table(plan: Plan, shown: Sequence[Estimate]) -> Table:
+    fitting = distinct((one for one in shown if one.fits), _FITTING)
+    others = distinct((one for one in shown if one.memory is not None and not one.fits), _NOT_FITTING)
+    unknown = distinct((one for one in shown if one.memory is None), _UNKNOWN)
     listed = [(str(number), one) for number, one in enumerate((*fitting, *others, *unknown), 1)]
     if plan.baseline.candidate not in [one.candidate for _, one in listed]:
         listed.append((MISSING, plan.baseline))
     changes = {change.candidate: said_change(change) for change in plan.changes}
-    shown = f" {len(listed):,} of them are below." if len(listed) < len(plan.estimates) else ""
+    part = f" {len(listed):,} of them are below." if len(listed) < len(plan.estimates) else ""
     rows = (_row(number, one, plan, changes.get(one.candidate, one.reason)) for number, one in listed)
     return Table(
         title="Candidates",
-        said=f"{said_counts(plan)}{shown} Of those that predict the same, one is shown.",
+        said=f"{said_counts(plan)} {said_traces(plan)}.{part} Of those that predict the same, one is shown.",
         number="",
         columns=("needs", "to spare", "host", "tok/s", "basis"),
         last="candidate, and what makes it fit",

@@ -9,7 +9,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.length_report import histogram as length_bins
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
-from autotune.reporting.comparison import comparison, headline, said_contribution, said_runs, said_steps
+from autotune.reporting.comparison import comparison, costs, headline, said_contribution, said_runs, said_steps
 from autotune.reporting.outlook import (
     next_command,
     said_interrupted,
@@ -21,6 +21,7 @@ from autotune.reporting.outlook import (
 )
 from autotune.reporting.page.values import (
     Contributed,
+    Edited,
     Point,
     Predicted,
     Table,
@@ -34,7 +35,7 @@ from autotune.reporting.page.values import (
 )
 from autotune.reporting.phases import phase_rows
 from autotune.reporting.steps import Step, said_untraced
-from autotune.reporting.words import baseline_name, said, said_bytes, said_rate, said_status
+from autotune.reporting.words import baseline_name, printable, said, said_bytes, said_rate, said_status
 from autotune.units import format_bytes
 
 RECOMMENDED = Words("recommended", "the recommendation", "peak memory", "Measured with", "Search again with")
@@ -76,9 +77,12 @@ def result_values(result: Result) -> Values:
                 said_contribution(item),
                 item.speedup,
                 item.peak_bytes_saved,
+                item.told_apart is not False,
             )
             for item in result.contributions
         ),
+        edited=_edited(result),
+        vllm=None,
         lengths=histogram(
             length_bins(result.workload.dataset.documents), chosen.max_length if chosen is not None else None
         ),
@@ -92,7 +96,7 @@ def result_values(result: Result) -> Values:
             ("What might change this (not measured)", () if chosen is not None else offers),
         ),
         facts=tuple(_facts(result)),
-        repeated=command_again("probe", {"model": model, "dataset": dataset, **result.settings}),
+        repeated=command_again("probe", result.settings),
     )
 
 
@@ -121,6 +125,13 @@ def _remarks(result: Result) -> Iterable[str]:
     confirmed = "Confirmed by a longer run, the worst batch included."
     yield confirmed if result.confirmed else "Not confirmed by a longer run."
     yield said_runs(result, result.recommended)
+
+
+def _edited(result: Result) -> Edited | None:
+    base = result.base
+    if base is None or not (base.keys or base.diff):
+        return None
+    return Edited(base.file, costs(result), tuple(printable(base.diff).splitlines()))
 
 
 def _points(result: Result) -> tuple[Point, ...]:

@@ -94,7 +94,8 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
             "annotations": [
                 *line.get("annotations", ()),
                 {"x": peak, "y": totals[timeline.peak] / unit, "text": f"needs {format_bytes(timeline.need_bytes)}",
-                 "showarrow": True, "arrowhead": 2, "ax": -40 if peak > 0.5 else 40, "ay": -18,
+                 "showarrow": True, "arrowhead": 2, "arrowcolor": "var(--ink)",
+                 "ax": -40 if peak > 0.5 else 40, "ay": -18,
                  "bgcolor": "var(--page)", "bordercolor": "var(--edge)"},
             ],
         },
@@ -151,7 +152,10 @@ def _breakdown(steps: Sequence[Step], budget_bytes: int, most: int) -> Figure:
         "data": traces,
         "layout": {
             "barmode": "stack", "bargap": 0.35,
-            "xaxis": {"ticksuffix": f" {name}", "range": [0, 1.05 * most / unit], "nticks": 5, "tickangle": 0},
+            "xaxis": {
+                "ticksuffix": f" {name}", "showticksuffix": "last", "range": [0, 1.05 * most / unit], "nticks": 5,
+                "tickangle": 0,
+            },
             "legend": {"orientation": "h", "x": 0, "y": -0.15, "yanchor": "top", "traceorder": "normal", **_ENTRIES},
             **line,
         },
@@ -185,5 +189,5 @@ def _said_parts(steps: Sequence[Step]) -> str:
     told = []
     for step in steps:
         parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in shown_parts(step.timeline.breakdown).items())
-        told.append(f"{step.name} needs {format_bytes(step.timeline.need_bytes)}: {parts}.")
+        told.append(f"{step.name[:1].upper()}{step.name[1:]} needs {format_bytes(step.timeline.need_bytes)}: {parts}.")
     return " ".join(told)

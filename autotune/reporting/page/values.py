@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from autotune.core.length_report import LengthBin
-from autotune.reporting.comparison import Row
+from autotune.reporting.comparison import Cost, Row
 from autotune.reporting.phases import PhaseRow
+from autotune.reporting.shares import Shares
 from autotune.reporting.steps import Step
 from autotune.reporting.words import BASELINE_NAME
 
@@ -34,13 +35,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Contributed:
-    """What one choice of the recommendation contributed, in words, and as factors where they were measured."""
+    """What one choice of the recommendation contributed, in words, and as factors where they were measured.
+
+    Attributes:
+        told_apart: whether the speed-up is more than chance explains, or that is not known.
+    """
 
     choice: str
     instead_of: str
     measured: str
     speedup: float | None
     peak_bytes_saved: int | None
+    told_apart: bool
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,21 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class Edited:
+    """The user's own file, and what the recommendation changes in it.
+
+    Attributes:
+        file: as the user named it.
+        costs: what it sets and costs most.
+        diff: the lines of the difference, each with its mark in front.
+    """
+
+    file: str
+    costs: tuple[Cost, ...]
+    diff: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Words:
     """How a kind of page calls what it shows.
 
@@ -148,6 +169,8 @@ class Values:
         untraced: why it is not known of one of them, in a sentence; empty where it is.
         phases: memory and time of the phases of the recommendation; empty where the phases were not told apart.
         budget_bytes: what a candidate may need.
+        edited: None where the search did not start from a file.
+        vllm: what vLLM may take of the GPU; None where nothing is said of it.
         lengths: None where they are not known.
         lists: sentences under titles; empty lists are not shown.
         facts: about the run, by name.
@@ -168,6 +191,8 @@ class Values:
     points: tuple[Point, ...]
     budget_bytes: int
     contributions: tuple[Contributed, ...]
+    edited: Edited | None
+    vllm: Shares | None
     lengths: Histogram | None
     memory: tuple[Predicted, ...]
     speed: tuple[Predicted, ...]
@@ -191,7 +216,10 @@ def front(sizes: Sequence[tuple[int, float]]) -> tuple[bool, ...]:
 
 
 def command_again(command: str, settings: Mapping[str, object]) -> str:
-    """Return the command of a run or a plan, from what was asked for; ``model`` and ``dataset`` go without a name."""
+    """Return the command of a run or a plan, from what was asked for, by the names of the API's parameters.
+
+    ``model`` and ``dataset`` go without a name.
+    """
     words = ["autotune", command, *(str(settings[name]) for name in ("model", "dataset") if settings.get(name))]
     for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
@@ -199,14 +227,19 @@ def command_again(command: str, settings: Mapping[str, object]) -> str:
             case _ if name in ("model", "dataset") or value is None:
                 pass
             case bool():
-                words += [] if value else [f"--no-{option[2:]}"]
+                words.append(option if value else f"--no-{option[2:]}")
             case Mapping():
-                words += [word for knob, choice in value.items() for word in (option, f"{knob}={choice}")]
+                words += [word for knob, choice in value.items() for word in _option(option, f"{knob}={choice}")]
             case list() | tuple():
-                words += [option, ",".join(map(str, value))] if value else []
+                words += _option(option, ",".join(map(str, value))) if value else []
             case _:
-                words += [option, str(value)]
+                words += _option(option, str(value))
     return shlex.join(words)
+
+
+def _option(name: str, value: str) -> list[str]:
+    """Return the words of an option; a value that begins like one of its own is bound to its name."""
+    return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
 def short(name: str) -> str:

@@ -8,7 +8,7 @@ import traceback
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.step.distributed import import_engine, leave, select_device, world_size
+from autotune.step.distributed.group import import_engine, leave, select_device, world_size
 from autotune.step.environment import set_environment
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class

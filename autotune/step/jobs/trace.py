@@ -22,6 +22,7 @@ from autotune.core.protocol import (
 from autotune.core.step_time import StepTime
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
+from autotune.step.distributed.engines import data_ranks, worst_rank
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor
@@ -31,6 +32,7 @@ from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Kind, Work, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
+from autotune.virtual.ranks import World
 from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import OutOfMemoryError, replay, workspace_bytes
 from autotune.virtual.sections import sections
@@ -71,17 +73,21 @@ def _trace(request: TraceRequest) -> TraceReply:
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
-    rows = TracedRows(request.worst, request.typical, request.trainable, once=True)
+    processes = request.plan.launch.processes
+    # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
+    rows = TracedRows(request.worst, request.typical, request.trainable, once=processes == 1)
     steps = traced_training(request.plan, model_config, load_processor(request.model, known.processor), rows, trained)
-    once = run_virtually(
+    traced = run_virtually(
         steps,
         target=request.target,
         capability=_capability(request.gpu),
         others=[_capability(gpu) for gpu in request.others],
+        world=World(processes, worst_rank(request.plan)) if processes > 1 else None,
     )
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart
-    traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
+    if rows.once:
+        traced = steady(traced, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
     works: list[Sequence[Work]] = []
     course = sections(
         traced,
@@ -107,7 +113,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         worst_rows=trained.worst_rows,
         worst_tokens=trained.worst_tokens,
         step=gpus[0].step,
-        tokens_per_step=float(trained.micro_batches * trained.tokens[-1].mean()),
+        tokens_per_step=float(data_ranks(request.plan) * trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(replace(section, time=time) for section, time in zip(course, gpus[0].times, strict=True)),

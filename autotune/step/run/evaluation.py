@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotune.core.program import EVALUATE
-from autotune.step.distributed import dealt, world_size
+from autotune.step.distributed.group import dealt, world_size
 from autotune.step.rows import Counts, RowSizes
 from autotune.step.run.batches import worst_order
 from autotune.step.run.progress import Progress

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, program
-from autotune.step.distributed import agree
+from autotune.step.distributed.group import agree
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
 from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, WholeStep, enough

@@ -9,7 +9,7 @@ from datasets import Dataset, load_from_disk
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
-from autotune.step.distributed import EngineCheck, as_on_gpu, dealt, join
+from autotune.step.distributed.group import EngineCheck, as_on_gpu, dealt, join
 from autotune.step.models.loading import load_processor, pretrained_model, random_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches

@@ -19,5 +19,7 @@ def adapters() -> dict[str, Adapter]:
 
 
 def adapter(trainer: str) -> Adapter:
-    """Return the adapter of a trainer."""
-    return adapters()[trainer]
+    """Return the adapter of a trainer; its module, which has its name, is imported alone."""
+    module = importlib.import_module(f"{__name__}.{trainer}")
+    found: Adapter = module.ADAPTER
+    return found

@@ -1,0 +1,89 @@
+"""The command that a page gives to repeat a run: it has every option, and is read as what was given."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.api.given import given
+from autotune.cli.arguments import options_of
+from autotune.cli.parser import build_parser, read_arguments
+from autotune.reporting.page.values import command_again
+
+COMMANDS: dict[str, Callable[..., object]] = {"probe": autotune.probe, "plan": autotune.plan}
+# What these write is another form of the same result.
+OF_THE_OUTPUT = {"help", "json", "html", "debug"}
+ROWS = {"model": "a model", "dataset": "rows of mine.jsonl"}
+
+
+def actions(command: str) -> dict[str, argparse.Action]:
+    """Return the options of a command, by the names of the API's parameters."""
+    subparsers = next(action for action in build_parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
+    assert isinstance(subparsers.choices, dict)
+    found = {action.dest: action for action in subparsers.choices[command]._actions}
+    return {name: action for name, action in found.items() if name not in (*OF_THE_OUTPUT, *ROWS)}
+
+
+def words_of(action: argparse.Action) -> list[str]:
+    """Return what a user might write of an option."""
+    option = action.option_strings[0]
+    if action.nargs == 0:
+        return [option]
+    if action.dest == "fix":
+        return [option, "packing=none", option, "max_length=512"]
+    if isinstance(action, argparse._AppendAction):
+        return [option, "one,two", option, "three"]
+    value = list(action.choices)[-1] if action.choices else "0.25" if action.type is float else "7"
+    return [option, value if action.choices or action.type else "some 'words' & more"]
+
+
+def every_option() -> Iterator[Any]:
+    for command in COMMANDS:
+        for name, action in actions(command).items():
+            yield pytest.param(command, words_of(action), id=f"{command} {name}")
+
+
+def read(words: list[str]) -> dict[str, Any]:
+    """Return the arguments of the API that words are."""
+    return options_of(read_arguments(words).arguments)[0]
+
+
+def repeated(command: str, options: dict[str, Any]) -> str:
+    """Return the command that repeats a call of the API."""
+    function = COMMANDS[command]
+    defaults = {name: found.default for name, found in inspect.signature(function).parameters.items()}
+    return command_again(command, given(function, {**defaults, **options}))
+
+
+@pytest.mark.parametrize(("command", "words"), list(every_option()))
+def test_every_option_that_was_given_is_read_again_as_it_was(command: str, words: list[str]) -> None:
+    options = read([command, *ROWS.values(), *words])
+    assert len(options) == 3
+    _, *again = shlex.split(repeated(command, options))
+    assert again != [command, *ROWS.values()]
+    assert read(again) == options
+
+
+def test_what_was_not_given_is_not_repeated() -> None:
+    again = repeated("plan", {**ROWS, "allow": (), "fix": {}, "top": 20})
+    assert again == "autotune plan 'a model' 'rows of mine.jsonl'"
+
+
+def test_a_value_that_looks_like_an_option_is_still_its_value() -> None:
+    options = read(["probe", *ROWS.values(), "--output=-o", "--space=--s.yaml"])
+    assert repeated("probe", options).endswith("--space=--s.yaml --output=-o")
+
+
+def test_what_was_given_is_plain_data_whatever_a_script_gave() -> None:
+    taken = {"base": Path("mine.yaml"), "allow": ("lora",), "fix": {"packing": "none"}, "listener": print}
+    defaults = {name: found.default for name, found in inspect.signature(autotune.probe).parameters.items()}
+    assert given(autotune.probe, {**defaults, **taken}) == {
+        "base": "mine.yaml", "allow": ["lora"], "fix": {"packing": "none"},
+    }  # fmt: skip
