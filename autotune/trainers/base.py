@@ -237,7 +237,7 @@ class Trainer(ABC):
             "gradient_accumulation_steps": _TRACED_MICRO_BATCHES,
             **self.sizes_at(layout, shape),
         }
-        return TrainingPlan(plan.trainer, {**args, **sizes}, model, peft=plan.peft)
+        return TrainingPlan(plan.trainer, {**args, **sizes}, model, launch=plan.launch, peft=plan.peft)
 
     def normal(self, candidate: Candidate, setting: Setting, knobs: Collection[str] | None = None) -> Candidate:
         """Return the representative of all candidates with the same plan.
