@@ -16,7 +16,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.step_time import Factors, StepTime
-from autotune.core.timeline import Section
+from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
@@ -228,6 +228,8 @@ class TraceReply:
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
         step: time of a typical optimizer step; None without a GPU whose speeds are known.
         tokens_per_step: dataset tokens of that optimizer step on all ranks, padding excluded.
+        between: the occurrence of a micro-batch that stands for those between the first and the last of a step. Several
+            processes exchange gradients in the last one alone.
         assumptions: what was assumed where the step depends on the values of real data, and how often.
         seconds: time that the trace took.
         sections: memory over the second step on the worst micro-batch, part by part.
@@ -246,6 +248,7 @@ class TraceReply:
     worst_tokens: int
     step: StepTime | None
     tokens_per_step: float
+    between: Occurrence = Occurrence.FURTHER
     assumptions: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     sections: tuple[Section, ...] = ()

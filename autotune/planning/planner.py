@@ -14,7 +14,7 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.additive.design import Design
-from autotune.planning.additive.group import Group, group_of
+from autotune.planning.additive.group import Group
 from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
@@ -198,7 +198,7 @@ class Planner:
         """
         setting = setting or self._problem.setting
         geometry, use = self._decisive(candidate, setting), self._cases.use(candidate)
-        group = group_of(candidate, geometry.layout)
+        group = self._cases.group_at(candidate, geometry)
         found = self._estimates.estimate(group, geometry, use)
         if found is None:
             reason = self.untraceable.get(group, "a technique of it was never traced")
@@ -209,9 +209,8 @@ class Planner:
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
-        # Each process has micro-batches of its own.
-        step_tokens = geometry.tokens * geometry.micro_batches * setting.machine.hardware.processes
-        rate = step_tokens / memory.step_seconds if memory.step_seconds else None
+        tokens = geometry.tokens * geometry.micro_batches * setting.machine.hardware.processes
+        rate = tokens / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 
@@ -274,7 +273,7 @@ class Planner:
     def _decisive(self, candidate: Candidate, setting: Setting | None = None) -> BatchGeometry:
         """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
         geometry = self._cases.geometry(candidate, setting)
-        group, use = group_of(candidate, geometry.layout), self._cases.use(candidate)
+        group, use = self._cases.group_at(candidate, geometry), self._cases.use(candidate)
 
         def need(each: BatchGeometry) -> int:
             found = self._estimates.estimate(group, each, use)

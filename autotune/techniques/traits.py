@@ -15,6 +15,22 @@ from autotune.techniques.base import Technique
 _Fields = Mapping[str, object]
 
 
+# Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
+MOST_TRACED = 2
+"""Most micro-batches of a step that are traced."""
+
+
+def traced_micro_batches(plan: TrainingPlan) -> int:
+    """Return the micro-batches of a step that are traced.
+
+    A step of a single one is a part of a step of two in one process. Several processes exchange gradients in the last
+    micro-batch of a step, and some engines keep others than they exchange until then, so that it is traced for itself.
+    """
+    if plan.launch.processes == 1:
+        return MOST_TRACED
+    return min(MOST_TRACED, int(str(plan.args.get("gradient_accumulation_steps", 1))))
+
+
 def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
     """Return a plan's arguments and model arguments, without those that only set sizes or the allocator's behaviour."""
     return _without(plan, _untraced_paths())
@@ -22,7 +38,8 @@ def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
 
 def same_step(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that differ only in the sizes of micro-batches, or in the allocator."""
-    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft), plan.launch.processes)
+    processes = plan.launch.processes
+    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft), processes, traced_micro_batches(plan))
 
 
 def libraries_of(plan: TrainingPlan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.check.task import UnreadError
@@ -21,6 +22,16 @@ _OF_A_STEP = frozenset({
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 _AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEFAULT_STAGE = 2
+
+
+FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
+"""Fields of ``transformers.TrainingArguments`` that say which engine shards a training, and how."""
+
+
+def without_engine(config: Configuration) -> Configuration:
+    """Return a configuration in which nothing shards the training."""
+    unset = {name: config.defaults.get(name) for name in FIELDS if name in config.values}
+    return replace(config, values={**config.values, **unset})
 
 
 def engine_args(document: Mapping[str, object], config: Configuration, folder: Path) -> Mapping[str, object]:

@@ -54,6 +54,7 @@ class Fit:
         self._points = sorted(replies)
         self.assumptions = frozenset(assumed for reply in replies.values() for assumed in reply.assumptions)
         self._depths = sorted({layers for layers, _ in replies})
+        self._between = next((reply.between for reply in replies.values()), Occurrence.FURTHER)
         self._parts = tuple(dict.fromkeys(section.part for reply in replies.values() for section in reply.sections))
         aligned = {part: self._aligned(part) for part in self._parts}
         self.aligned = all(found is not None for found in aligned.values())
@@ -99,6 +100,7 @@ class Fit:
                 for part in parts
                 if all(known_times := self._each(part, lambda section: section.time))
             },
+            between=self._between,
         )
 
     def course(self, stretch: Stretch, layers: int, shape: Shape) -> list[Levels]:

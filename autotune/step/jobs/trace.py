@@ -20,6 +20,7 @@ from autotune.core.protocol import (
     TraceRequests,
 )
 from autotune.core.step_time import StepTime
+from autotune.core.timeline import Occurrence
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
 from autotune.step.distributed.engines import data_ranks, worst_rank
@@ -98,7 +99,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         after=program.after,
         leading=program.leading,
     )
-    whole = list(_step_works(traced, step_name(2 if rows.typical else 1), trained))
+    whole = list(_step_works(traced, step_name(2 if rows.typical else 1), trained, _between(request)))
     timed = [section.time is not None for section in course]
     gpus = tuple(_figures(traced, request, works, whole, timed))
     replays = gpus[0].replays
@@ -113,6 +114,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         worst_rows=trained.worst_rows,
         worst_tokens=trained.worst_tokens,
         step=gpus[0].step,
+        between=_between(request),
         tokens_per_step=float(data_ranks(request.plan) * trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
@@ -201,15 +203,21 @@ def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse, limit_bytes: i
     return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes)
 
 
-def _step_works(traced: Trace, name: str, trained: Trained) -> Iterator[Work]:
-    """Return the works of a whole optimizer step; the last traced micro-batch stands for those left out."""
+def _between(request: TraceRequest) -> Occurrence:
+    """Return which micro-batch of a step stands for those between its first and its last."""
+    return Occurrence.FURTHER if request.plan.launch.processes == 1 else Occurrence.FIRST
+
+
+def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence) -> Iterator[Work]:
+    """Return the works of a whole optimizer step."""
     step = traced.phase(name)
-    last = micro_batches(traced, step)[-1]
-    repeated = trained.micro_batches - len(micro_batches(traced, step))
+    run = micro_batches(traced, step)
+    last, stands = run[-1], run[-1] if between is Occurrence.FURTHER else run[0]
+    repeated = trained.micro_batches - len(run)
 
     def works(first: int, end: int) -> list[Work]:
         return [operator.work for operator in traced.operators[first:end]]
 
-    again: list[list[Any]] = list(repeat(works(last.first_operator, last.end_operator), repeated))
+    again: list[list[Any]] = list(repeat(works(stands.first_operator, stands.end_operator), repeated))
     before, after = works(step.first_operator, last.end_operator), works(last.end_operator, step.end_operator)
     return chain(before, *again, after)
