@@ -9,9 +9,11 @@ from autotune.api.given import given
 from autotune.app.options import checked_options
 from autotune.app.plan import Asked, check_rows, whole_rows
 from autotune.app.plan import plan as planned
+from autotune.app.rent import ALL
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Plan
 from autotune.core.events import Listener, ignore
+from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
 
@@ -82,6 +84,8 @@ def plan(
         InputError: something that was given cannot be used.
         AutotuneError: processes cannot be started.
     """
+    if gpu == ALL:
+        raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
     # A generator can be read only once.
     reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
     settings = given(plan, locals())

@@ -85,6 +85,8 @@ def add_planned_processes(parser: argparse._ActionsContainer) -> None:
 
 
 def _number_or_auto(text: str) -> int | str:
+    if text != AUTO and not text.lstrip("-").isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {AUTO}")
     return text if text == AUTO else int(text)
 
 

@@ -27,10 +27,11 @@ def said_asked(found: Rent) -> str:
     words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, dict) else ""
     number = found.num_processes
     each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
+    names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
+    kinds = f"{each} of each of {len(names)} kinds" if len(names) > 1 else f"{each}: {names[0]}"
     return (
         f"{found.model} on {found.dataset}, global batch {found.global_batch_size}"
-        f"{f', with {words}' if words else ''}, planned for {each} of {len({offer.gpu.name for offer in found.offers})}"
-        f" kinds"
+        f"{f', with {words}' if words else ''}, planned for {kinds}"
     )
 
 
@@ -41,7 +42,10 @@ def said_best(found: Rent) -> str:
         return "Nothing is predicted to fit on any of these GPUs."
     fastest, cheapest = found.fastest, found.cheapest
     if fastest is None:
-        return f"It fits on {len(fitting)}, whose speeds are not known."
+        alone = len(fitting) == 1
+        return (
+            "1 of these fits, and its speed is not known." if alone else f"{len(fitting)} fit, and no speed is known."
+        )
     if cheapest is not None and cheapest is fastest:
         return f"The cheapest and the fastest: {_said_offer(fastest, found)}."
     sentences = [f"The cheapest: {_said_offer(cheapest, found)}."] if cheapest is not None else []
@@ -49,7 +53,7 @@ def said_best(found: Rent) -> str:
 
 
 def _said_offer(offer: Offer, found: Rent) -> str:
-    cost = f" for {offer.cost:,.2f}" if offer.cost is not None else ""
+    cost = f" for {said_cost(offer)}" if offer.cost is not None else ""
     return f"{said_gpus(offer)}, {said_rate(offer.tokens_per_second)}, {said_time(offer)} per {found.unit}{cost}"
 
 
@@ -63,6 +67,13 @@ def said_time(offer: Offer) -> str:
     return MISSING if offer.seconds is None else format_duration(offer.seconds)
 
 
+def said_cost(offer: Offer) -> str:
+    """Return the cost in the currency of the user's prices, with two digits at least, or a dash."""
+    if offer.cost is None:
+        return MISSING
+    return f"{offer.cost:,.2f}" if offer.cost >= 1 else f"{offer.cost:.2g}"
+
+
 def titles(found: Rent) -> tuple[str, ...]:
     """Return the titles of the table's columns; there is none of costs without prices."""
     costs = (f"cost per {_short(found)}",) if found.priced else ()
@@ -73,7 +84,7 @@ def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
     """Return the figures of an offer that fits, as long as :func:`titles`."""
     memory = offer.estimate.memory if offer.estimate is not None else None
     rate = offer.tokens_per_second
-    costs = (MISSING if offer.cost is None else f"{offer.cost:,.2f}",) if found.priced else ()
+    costs = (said_cost(offer),) if found.priced else ()
     return (
         said_gpus(offer),
         said_bytes(memory.device_bytes if memory is not None else None),

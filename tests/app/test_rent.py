@@ -29,6 +29,7 @@ ONE_WAY: Mapping[str, Choice] = {
 WORDS = ("T4", "A100-80GB", "H100-SXM", "H200", "700MiB")
 PRICES = {"T4": 0.1, "A100-80GB": 1.8, "H100": 4}
 BANDWIDTH = 1e12
+pytestmark = pytest.mark.slow
 
 
 class FollowingTracer(AnalyticTracer):
@@ -149,6 +150,11 @@ def test_gpus_that_run_the_same_kernels_share_their_traces(model: str, tracer: F
     alone = len(tracer.requests) - before - run
     # One more for a plan: what batches of varied lengths add.
     assert run <= alone
+
+
+def test_a_plan_is_of_one_gpu(model: str) -> None:
+    with pytest.raises(InputError, match=r"autotune\.rent compares all"):
+        autotune.plan(model, seq_len=64, gpu="all")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
