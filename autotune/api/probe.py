@@ -88,9 +88,10 @@ def probe(
         timeout: for the whole search, such as ``10m`` or in seconds.
         init: ``random`` needs no weights; ``pretrained`` loads them.
         seed: of the search and of the order of batches.
-        storage: URL of an Optuna storage; None: ``study.db`` in the output directory.
+        storage: URL of an Optuna storage: a database as Optuna takes it, ``journal:///path`` for a journal on a file
+            system, or ``grpc://host:port``; None: ``study.db`` in the output directory.
         study: name of the study in it; None: the output directory's name.
-        resume: whether to continue the study that is there.
+        resume: whether to continue the study that is there, or to join the processes that search it.
         output: directory of the bundle; None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
         plan: whether steps are traced before the first probe, so that what cannot fit is not probed.
         listener: receives the events of the run, as they happen.

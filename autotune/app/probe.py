@@ -75,7 +75,10 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
     hardware = machine.hardware
-    with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
+    with (
+        out.held(),
+        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server,
+    ):
         base = None
         if asked.base is not None:
             listener(StageStarted(f"Reading {asked.base.place} with TRL's parser"))

@@ -19,7 +19,6 @@ from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
 from autotune.planning.explained import Basis, TracedTerm
-from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.points import GroupPoints
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
@@ -84,6 +83,7 @@ class Planner:
         self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
         self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
+        self._untimed = [(item.name, item.untimed) for item in problem.trainer.techniques if item.untimed]
         self._design = Design(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
 
@@ -209,6 +209,8 @@ class Planner:
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
+        if setting.machine.hardware.kind == "cuda" and any(candidate[knob] in found for knob, found in self._untimed):
+            memory = replace(memory, step_seconds=None)
         tokens = geometry.tokens * geometry.micro_batches * setting.machine.hardware.processes
         rate = tokens / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
@@ -296,6 +298,6 @@ class Planner:
                 untraceable[group] = failed.reason
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-            fits[group] = Fit(self._points.anchors[group.layout], good)
+            fits[group] = self._points.fit(group, good)
         effects = self._design.effects(fits, self._largest_need)
         self._estimates.learn(level for found in effects.values() for level in found)

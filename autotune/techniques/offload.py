@@ -38,6 +38,10 @@ class Offload(Technique):
     )
     trl_default = NONE
     needs = "sharding"
+    unplanned = (
+        "the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on a GPU"
+    )
+    untimed = frozenset({OPTIMIZER, BOTH})
     writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD})
 
     def matters(self, setting: Setting) -> bool:

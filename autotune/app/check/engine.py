@@ -14,10 +14,9 @@ from autotune.errors import InputError
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
 _RENAMED = {"offload_params": "cpu_offload"}
-_OF_A_STEP = frozenset({
-    "reshard_after_forward", "cpu_offload", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params",
-    "activation_checkpointing", "version",
-})  # fmt: skip
+# Keys that a step depends on; the second ones only where they are set.
+_OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
+_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
 # Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 _AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -93,7 +92,8 @@ def _fsdp(given: Mapping[str, object], *, default_version: int) -> Mapping[str, 
     keys = {_RENAMED.get(name, name): value for name, value in keys.items()}
     if str(keys.get("version", default_version)) != "2":
         raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
-    return {"fsdp": True, "fsdp_config": {**{name: keys[name] for name in keys if name in _OF_A_STEP}, "version": 2}}
+    kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}
+    return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
 
 
 def _document(named: object, folder: Path) -> Mapping[str, object]:

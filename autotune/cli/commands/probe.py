@@ -71,9 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     study = parser.add_argument_group("what is kept")
     study.add_argument("--output", metavar="DIR", help="where to write (default: autotune-<model>-<dataset>)")
-    study.add_argument("--storage", metavar="URL", help="Optuna storage (default: study.db in the output directory)")
+    study.add_argument(
+        "--storage",
+        metavar="URL",
+        help="Optuna storage, the same for all workers of a study (default: study.db in the output directory)",
+    )
     study.add_argument("--study", metavar="NAME", help="name in that storage (default: the output directory's name)")
-    study.add_argument("--resume", action="store_true", help="go on with the study that is there")
+    study.add_argument(
+        "--resume", action="store_true", help="go on with the study that is there, or join those who search it"
+    )
     add_json(parser, "result.json's document")
 
 

@@ -23,17 +23,16 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
-from autotune.step.distributed.engines import data_ranks, worst_rank
+from autotune.step.distributed.engines import data_ranks
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor
-from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+from autotune.step.run.traced_training import TracedRows, Trained, traced_training, world_of
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Kind, Work, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
-from autotune.virtual.ranks import World
 from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import OutOfMemoryError, replay, workspace_bytes
 from autotune.virtual.sections import sections
@@ -83,7 +82,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         target=request.target,
         capability=_capability(request.gpu),
         others=[_capability(gpu) for gpu in request.others],
-        world=World(processes, worst_rank(request.plan)) if processes > 1 else None,
+        world=world_of(request.plan),
     )
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
-from autotune.step.distributed.engines import Engine, data_ranks, engine_of
+from autotune.step.distributed.engines import Engine, data_ranks, engine_of, worst_rank
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
@@ -29,6 +29,7 @@ from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
 from autotune.virtual.addresses import addresses
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
+from autotune.virtual.ranks import World
 from autotune.virtual.tensors import replaced
 
 WORST_STEPS = 2
@@ -100,12 +101,7 @@ def traced_training(
     """
 
     def run(device: torch.device) -> None:
-        with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            if engine_of(plan) is Engine.DEEPSPEED and is_tracing():
-                from autotune.step.distributed.zero import deepspeed_on
-
-                stack.enter_context(deepspeed_on(device))
+        with tempfile.TemporaryDirectory() as folder, engine_on(device, plan):
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **NOT_TRACED)
@@ -123,6 +119,24 @@ def traced_training(
                 save_tensors(trainer, Path(folder))
 
     return run
+
+
+def world_of(plan: TrainingPlan) -> World | None:
+    """Return the processes of a plan with the one to trace, or None if there is a single one."""
+    processes = plan.launch.processes
+    return World(processes, worst_rank(plan)) if processes > 1 else None
+
+
+@contextmanager
+def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
+    """Make the engine of a plan run on a device, where that is a virtual one."""
+    if engine_of(plan) is not Engine.DEEPSPEED or not is_tracing():
+        yield
+        return
+    from autotune.step.distributed.zero import deepspeed_on
+
+    with deepspeed_on(device):
+        yield
 
 
 def build_virtual(
