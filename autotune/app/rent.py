@@ -240,8 +240,8 @@ def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int) -> Iterator[str]
     if wanted.num_processes == AUTO and any(batch % number for number in NUMBERS):
         most = max(number for number in NUMBERS if batch % number == 0)
         yield (
-            f"A global batch of {batch} documents is divisible among at most {most} of the numbers that are tried"
-            f" ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
+            f"A global batch of {batch} documents can be shared out among at most {most} GPUs, of the numbers that are"
+            f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
         )
     most_processes = max(offer.processes for offer in offers)
     machines = machines_of(most_processes, wanted.num_machines)

@@ -177,7 +177,7 @@ def test_auto_for_one_gpu_shows_each_number_up_to_the_one_after_the_first_that_f
     assert [offer.fits for offer in table.offers][-2:] == [True, True]
     assert not any(offer.fits for offer in table.offers[:-2])
     assert [offer.processes for offer in table.offers] == [1, 2, 4, 8][: len(table.offers)]
-    assert any("at most 8 of the numbers that are tried" in note for note in table.notes)
+    assert any("can be shared out among at most 8 GPUs" in note for note in table.notes)
 
 
 def test_a_choice_that_some_gpus_lack_is_the_reason_of_these_alone(model: str) -> None:
