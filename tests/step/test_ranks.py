@@ -57,7 +57,7 @@ def planned(**choices: str | int) -> TrainingPlan:
 
 
 # A module of jobs that behave otherwise; what they do is chosen by the seed of the request.
-_SILENT, _KILLED, _HELD = 101, 102, 103
+_SILENT, _KILLED, _HELD, _UPDATE = 101, 102, 103, 104
 
 
 def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
@@ -71,7 +71,14 @@ def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
         os.kill(os.getpid(), signal.SIGKILL)
     elif request.seed == _HELD and os.environ["RANK"] == "1":
         request = replace(request, limit_bytes=MIB)
+    elif request.seed == _UPDATE:
+        optimizer: Any = importlib.import_module("deepspeed.runtime.zero.stage_1_and_2").DeepSpeedZeroOptimizer
+        optimizer.step = _run_out
     return real_probe(request, context)
+
+
+def _run_out(*_: object, **__: object) -> None:
+    raise MemoryError
 
 
 JOBS = {Job.PROBE: JobType(ProbeRequest, _behave, processes_of, succeeded)}
@@ -128,6 +135,16 @@ def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
     assert found.reason.startswith(reason)
     pids = [int((tmp_path / "probe" / f"{PIDS}-{rank}").read_text()) for rank in range(2)]
     assert wait_until(lambda: not running(pids), seconds=5)
+
+
+@needs_deepspeed
+def test_an_optimizer_that_deepspeed_calls_in_the_backward_pass_is_no_part_of_a_micro_batch(
+    misbehaving: JobServer, workload: PrepareReply, tmp_path: Path
+) -> None:
+    request = replace(probe_request(workload, planned(sharding="zero2")), seed=_UPDATE)
+    found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OUT_OF_MEMORY
+    assert "in optimizer step: MemoryError" in found.reason
 
 
 def test_a_timeout_ends_all_ranks(misbehaving: JobServer, workload: PrepareReply, tmp_path: Path) -> None:
