@@ -27,6 +27,8 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 
 CPU = "cpu"
+# As clouds sell them: the usual most of one machine.
+_PER_MACHINE = 8
 MOST_TOKENS = 1 << 24
 """Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 
@@ -50,6 +52,22 @@ class Planned:
         """The device, a CPU included."""
         hardware = self.machine.hardware
         return self.gpu or Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0)
+
+
+def machines_of(processes: int, asked: int | None) -> int:
+    """Return the number of machines that processes are in: that asked for, or as few as have eight each.
+
+    Raises:
+        InputError: the processes cannot be shared out equally.
+    """
+    if asked is None:
+        return -(-processes // _PER_MACHINE)
+    if asked < 1 or processes % asked:
+        raise InputError(
+            f"{processes} processes cannot be shared out among {asked} machines.",
+            hint="--num-processes counts those of all machines together, and is a multiple of --num-machines.",
+        )
+    return asked
 
 
 def planned_machine(word: str | None, processes: int | None = None) -> Planned:

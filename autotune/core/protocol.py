@@ -17,6 +17,7 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.step_time import Factors, StepTime
 from autotune.core.timeline import Occurrence, Section
+from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
 VERSION = 1
@@ -183,6 +184,7 @@ class TraceRequest:
         allocator: how the caching allocator is used, for the figures of the reply outside of its ``replays``.
         allocators: further ways to use it that the trace is replayed for.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
+        others: further GPUs that the reply may stand for, if their kernels are the same.
     """
 
     plan: TrainingPlan
@@ -198,38 +200,12 @@ class TraceRequest:
     allocator: AllocatorUse = field(default_factory=AllocatorUse)
     varied: bool = False
     allocators: tuple[AllocatorUse, ...] = ()
+    others: tuple[Gpu, ...] = ()
 
     @property
     def replayed(self) -> tuple[AllocatorUse, ...]:
         """The ways to use the caching allocator that the trace is replayed for; a CPU has none."""
         return tuple(dict.fromkeys((self.allocator, *self.allocators))) if self.target == "cuda" else ()
-
-
-@dataclass(frozen=True)
-class TracedPeak:
-    """The most bytes that tensors held at once, without any allocator's rounding.
-
-    Attributes:
-        bytes: sum of the parts.
-        categories: the parts, by PyTorch's names: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
-            ``activation``, ``temporary``, ``other``. Those of zero bytes are left out.
-    """
-
-    bytes: int
-    categories: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What the caching allocator counts at most for the same trace, if it is used in one way.
-
-    Attributes:
-        allocated_bytes, reserved_bytes: as in :class:`TraceReply`.
-    """
-
-    allocator: AllocatorUse
-    allocated_bytes: int
-    reserved_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -259,6 +235,7 @@ class TraceReply:
         sections: memory over the second step on the worst micro-batch, part by part.
         replays: allocated and reserved bytes for the ways to use the caching allocator that were asked for, without a
             limit; empty with the target ``cpu``, which has none.
+        gpus: the figures of all GPUs that the trace stands for; those of the request's own are repeated above.
     """
 
     layers: int
@@ -277,6 +254,7 @@ class TraceReply:
     sections: tuple[Section, ...] = ()
     varied_bytes: int | None = None
     replays: tuple[Replayed, ...] = ()
+    gpus: tuple[GpuFigures, ...] = ()
 
     def replayed(self, allocator: AllocatorUse) -> Replayed:
         """Return the figures for one way to use the caching allocator, or the reply's own where there is no choice.

@@ -126,16 +126,19 @@ def _registered() -> torch.device:
 
 
 @contextmanager
-def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterator[tuple[torch.device, Any]]:
+def standing_in_for_cuda(
+    ledger: Ledger, capability: tuple[int, int], alike: set[tuple[int, int]] | None = None
+) -> Iterator[tuple[torch.device, Any]]:
     """Yield the virtual device and the function for kernels' workspaces; libraries see the device as a GPU.
 
     Args:
         ledger: the ledger of a trace on the device named :data:`NAME`.
         capability: CUDA compute capability of that GPU.
+        alike: other compute capabilities; those with which PyTorch chooses other kernels are removed.
     """
     device = _registered()
     with ExitStack() as stack:
-        stack.enter_context(attention_as_on_cuda(NAME, capability))
+        stack.enter_context(attention_as_on_cuda(NAME, capability, alike))
         stack.enter_context(flash_attention_installed())
         stack.enter_context(flex_attention_compiled(NAME))
         stack.enter_context(noting_launches(ledger))

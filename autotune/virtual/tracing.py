@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ def trace(
     *,
     target: Target = "cuda",
     capability: tuple[int, int] = (8, 0),
+    others: Iterable[tuple[int, int]] = (),
     world: World | None = None,
 ) -> Trace:
     """Run ``fn`` on a virtual device with fake tensors, and return its memory events in order.
@@ -50,17 +51,19 @@ def trace(
         fn: any PyTorch code; the body of :func:`phase` becomes a phase of the trace.
         target: ``cpu`` simulates the CPU's allocator and kernels (the device is ``cpu`` then), ``cuda`` those of a GPU.
         capability: CUDA compute capability of that GPU, by which PyTorch chooses kernels.
+        others: further compute capabilities, of which :attr:`Trace.alike` has those that the trace holds for too.
         world: the processes of which the trace is one, or None for a single one.
 
     Raises:
         UnknownShapeError: a shape depends on values that are not known in a trace.
     """
+    alike = set(others)
     with ExitStack() as stack:
         if target == "cuda":
             from autotune.virtual.device import NAME, standing_in_for_cuda
 
             ledger = Ledger(NAME)
-            device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability))
+            device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
         else:
             from autotune.virtual.cpu import scratch
 
@@ -95,6 +98,7 @@ def trace(
             host_peak=on_host[0],
             assumptions=dict(mode.knowledge.assumptions),
             settled=dict(ledger.settled),
+            alike=frozenset(alike),
             streams=dict(ledger.streams),
         )
 

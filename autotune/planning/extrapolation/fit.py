@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import AllocatorUse
-from autotune.core.protocol import Replayed, TraceReply
+from autotune.core.protocol import TraceReply
 from autotune.core.timeline import Occurrence, Part, Section
+from autotune.core.traced import Replayed
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
