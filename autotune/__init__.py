@@ -1,9 +1,9 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
-``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``check`` says before a job starts whether its
-configuration runs and fits, ``lengths`` shows what a dataset's lengths are, ``report`` writes a page about a search or
-a plan, ``catalogue`` lists the knobs. Importing this package imports
-nothing heavy: torch and TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
+``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``rent`` compares many GPUs, ``check`` says before
+a job starts whether its configuration runs and fits, ``lengths`` shows what a dataset's lengths are, ``report`` writes
+a page about a search or a plan, ``catalogue`` lists the knobs. Importing this package imports nothing heavy: torch and
+TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from autotune.api.plan import plan
     from autotune.api.preflight import PreflightCallback
     from autotune.api.probe import probe
+    from autotune.api.rent import rent
     from autotune.api.report import report
     from autotune.api.result import ProbeResult
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
+    from autotune.core.rent import Rent
     from autotune.core.verdict import Verdict
     from autotune.errors import AutotuneError, InputError, WillNotFit
 
@@ -33,6 +35,7 @@ __all__ = [
     "Plan",
     "PreflightCallback",
     "ProbeResult",
+    "Rent",
     "Verdict",
     "WillNotFit",
     "catalogue",
@@ -41,6 +44,7 @@ __all__ = [
     "lengths",
     "plan",
     "probe",
+    "rent",
     "report",
 ]
 __version__ = "0.1.0"
@@ -55,6 +59,7 @@ _HOMES = {
     "Plan": "autotune.core.estimate",
     "PreflightCallback": "autotune.api.preflight",
     "ProbeResult": "autotune.api.result",
+    "Rent": "autotune.core.rent",
 }
 
 

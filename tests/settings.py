@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import (
     DatasetProfile,
@@ -35,6 +37,8 @@ GPU = Machine(
     Hardware("cuda", "a GPU made by hand", 80 * GIB, compute_capability=(9, 0), cores=8, driver="580.1"),
     {**PACKAGES, "torch": "2.13.0", "liger-kernel": "0.8.5", "flash-attn": "2.9.0"},
 )
+TWO = Machine(Hardware("cpu", "a CPU made by hand", 8 * GIB, processes=2, cores=2), {**PACKAGES, "deepspeed": "0.19.8"})
+"""A machine on which two processes train together."""
 LENGTHS = {20: 50, 100: 40, 500: 9, 2000: 1}
 """100 rows, 11,500 tokens; 1024 tokens keep 91.5 % of them, and 99 % need 1885."""
 
@@ -86,6 +90,13 @@ def setting(
 ) -> Setting:
     """Return a setting on a machine made by hand."""
     return Setting(of or workload(), machine, global_batch_size, token_coverage, allowed)
+
+
+def plan_with(here: Setting, choices: Mapping[str, Choice], trainer: str = "sft") -> TrainingPlan:
+    """Return the plan of TRL's defaults with some other choices."""
+    known = find_trainer(trainer)
+    baseline = Candidate({item.name: item.default(here) for item in known.techniques})
+    return known.plan(known.normal(baseline.but(**choices), here), here)
 
 
 def problem(here: Setting, wishes: Wishes | None = None, trainer: str = "sft") -> TrainerProblem:

@@ -12,8 +12,6 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# No test connects to a PostgreSQL server, so that `make test-lowest` leaves this extra out, as `make test` does.
-NOT_TESTED = {"postgres"}
 
 
 def pins() -> dict[str, Version]:
@@ -30,7 +28,7 @@ def pins() -> dict[str, Version]:
 def required() -> list[Requirement]:
     """Return what autotune and its extras require."""
     extras = PROJECT["optional-dependencies"]
-    lines = [*PROJECT["dependencies"], *(line for name in extras if name not in NOT_TESTED for line in extras[name])]
+    lines = [*PROJECT["dependencies"], *(line for name in extras for line in extras[name])]
     return [Requirement(line) for line in lines]
 
 

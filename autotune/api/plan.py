@@ -9,9 +9,11 @@ from autotune.api.given import given
 from autotune.app.options import checked_options
 from autotune.app.plan import Asked, check_rows, whole_rows
 from autotune.app.plan import plan as planned
+from autotune.app.rent import ALL
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Plan
 from autotune.core.events import Listener, ignore
+from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
 
@@ -26,6 +28,8 @@ def plan(
     completion_length: int | str | None = None,
     prompt_coverage: float | None = None,
     gpu: str | None = None,
+    num_processes: int | None = None,
+    num_machines: int | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
     global_batch_size: int | None = None,
@@ -55,6 +59,10 @@ def plan(
         prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
             evaluation each: the longest are dropped, since these trainers cut none. None: 1.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; None: this machine's.
+            ``all`` is for :func:`autotune.rent`.
+        num_processes: processes that train together, each on a GPU of its own; None: one, or one on each of this
+            machine's GPUs.
+        num_machines: machines that these are in; None: as few as have eight each.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8,
@@ -76,14 +84,19 @@ def plan(
         InputError: something that was given cannot be used.
         AutotuneError: processes cannot be started.
     """
+    if gpu == ALL:
+        raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
     # A generator can be read only once.
     reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
     settings = given(plan, locals())
-    asked = Asked(model, dataset, gpu, seq_len, memory_budget, top, settings, explain, eval_dataset, eval_split)
+    asked = Asked(
+        model, dataset, gpu, seq_len, memory_budget, top, settings, explain, eval_dataset, eval_split, num_machines
+    )
     check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
     fixed = dict(fix or {})
     options = checked_options(
         trainer=trainer,
+        num_processes=num_processes,
         reward_funcs=reward_funcs,
         completion_length=completion_length,
         prompt_coverage=prompt_coverage,

@@ -30,6 +30,7 @@ def probe(
     completion_length: int | str | None = None,
     prompt_coverage: float | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
+    num_processes: int | None = None,
     memory_budget: str | int | None = None,
     margin: float = 0.05,
     global_batch_size: int | None = None,
@@ -69,7 +70,9 @@ def probe(
         prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
             evaluation each: the longest are dropped, since these trainers cut none. None: 1.
         device: ``auto`` takes a GPU where there is one.
-        memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: what others leave free.
+        num_processes: processes that train together, each on a GPU of its own; None: one on each visible GPU, or a
+            single one on a CPU. On a CPU, each has an equal share of the memory.
+        memory_budget: memory that each process may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: as
             ``base`` says, or 8 per process, as TRL's defaults give.
@@ -85,9 +88,10 @@ def probe(
         timeout: for the whole search, such as ``10m`` or in seconds.
         init: ``random`` needs no weights; ``pretrained`` loads them.
         seed: of the search and of the order of batches.
-        storage: URL of an Optuna storage; None: ``study.db`` in the output directory.
+        storage: URL of an Optuna storage: a database as Optuna takes it, ``journal:///path`` for a journal on a file
+            system, or ``grpc://host:port``; None: ``study.db`` in the output directory.
         study: name of the study in it; None: the output directory's name.
-        resume: whether to continue the study that is there.
+        resume: whether to continue the study that is there, or to join the processes that search it.
         output: directory of the bundle; None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
         plan: whether steps are traced before the first probe, so that what cannot fit is not probed.
         listener: receives the events of the run, as they happen.
@@ -108,6 +112,7 @@ def probe(
         completion_length=completion_length,
         prompt_coverage=prompt_coverage,
         device=device,
+        num_processes=num_processes,
         margin=margin,
         global_batch_size=global_batch_size,
         max_length=max_length,

@@ -138,7 +138,8 @@ class ProbeResult:
         """
         if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
             raise AutotuneError("TRL has no command for this recommendation.", hint="Run the bundle's train.py.")
-        write_text(Path(path), config_text(self.document, self._found(), self._rows()))
+        directory = Path(self.document.output_directory)
+        write_text(Path(path), config_text(self.document, self._found(), self._rows(), directory))
 
     def to_json(self) -> str:
         """Return the document of ``result.json``."""

@@ -27,6 +27,7 @@ class Options:
     """A run as it was asked for; every field has been checked on its own.
 
     Attributes:
+        num_processes: processes that train together, or None for one on each device.
         margin: share of the budget, 0 to 0.5, that stays free while probing.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
         trials: most probes, or None for the effort's number.
@@ -37,6 +38,7 @@ class Options:
 
     trainer: Trainer
     device: Literal["auto", "cuda", "cpu"]
+    num_processes: int | None
     margin: float
     global_batch_size: int | None
     token_coverage: float
@@ -55,6 +57,7 @@ def checked_options(
     *,
     trainer: str,
     device: Literal["auto", "cuda", "cpu"] = "auto",
+    num_processes: int | None = None,
     margin: float = 0.0,
     global_batch_size: int | None = None,
     max_length: int | None = None,
@@ -85,7 +88,13 @@ def checked_options(
         raise InputError(f"There is no effort {effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
     _check_range("margin", margin, 0.0, _LARGEST_MARGIN)
     _check_range("token coverage", 1.0 if token_coverage is None else token_coverage, 0.0, 1.0)
-    for name, number in (("global batch size", global_batch_size), ("maximum length", max_length), ("trials", trials)):
+    numbers = {
+        "global batch size": global_batch_size,
+        "maximum length": max_length,
+        "number of trials": trials,
+        "number of processes": num_processes,
+    }
+    for name, number in numbers.items():
         if number is not None and number < 1:
             raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
     if max_length is not None and token_coverage is not None:
@@ -101,6 +110,7 @@ def checked_options(
     return Options(
         trainer=known,
         device=device,
+        num_processes=num_processes,
         margin=margin,
         global_batch_size=global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if token_coverage is None else token_coverage,

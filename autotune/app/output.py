@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +16,8 @@ from autotune.errors import InputError
 from autotune.study import ProbeRun, Purpose
 
 _RUN_FILE = "run.json"
-_OWN_NAMES = frozenset({"workload", "probes", _RUN_FILE})
+_LOCK_FILE = ".lock"
+_OWN_NAMES = frozenset({"workload", "probes", _RUN_FILE, _LOCK_FILE})
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,27 @@ class Output:
     def study_url(self) -> str:
         """URL of the study that lies in the directory."""
         return f"sqlite:///{self.directory / 'study.db'}"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the directory while the context is active; a run that is killed keeps nobody out.
+
+        Raises:
+            InputError: another run writes to it.
+        """
+        with (self.directory / _LOCK_FILE).open("w", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"Another run writes to {self.directory}.",
+                    hint="To search together, give each an --output of its own, and the same --storage and --study.",
+                ) from error
+            except OSError as error:
+                # Some network file systems have no locks.
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise
+            yield
 
     def probe(self, run: ProbeRun) -> Path:
         """Return the folder of a run: ``7``, ``7-confirmation``, ``7-comparison-1``, ``7-comparison-1-baseline``, …."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.options import Options, check_evaluation
-from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import MOST_TOKENS, Planned, machines_of, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
@@ -57,6 +57,7 @@ class Asked:
     explain: bool = False
     eval_dataset: str | None = None
     eval_split: str | None = None
+    num_machines: int | None = None
 
 
 def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
@@ -67,7 +68,8 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
-    planned = planned_machine(asked.gpu)
+    planned = planned_machine(asked.gpu, options.num_processes)
+    machines = machines_of(planned.machine.hardware.processes, asked.num_machines)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
@@ -112,7 +114,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         changes=smallest_changes((baseline, *distinct(traced, asked.top)), traced),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=(*_notes(problem, planner, planned, cache), *offers),
+        notes=(*_notes(problem, planner, planned, cache, machines), *offers),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -120,6 +122,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         explanation=explanation,
         vllm=vllm,
         trainer=problem.trainer.name,
+        processes=hardware.processes,
         lengths=histogram(workload.dataset.documents),
         environment=environment(planned.machine),
         timeline=timelines[0],
@@ -169,7 +172,23 @@ def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], e
     return seq_len if cuts and "max_length" not in (*fixed, *excluded) else None
 
 
-def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
+def notes_on_processes(processes: int, machines: int, *, at_most: bool = False) -> Iterator[str]:
+    """Yield what is not known, or easily overlooked, of several processes.
+
+    Args:
+        at_most: whether fewer processes are planned for as well.
+    """
+    if processes > 1:
+        each = f"{'up to ' if at_most else ''}{processes // machines}"
+        yield f"A machine runs {each} processes, and each loads the model: what is said of the host is of each process."
+    if machines > 1:
+        yield (
+            "The network between machines is not known: communication is timed as if all GPUs were in one machine,"
+            " which is a lower bound."
+        )
+
+
+def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, machines: int) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
@@ -206,6 +225,7 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
+    yield from notes_on_processes(planned.machine.hardware.processes, machines)
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:

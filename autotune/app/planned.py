@@ -27,6 +27,8 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 
 CPU = "cpu"
+# As clouds sell them: the usual most of one machine.
+_PER_MACHINE = 8
 MOST_TOKENS = 1 << 24
 """Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 
@@ -52,8 +54,27 @@ class Planned:
         return self.gpu or Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0)
 
 
-def planned_machine(word: str | None) -> Planned:
+def machines_of(processes: int, asked: int | None) -> int:
+    """Return the number of machines that processes are in: that asked for, or as few as have eight each.
+
+    Raises:
+        InputError: the processes cannot be shared out equally.
+    """
+    if asked is None:
+        return -(-processes // _PER_MACHINE)
+    if asked < 1 or processes % asked:
+        raise InputError(
+            f"{processes} processes cannot be shared out among {asked} machines.",
+            hint="--num-processes counts those of all machines together, and is a multiple of --num-machines.",
+        )
+    return asked
+
+
+def planned_machine(word: str | None, processes: int | None = None) -> Planned:
     """Return the machine with the GPU that a word names; None means this machine's own.
+
+    Args:
+        processes: that train together, each on a GPU of its own; None: one, or one on each of this machine's own GPUs.
 
     Raises:
         InputError: there is no such GPU, or no word and no GPU.
@@ -66,15 +87,17 @@ def planned_machine(word: str | None) -> Planned:
                 f"There is no GPU here to plan for: {own.device_reason}.",
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
-        return Planned(replace(own, planned=True), described(own.hardware), here.hardware.cores)
+        hardware = replace(own.hardware, processes=processes or own.hardware.processes)
+        return Planned(replace(own, hardware=hardware, planned=True), described(hardware), here.hardware.cores)
     if word.strip().lower() == CPU:
-        return Planned(here, None, here.hardware.cores)
+        return Planned(inspect_machine("cpu", processes), None, here.hardware.cores)
     gpu = find_gpu(word)
     hardware = Hardware(
         kind="cuda",
         name=gpu.name,
         memory_bytes=gpu.memory_bytes,
         compute_capability=gpu.compute_capability,
+        processes=processes or 1,
         cores=here.hardware.cores,
     )
     return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)

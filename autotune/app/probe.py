@@ -70,11 +70,15 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
     started = time.monotonic()
     given = _given(asked, options) if asked.base is None else None
-    machine = inspect_machine(options.device)
+    machine = inspect_machine(options.device, _processes(asked, options))
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
-    with JobServer(machine.hardware.kind, threads=machine.hardware.threads) as server:
+    hardware = machine.hardware
+    with (
+        out.held(),
+        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server,
+    ):
         base = None
         if asked.base is not None:
             listener(StageStarted(f"Reading {asked.base.place} with TRL's parser"))
@@ -128,6 +132,21 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     write_bundle(result, out.directory)
     write_page(result, out.directory / PAGE)
     return result
+
+
+def _processes(asked: Asked, options: Options) -> int | None:
+    """Return how many processes train together; None: one on each device.
+
+    Raises:
+        InputError: a base is given, and more than one.
+    """
+    if asked.base is None:
+        return options.num_processes
+    if (options.num_processes or 1) > 1:
+        raise InputError(
+            "A base is probed in one process.", hint="Leave out --num-processes, or name MODEL and DATASET instead."
+        )
+    return 1
 
 
 def _given(asked: Asked, options: Options) -> Sources:

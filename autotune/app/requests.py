@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.core.candidate import Candidate
+from autotune.core.gpu import Gpu
 from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest
@@ -32,7 +35,11 @@ def probe_request(
     )
 
 
-def traces_of(workload: Workload, machine: Machine, tracer: Tracer, cache: Cache) -> Traces:
-    """Return the traces of a workload's model with the software of a machine and this source of autotune."""
+def traces_of(workload: Workload, machine: Machine, tracer: Tracer, cache: Cache, gpus: Sequence[Gpu] = ()) -> Traces:
+    """Return the traces of a workload's model with the software of a machine and this source of autotune.
+
+    Args:
+        gpus: all that traces will be asked for, where there are several.
+    """
     versions = {**environment(machine), "autotune": source_digest()}
-    return Traces(tracer, cache, workload.model.fingerprint, versions)
+    return Traces(tracer, cache, workload.model.fingerprint, versions, gpus)

@@ -19,6 +19,7 @@ from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
 from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_bytes
 
 _LATE = 3.0
 """A run that takes this many times as long as its steps took in a probe is considered to hang."""
@@ -97,24 +98,33 @@ def seed_of(run: ProbeRun, seed: int) -> int:
 
 
 def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
-    """Return the named parts that a study depends on: measurements of other parts are not comparable."""
+    """Return the named parts that a study depends on: measurements of other parts are not comparable.
+
+    A value is shown to the user where it differs, so that it is what is compared where that is short, and else a hash.
+    """
     setting = problem.setting
     workload, hardware = setting.workload, setting.machine.hardware
     parts: dict[str, object] = {
         "model": [workload.model.fingerprint, workload.model_source.init],
         "dataset": workload.dataset.fingerprint,
         **({"evaluation dataset": workload.evaluation.fingerprint} if workload.evaluation is not None else {}),
-        "trainer": workload.trainer,
-        "hardware": [hardware.kind, hardware.name, hardware.processes, hardware.cores],
-        "software versions": environment(setting.machine),
-        "memory budget": limit_bytes,
         "completions and rewards": encode(workload.rollouts),
-        "global batch size": setting.global_batch_size,
-        "token coverage": setting.token_coverage,
-        "allowed techniques": sorted(setting.allowed),
-        "search space": {knob: list(choices) for knob, choices in problem.choices.items()},
         **({"base": encode(replace(setting.base, file="", held={}))} if setting.base is not None else {}),
     }
     return {
-        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16] for name, part in parts.items()
+        **{name: _hash(part) for name, part in parts.items()},
+        "trainer": workload.trainer,
+        "device": f"{hardware.name} ({hardware.kind})",
+        "processes": str(hardware.processes),
+        "CPU cores": str(hardware.cores),
+        "memory budget": f"{format_bytes(limit_bytes)} ({limit_bytes:,} bytes)",
+        "global batch size": str(setting.global_batch_size),
+        "token coverage": str(setting.token_coverage),
+        "allowed techniques": ", ".join(sorted(setting.allowed)) or "none",
+        **{f"version of {name}": version for name, version in environment(setting.machine).items()},
+        **{f"choices of {knob}": ", ".join(map(str, choices)) for knob, choices in problem.choices.items()},
     }
+
+
+def _hash(part: object) -> str:
+    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]

@@ -9,6 +9,9 @@ from typing import Any
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
+AUTO = "auto"
+"""The word for the fewest GPUs that fit."""
+
 
 def add_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Declare MODEL, which is required unless ``optional``."""
@@ -61,9 +64,37 @@ def add_device(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help=f"{what} (default: auto, a GPU if any)")
 
 
+def add_num_processes(parser: argparse._ActionsContainer, default: str) -> None:
+    """Declare --num-processes; ``default`` describes its default."""
+    parser.add_argument(
+        "--num-processes", type=int, metavar="N", help=f"processes that train together (default: {default})"
+    )
+
+
+def add_planned_processes(parser: argparse._ActionsContainer) -> None:
+    """Declare --num-processes and --num-machines of GPUs that need not be here."""
+    parser.add_argument(
+        "--num-processes",
+        type=_number_or_auto,
+        metavar="N|auto",
+        help="GPUs that train together, in all (default: 1); auto: the fewest that fit",
+    )
+    parser.add_argument(
+        "--num-machines", type=int, metavar="M", help="machines that these are in (default: one for every 8)"
+    )
+
+
+def _number_or_auto(text: str) -> int | str:
+    if text != AUTO and not text.lstrip("-").isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {AUTO}")
+    return text if text == AUTO else int(text)
+
+
 def add_memory_budget(parser: argparse._ActionsContainer, default: str) -> None:
     """Declare --memory-budget; ``default`` describes its default."""
-    parser.add_argument("--memory-budget", metavar="SIZE", help=f"memory for training, as 24GiB (default: {default})")
+    parser.add_argument(
+        "--memory-budget", metavar="SIZE", help=f"memory of each process, as 24GiB (default: {default})"
+    )
 
 
 def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_length: str) -> None:

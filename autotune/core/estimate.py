@@ -163,6 +163,8 @@ class Plan:
         explanation: how the estimate of one candidate came about; None unless that was asked for.
         vllm: what vLLM may take of the GPU; None for a trainer that generates nothing, and on a CPU.
         trainer: which of TRL's.
+        processes: that train together, each on such a GPU: memory is that of the one that needs the most, and
+            tokens are those of all.
         lengths: of the rows, as ``autotune lengths`` counts them.
         environment: versions of the software that was traced, by package.
         timeline, baseline_timeline: memory through one step, of the fastest that fits (of what needs the least where
@@ -188,6 +190,7 @@ class Plan:
     explanation: Explanation | None = None
     vllm: VllmOutlook | None = None
     trainer: str = ""
+    processes: int = 1
     lengths: tuple[LengthBin, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None

@@ -13,18 +13,15 @@ NO_EVALUATION = "no"
 
 @dataclass(frozen=True)
 class Launch:
-    """How the processes of a training are started.
+    """How the processes of a training are started; by which engine they share it, the trainer's arguments say.
 
     Attributes:
-        processes: the world size.
-        accelerate: fields of the document that ``accelerate launch --config_file`` reads, beside the number of
-            processes; empty for a single process or plain data parallelism.
-        deepspeed: the document that ``deepspeed`` in the trainer's arguments names; empty if there is none.
+        processes: the world size, over all machines.
+        machines: how many machines they run on, the same number on each.
     """
 
     processes: int = 1
-    accelerate: Mapping[str, object] = field(default_factory=dict)
-    deepspeed: Mapping[str, object] = field(default_factory=dict)
+    machines: int = 1
 
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
@@ -65,7 +62,7 @@ class TrainingPlan:
 
     Attributes:
         trainer: the trainer's name, such as ``dpo``.
-        args: fields of the trainer's configuration (``trl.DPOConfig``).
+        args: fields of the trainer's configuration (``trl.DPOConfig``); ``deepspeed`` and ``fsdp_config`` as mappings.
         model: fields of ``trl.ModelConfig``: ``dtype``, ``attn_implementation``, ``use_peft``, ``load_in_4bit``, ….
         truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed if the trainer
             refuses ``max_length`` (padding-free without packing).
@@ -108,7 +105,7 @@ class TrainingPlan:
         """Hash that is equal for plans that train in the same way."""
         parts: list[object] = [self.trainer, dict(self.args), dict(self.model), self.truncate_to]
         if self.launch != Launch():
-            parts.append([self.launch.processes, dict(self.launch.accelerate), dict(self.launch.deepspeed)])
+            parts.append([self.launch.processes, self.launch.machines])
         if self.env or self.peft:
             parts.append({"env": dict(self.env), "peft": dict(self.peft)})
         document = json.dumps(parts, sort_keys=True)

@@ -16,13 +16,16 @@ from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.step_time import Factors, StepTime
-from autotune.core.timeline import Section
+from autotune.core.timeline import Occurrence, Section
+from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
 VERSION = 1
 REQUEST_FILE = "request.json"
 REPLY_FILE = "reply.json"
 LOG_FILE = "log.txt"
+RANK_FOLDER = "rank-{rank}"
+"""The folder of a rank in the folder of a job with several processes: it has request, reply and log of its own."""
 TRACED_FILE = "traced"
 """A job that traces writes a byte to it after each trace."""
 
@@ -129,6 +132,34 @@ class ProbeReply:
 
 
 @dataclass(frozen=True)
+class RankEnding:
+    """How the process of one rank ended.
+
+    Attributes:
+        code: its exit status, or None.
+        signal: the number of the signal that ended it, or None.
+        ended_with_group: whether it was killed because another rank had failed.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    ended_with_group: bool = False
+
+
+@dataclass(frozen=True)
+class RanksReply:
+    """The reply of a job with several processes; what each of them replied is in a folder of its own.
+
+    Attributes:
+        endings: by rank.
+        first_failed: the rank whose failure ended the group; None if there was none.
+    """
+
+    endings: tuple[RankEnding, ...]
+    first_failed: int | None = None
+
+
+@dataclass(frozen=True)
 class TraceRequest:
     """Run training steps of one plan on the virtual accelerator, with no GPU and no storage.
 
@@ -153,6 +184,7 @@ class TraceRequest:
         allocator: how the caching allocator is used, for the figures of the reply outside of its ``replays``.
         allocators: further ways to use it that the trace is replayed for.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
+        others: further GPUs that the reply may stand for, if their kernels are the same.
     """
 
     plan: TrainingPlan
@@ -168,38 +200,12 @@ class TraceRequest:
     allocator: AllocatorUse = field(default_factory=AllocatorUse)
     varied: bool = False
     allocators: tuple[AllocatorUse, ...] = ()
+    others: tuple[Gpu, ...] = ()
 
     @property
     def replayed(self) -> tuple[AllocatorUse, ...]:
         """The ways to use the caching allocator that the trace is replayed for; a CPU has none."""
         return tuple(dict.fromkeys((self.allocator, *self.allocators))) if self.target == "cuda" else ()
-
-
-@dataclass(frozen=True)
-class TracedPeak:
-    """The most bytes that tensors held at once, without any allocator's rounding.
-
-    Attributes:
-        bytes: sum of the parts.
-        categories: the parts, by PyTorch's names: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
-            ``activation``, ``temporary``, ``other``. Those of zero bytes are left out.
-    """
-
-    bytes: int
-    categories: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What the caching allocator counts at most for the same trace, if it is used in one way.
-
-    Attributes:
-        allocated_bytes, reserved_bytes: as in :class:`TraceReply`.
-    """
-
-    allocator: AllocatorUse
-    allocated_bytes: int
-    reserved_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,8 @@ class TraceReply:
     Attributes:
         layers: number of layers that were traced.
         device: peak on the device, from building the model to the end of the second step on the worst micro-batch.
-            With the target ``cpu`` everything is on the device.
+            With the target ``cpu`` everything is on the device. With several processes, all peaks are those of the
+            rank that holds the most.
         host: peak of tensors on the host (offloaded activations, batches).
         allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
             workspaces included, context excluded). CPU: the peak of tensor bytes.
@@ -220,12 +227,15 @@ class TraceReply:
             peaks are those of an allocator without a limit.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
         step: time of a typical optimizer step; None without a GPU whose speeds are known.
-        tokens_per_step: dataset tokens of that optimizer step, padding excluded.
+        tokens_per_step: dataset tokens of that optimizer step on all ranks, padding excluded.
+        between: the occurrence of a micro-batch that stands for those between the first and the last of a step. Several
+            processes exchange gradients in the last one alone.
         assumptions: what was assumed where the step depends on the values of real data, and how often.
         seconds: time that the trace took.
         sections: memory over the second step on the worst micro-batch, part by part.
         replays: allocated and reserved bytes for the ways to use the caching allocator that were asked for, without a
             limit; empty with the target ``cpu``, which has none.
+        gpus: the figures of all GPUs that the trace stands for; those of the request's own are repeated above.
     """
 
     layers: int
@@ -238,11 +248,13 @@ class TraceReply:
     worst_tokens: int
     step: StepTime | None
     tokens_per_step: float
+    between: Occurrence = Occurrence.FURTHER
     assumptions: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     sections: tuple[Section, ...] = ()
     varied_bytes: int | None = None
     replays: tuple[Replayed, ...] = ()
+    gpus: tuple[GpuFigures, ...] = ()
 
     def replayed(self, allocator: AllocatorUse) -> Replayed:
         """Return the figures for one way to use the caching allocator, or the reply's own where there is no choice.

@@ -17,6 +17,10 @@ class ProbeStatus(StrEnum):
     VETOED = "vetoed"
 
 
+OUT_OF_MEMORY = frozenset({ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY})
+"""The statuses of a probe that needed more memory than there was, on the device or on the host."""
+
+
 class RunStatus(StrEnum):
     """How a whole run of ``autotune probe`` ended."""
 

@@ -15,6 +15,7 @@ class Factors:
         attention: fused attention, over the GPU's peak.
         memory: what the device's memory bounds, over its bandwidth.
         copies: copies between host and device, over the nominal rate of PCIe.
+        communication: sending to other ranks, over the nominal rate of NVLink or PCIe.
         launch_seconds: host time for one operator in eager mode. The default is within the 5 to 25 µs that
             https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html sums up; it depends on the
             host and was not measured here.
@@ -25,6 +26,7 @@ class Factors:
     attention: float = 1.0
     memory: float = 1.0
     copies: float = 1.0
+    communication: float = 1.0
     launch_seconds: float = 1e-5
     allow_tf32: bool = False
 
@@ -39,6 +41,7 @@ class StepTime:
         copy_seconds: time of the two copy engines together.
         launch_seconds: time of the host.
         flops: floating-point operations of matrix products and attention.
+        communication_seconds: time of the links to other ranks.
     """
 
     seconds: float
@@ -48,3 +51,4 @@ class StepTime:
     copy_seconds: float
     launch_seconds: float
     flops: int
+    communication_seconds: float = 0.0

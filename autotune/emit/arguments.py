@@ -25,7 +25,8 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
         "output_dir": output_name(workload),
         **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
         **model,
-        **plan.args,
+        # accelerate brings DeepSpeed's document (:mod:`autotune.emit.launch`).
+        **{name: value for name, value in plan.args.items() if name != "deepspeed"},
     }
 
 

@@ -11,6 +11,8 @@ from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
+from autotune.emit.launch import FILES as LAUNCH_FILES
+from autotune.emit.launch import launch_files
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
 from autotune.trainers import find_trainer
@@ -34,7 +36,7 @@ def write_bundle(result: Result, directory: Path) -> None:
     if result.recommended is not None:
         _write_recommendation(result, result.recommended, directory)
     elif result.status is not RunStatus.INTERRUPTED:
-        for name in (CONFIG, SCRIPT, PEFT_CONFIG):
+        for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES):
             remove(directory / name)
         remove_rows(directory)
     write_text(directory / RESULT, json_text(result))
@@ -44,11 +46,17 @@ def _write_recommendation(result: Result, chosen: Choosable, directory: Path) ->
     plan = chosen.plan
     rows = write_rows(result.workload, plan, directory)
     if find_trainer(result.trainer).runs_by_command(plan):
-        write_text(directory / CONFIG, config_text(result, chosen, rows))
+        write_text(directory / CONFIG, config_text(result, chosen, rows, directory))
     else:
         remove(directory / CONFIG)
     if plan.peft:
         write_text(directory / PEFT_CONFIG, json.dumps(dict(plan.peft), indent=2) + "\n")
     else:
         remove(directory / PEFT_CONFIG)
+    launched = launch_files(plan, directory)
+    for name in LAUNCH_FILES:
+        if name in launched:
+            write_text(directory / name, launched[name])
+        else:
+            remove(directory / name)
     write_text(directory / SCRIPT, script_text(result, chosen, rows))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments, training_arguments
+from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
 
 _WIDTH = 100
 
 
-def config_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
+def config_text(result: Result, chosen: Choosable, rows: TrainingRows, directory: Path) -> str:
     """Return the YAML document, the user's own if the run started from one, with its provenance above as a comment."""
     import yaml
 
@@ -23,6 +25,7 @@ def config_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
             **({"env": dict(chosen.plan.env)} if chosen.plan.env else {}),
             **training_arguments(chosen.plan, result.workload, rows),
             **launch_arguments(result.hardware),
+            **({"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(chosen.plan) else {}),
         }
         body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
     lines = [f"Run with: trl {result.trainer} --config config.yaml", *provenance(result, chosen, rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.core.result import Choosable, Result
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, launches
 from autotune.emit.rows import TrainingRows
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_rate
@@ -41,6 +42,15 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
     ]
     if chosen.plan.completions is not None:
         sentences += _of_completions(result, chosen)
+    if launches(chosen.plan):
+        count = chosen.plan.launch.processes
+        moved = (
+            f" It says where {DEEPSPEED} is; change that if you move it." if chosen.plan.args.get("deepspeed") else ""
+        )
+        sentences.append(
+            f"{ACCELERATE} says how `accelerate launch` starts {'1 process' if count == 1 else f'{count} processes'}."
+            + moved
+        )
     if chosen.plan.peft:
         sentences.append(
             f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."

@@ -9,6 +9,7 @@ from string import Template
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
+from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import ROWS, TrainingRows
 from autotune.trainers import Trainer, find_trainer
@@ -76,8 +77,7 @@ _LOADED = {
 _SCRIPT = Template('''\
 """$title with TRL, as recommended by autotune; stands on its own.
 
-    python train.py                  trains as recommended
-    python train.py --max_steps 2    every argument of $command overrides what is recommended
+$usage
 
 $provenance
 """
@@ -145,7 +145,7 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
         **_rewards(scores=bool(chosen.plan.rewards)),
         standard=_standard(chosen.plan, env),
         title=trainer.title,
-        command=command,
+        usage=_usage(chosen.plan, command),
         peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
         imports=_imports(trainer, chosen.plan, evaluates=evaluates),
         rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
@@ -156,6 +156,15 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
         trainer_class=trainer.trainer_class,
         provenance="\n".join(_docstring_lines(sentence) for sentence in sentences),
         arguments="\n".join(f"    {name!r}: {expression}," for name, expression in expressions.items()),
+    )
+
+
+def _usage(plan: TrainingPlan, command: str) -> str:
+    start = f"accelerate launch --config_file {ACCELERATE}" if launches(plan) else "python"
+    first, second = f"{start} train.py", f"{start} train.py --max_steps 2"
+    return (
+        f"    {first:{len(second)}}    trains as recommended\n"
+        f"    {second}    every argument of {command} overrides what is recommended"
     )
 
 

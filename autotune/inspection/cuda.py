@@ -1,7 +1,8 @@
-"""The CUDA device that a training process would get, as the driver describes it (NVML)."""
+"""The CUDA devices that training processes would get, as the driver describes them (NVML)."""
 
 from __future__ import annotations
 
+import itertools
 import os
 
 from autotune.core.machine import Hardware
@@ -11,11 +12,11 @@ class NoGpuError(Exception):
     """There is no CUDA device to train on; the text says why."""
 
 
-def first_gpu() -> Hardware:
-    """Return the first device that ``CUDA_VISIBLE_DEVICES`` leaves visible.
+def visible_gpus() -> tuple[Hardware, ...]:
+    """Return the devices that ``CUDA_VISIBLE_DEVICES`` leaves visible, in its order; at least one.
 
     Indices are taken in the driver's order, by PCI address, as torch's own NVML functions take them.
-    Its memory is what CUDA can allocate: the card's less what the driver reserves for itself.
+    Their memory is what CUDA can allocate: the card's less what the driver reserves for itself.
 
     Raises:
         NoGpuError: there is no driver, no device, or none that is visible.
@@ -27,14 +28,14 @@ def first_gpu() -> Hardware:
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver does not answer ({error})") from error
     try:
-        return _describe(_first_visible())
+        return tuple(map(_describe, _visible()))
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver failed to describe the device ({error})") from error
     finally:
         pynvml.nvmlShutdown()
 
 
-def _first_visible() -> object:
+def _visible() -> list[object]:
     import pynvml
 
     count = pynvml.nvmlDeviceGetCount()
@@ -42,19 +43,31 @@ def _first_visible() -> object:
         raise NoGpuError("the NVIDIA driver knows no device")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return pynvml.nvmlDeviceGetHandleByIndex(0)
-    first = visible.split(",")[0].strip()
-    if first.isdigit() and int(first) < count:
-        return pynvml.nvmlDeviceGetHandleByIndex(int(first))
-    if first.startswith("MIG-"):
-        return pynvml.nvmlDeviceGetHandleByUUID(first)
-    if first.startswith("GPU-"):
+        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    # CUDA sees the devices before the first word that names none.
+    found = list(itertools.takewhile(bool, (_named(word.strip(), count) for word in visible.split(","))))
+    if not found:
+        raise NoGpuError(f"CUDA_VISIBLE_DEVICES={visible!r} leaves no device visible")
+    return found
+
+
+def _named(word: str, count: int) -> object | None:
+    """Return the device that a word of ``CUDA_VISIBLE_DEVICES`` names, or None."""
+    import pynvml
+
+    if word.isdigit() and int(word) < count:
+        handle: object = pynvml.nvmlDeviceGetHandleByIndex(int(word))
+        return handle
+    if word.startswith("MIG-"):
+        slice_handle: object = pynvml.nvmlDeviceGetHandleByUUID(word)
+        return slice_handle
+    if word.startswith("GPU-"):
         for index in range(count):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             # CUDA takes the beginning of an identifier too.
-            if pynvml.nvmlDeviceGetUUID(handle).startswith(first):
+            if pynvml.nvmlDeviceGetUUID(handle).startswith(word):
                 return handle
-    raise NoGpuError(f"CUDA_VISIBLE_DEVICES={visible!r} leaves no device visible")
+    return None
 
 
 def _describe(handle: object) -> Hardware:

@@ -47,6 +47,11 @@ def find_gpu(word: str) -> Gpu:
     raise InputError(f"{word!r} is not a known GPU.", hint=f"{meant} A size such as 24GiB works too.")
 
 
+def listed_gpu(name: str) -> Gpu | None:
+    """Return the GPU of the catalogue with a name, understood as by :func:`find_gpu`, or None."""
+    return _names().get(_plain(name))
+
+
 def described(hardware: Hardware) -> Gpu:
     """Return a present GPU: its memory from the driver, its speeds from the catalogue if it is listed there."""
     known = _names().get(_plain(hardware.name))

@@ -10,7 +10,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.additive.group import Group, group_of
-from autotune.techniques.traits import allocator_knobs, geometry_knobs
+from autotune.techniques.traits import MOST_TRACED, allocator_knobs, geometry_knobs
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
@@ -49,11 +49,11 @@ class Cases:
         by_group: dict[Group, dict[Case, None]] = {}
         for candidate in candidates:
             geometry, use = self.geometry(candidate), self.use(candidate)
-            group = group_of(candidate, geometry.layout)
+            group = self.group_at(candidate, geometry)
             self.groups.setdefault(group, candidate)
             by_group.setdefault(group, {}).update(dict.fromkeys((each, use) for each in alternatives(geometry)))
             if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
-                beside = group_of(candidate, geometry.evaluation.layout)
+                beside = replace(group, layout=geometry.evaluation.layout)
                 self.evaluated.setdefault(group, {})[beside] = candidate
         self.uses = tuple(dict.fromkeys(self._uses.values()))
         lists: dict[tuple[Case, ...], CaseList] = {}
@@ -85,7 +85,12 @@ class Cases:
 
     def group(self, candidate: Candidate) -> Group:
         """Return the technique combination of a candidate."""
-        return group_of(candidate, self.geometry(candidate).layout)
+        return self.group_at(candidate, self.geometry(candidate))
+
+    def group_at(self, candidate: Candidate, geometry: BatchGeometry) -> Group:
+        """Return the technique combination of a candidate on other micro-batches than its own."""
+        alone = self._problem.setting.machine.hardware.processes == 1
+        return group_of(candidate, geometry.layout, None if alone else min(MOST_TRACED, geometry.micro_batches))
 
     def _geometry_in(self, candidate: Candidate, setting: Setting) -> BatchGeometry:
         trainer = self._problem.trainer

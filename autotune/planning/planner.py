@@ -14,12 +14,11 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.additive.design import Design
-from autotune.planning.additive.group import Group, group_of
+from autotune.planning.additive.group import Group
 from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
 from autotune.planning.explained import Basis, TracedTerm
-from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.points import GroupPoints
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
@@ -84,6 +83,7 @@ class Planner:
         self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
         self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
+        self._untimed = [(item.name, item.untimed) for item in problem.trainer.techniques if item.untimed]
         self._design = Design(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
 
@@ -198,7 +198,7 @@ class Planner:
         """
         setting = setting or self._problem.setting
         geometry, use = self._decisive(candidate, setting), self._cases.use(candidate)
-        group = group_of(candidate, geometry.layout)
+        group = self._cases.group_at(candidate, geometry)
         found = self._estimates.estimate(group, geometry, use)
         if found is None:
             reason = self.untraceable.get(group, "a technique of it was never traced")
@@ -209,7 +209,10 @@ class Planner:
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
-        rate = geometry.tokens * geometry.micro_batches / memory.step_seconds if memory.step_seconds else None
+        if setting.machine.hardware.kind == "cuda" and any(candidate[knob] in found for knob, found in self._untimed):
+            memory = replace(memory, step_seconds=None)
+        tokens = geometry.tokens * geometry.micro_batches * setting.machine.hardware.processes
+        rate = tokens / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 
@@ -272,7 +275,7 @@ class Planner:
     def _decisive(self, candidate: Candidate, setting: Setting | None = None) -> BatchGeometry:
         """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
         geometry = self._cases.geometry(candidate, setting)
-        group, use = group_of(candidate, geometry.layout), self._cases.use(candidate)
+        group, use = self._cases.group_at(candidate, geometry), self._cases.use(candidate)
 
         def need(each: BatchGeometry) -> int:
             found = self._estimates.estimate(group, each, use)
@@ -295,6 +298,6 @@ class Planner:
                 untraceable[group] = failed.reason
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
-            fits[group] = Fit(self._points.anchors[group.layout], good)
+            fits[group] = self._points.fit(group, good)
         effects = self._design.effects(fits, self._largest_need)
         self._estimates.learn(level for found in effects.values() for level in found)

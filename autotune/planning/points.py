@@ -8,12 +8,12 @@ from dataclasses import replace
 from autotune.core.batch_geometry import Layout
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import TraceRequest
+from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.planning.additive.group import Group
 from autotune.planning.cases import Cases
 from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.fit import Point, points
+from autotune.planning.extrapolation.fit import Fit, Point, points
 from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.requests import trace_request
 from autotune.techniques.traits import layer_period
@@ -51,6 +51,10 @@ class GroupPoints:
         at = group.layout, point[1], point[0]
         return trace_request(self._plan(group), *at, self._problem.setting, self._timed, self._cases.uses)
 
+    def fit(self, group: Group, replies: Mapping[Point, TraceReply]) -> Fit:
+        """Return the fit of a combination to the traces at its points."""
+        return Fit(self.anchors[group.layout], replies, edges=gathers_ahead(self._plan(group)))
+
     def _plan(self, group: Group) -> TrainingPlan:
         candidate = self._cases.groups.get(group)
         if candidate is None:
@@ -58,6 +62,11 @@ class GroupPoints:
         return self._problem.trainer.plan(candidate, self._problem.setting)
 
 
+def gathers_ahead(plan: TrainingPlan) -> bool:
+    """Return whether an engine gathers a layer's weights before it is reached, and holds them for a while after."""
+    return plan.launch.processes > 1
+
+
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
     """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
-    return traced_depths(layer_kinds, layer_period(plan))
+    return traced_depths(layer_kinds, layer_period(plan), edges=gathers_ahead(plan))

@@ -16,7 +16,7 @@ from autotune.planning.extrapolation.fit import Fit, points
 from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.shape import Anchors, Basis
-from autotune.planning.points import depths_of
+from autotune.planning.points import depths_of, gathers_ahead
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
@@ -115,7 +115,7 @@ class PlanTracer:
             raise UntraceableError(failed.reason)
         good = {key: reply for key, reply in replies.items() if not isinstance(reply, Untraceable)}
         return {
-            size: Fit(known, {point: good[size, point] for point in points(depths, known)})
+            size: Fit(known, {point: good[size, point] for point in points(depths, known)}, edges=gathers_ahead(plan))
             for size, known in sizes.items()
         }
 

@@ -12,6 +12,7 @@ from autotune.core.exchange import ExchangeError, read_reply
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import (
     LOG_FILE,
+    RANK_FOLDER,
     BuildRequest,
     CheckPackingReply,
     CheckPackingRequest,
@@ -22,6 +23,7 @@ from autotune.core.protocol import (
     PrepareRequest,
     ProbeReply,
     ProbeRequest,
+    RanksReply,
     ReadCommandRequest,
     SpeedsReply,
     SpeedsRequest,
@@ -31,7 +33,7 @@ from autotune.core.protocol import (
     TraceRequests,
 )
 from autotune.core.ranks import of_ranks
-from autotune.core.status import ProbeStatus
+from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError, InputError, JobLostError
 from autotune.probing.cgroup import out_of_memory_kills
 from autotune.probing.classify import classify
@@ -139,9 +141,35 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
 
 def _measurement(ending: Ending, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
     try:
-        reply = read_reply(folder, ProbeReply)
+        if request.plan.launch.processes == 1:
+            return _replied(read_reply(folder, ProbeReply))
+        group = read_reply(folder, RanksReply)
     except ExchangeError as error:
         return classify(ending, str(error), last_lines(folder, 50), limit_bytes=request.limit_bytes, kills=kills)
+    return _of_group(group, request, folder, kills) if isinstance(group, RanksReply) else _replied(group)
+
+
+def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
+    """Return the measurement of all ranks: of a rank that failed, with its number, or what all of them need."""
+    found: dict[int, Measurement] = {}
+    for rank, ended in enumerate(group.endings):
+        own = folder / RANK_FOLDER.format(rank=rank)
+        try:
+            found[rank] = _replied(read_reply(own, ProbeReply))
+        except ExchangeError as error:
+            if not ended.ended_with_group:
+                ending = Ending(0.0, ended.code, ended.signal)
+                lines = last_lines(own, 50)
+                found[rank] = classify(ending, str(error), lines, limit_bytes=request.limit_bytes, kills=kills)
+    failed = {rank: shown for rank, shown in found.items() if not shown.ok}
+    if not failed:
+        return of_ranks([found[rank] for rank in range(len(group.endings))])
+    # A rank that runs out of memory makes the others fail in the operation in which they wait for it.
+    rank = min(failed, key=lambda rank: (failed[rank].status not in OUT_OF_MEMORY, rank != group.first_failed, rank))
+    return replace(failed[rank], reason=f"rank {rank}: {failed[rank].reason}")
+
+
+def _replied(reply: ProbeReply | InputProblem | Failure) -> Measurement:
     if isinstance(reply, ProbeReply):
         return of_ranks(reply.ranks)
     kind = reply.kind if isinstance(reply, Failure) else "InputError"

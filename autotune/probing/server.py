@@ -50,7 +50,8 @@ class JobServer:
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it.
-        threads: CPU threads of a job, set by OMP_NUM_THREADS; None leaves the variable unchanged.
+        threads: CPU threads of a process, set by OMP_NUM_THREADS; None leaves the variable unchanged.
+        processes: most processes of a job, each with a GPU of its own.
         spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
             uninitialised.
         jobs_module: name of a module whose ``JOBS`` the server runs too.
@@ -67,12 +68,13 @@ class JobServer:
         device: DeviceKind,
         *,
         threads: int | None = None,
+        processes: int = 1,
         spawn: bool = False,
         jobs_module: str | None = None,
         twins: int = 0,
         early: bool = False,
     ) -> None:
-        self._arguments = ["--device", device]
+        self._arguments = ["--device", device, "--processes", str(processes)]
         self._arguments += ["--spawn"] if spawn else []
         self._arguments += ["--jobs", jobs_module] if jobs_module is not None else []
         self._arguments += ["--early"] if early else []

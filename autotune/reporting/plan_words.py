@@ -22,8 +22,10 @@ _MEANINGS = {
 def said_target(plan: Plan) -> str:
     """Return the workload and the target of the plan."""
     part = plan.budget_bytes < plan.gpu.memory_bytes
-    memory = f"{format_bytes(plan.budget_bytes)} of {plan.gpu.name}" if part else plan.gpu.name
-    has = "" if part else f", which has {format_bytes(plan.budget_bytes)}"
+    several = plan.processes > 1
+    name = f"{plan.processes} x {plan.gpu.name}" if several else plan.gpu.name
+    memory = f"{format_bytes(plan.budget_bytes)} of {'each of ' if several else ''}{name}" if part else name
+    has = "" if part else f", {'each of which' if several else 'which'} has {format_bytes(plan.budget_bytes)}"
     fixed = plan.settings.get("fix")
     words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, Mapping) else ""
     return (

@@ -26,6 +26,7 @@ def main() -> int:
     """Parse the command line and serve jobs or run one; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m autotune.step", description="Run measuring jobs.")
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="the device that jobs run on")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="most processes of a job, one for a GPU")
     parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
     parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
     parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each job instead of forking")
@@ -39,14 +40,15 @@ def main() -> int:
 
     if arguments.parent is not None:
         die_with(arguments.parent)
-    prepare_environment(arguments.device)
+    prepare_environment(arguments.device, arguments.processes)
     if arguments.once is not None:
         from autotune.step.child import run_once
 
-        return run_once(arguments.once, arguments.jobs)
+        return run_once(arguments.once, arguments.jobs, offered(arguments))
     from autotune.step.server import Server
 
     server = Server(
+        offered(arguments),
         device=arguments.device,
         spawn=arguments.spawn,
         jobs_module=arguments.jobs,
@@ -54,6 +56,12 @@ def main() -> int:
         early=arguments.early,
     )
     return server.serve()
+
+
+def offered(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of the command line that another process needs to run the same jobs."""
+    words = ["--device", arguments.device, "--processes", str(arguments.processes)]
+    return [*words, "--jobs", arguments.jobs] if arguments.jobs is not None else words
 
 
 if __name__ == "__main__":

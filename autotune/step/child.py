@@ -12,8 +12,9 @@ from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError
-from autotune.step.imports import import_libraries
+from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
 from autotune.step.job import JobContext, JobType, failure_of
+from autotune.step.ranks import RANK_FAILED, Start, forked, is_rank, run_ranks, spawned
 
 
 def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
@@ -24,11 +25,11 @@ def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
     return {**JOBS, **extra}
 
 
-def run_once(folder: Path, jobs_module: str | None) -> int:
+def run_once(folder: Path, jobs_module: str | None, arguments: list[str]) -> int:
     """Import the libraries and run the job in ``folder`` in this process; return the exit status."""
     redirect_output(folder)
     import_libraries()
-    return execute(folder, offered_jobs(jobs_module))
+    return execute(folder, offered_jobs(jobs_module), arguments)
 
 
 def redirect_output(folder: Path) -> None:
@@ -44,10 +45,27 @@ def redirect_output(folder: Path) -> None:
     os.close(log)
 
 
-def execute(folder: Path, jobs: Mapping[str, JobType]) -> int:
-    """Run the job in ``folder`` and write its reply; return 0 once a reply of any kind is written."""
+def execute(folder: Path, jobs: Mapping[str, JobType], arguments: list[str]) -> int:
+    """Run the job in ``folder`` and write its reply; return 0 once a reply of any kind is written.
+
+    A rank of a job with several processes returns :data:`autotune.step.ranks.RANK_FAILED` after a failure.
+
+    Args:
+        arguments: of ``python -m autotune.step``, for ranks that need an interpreter of their own.
+    """
+    succeeded = False
     try:
-        reply = _reply(folder, jobs)
+        envelope = read_request(folder)
+        job = jobs[envelope.job]
+        request: object = decode(job.request, envelope.body)
+        reply: object
+        if job.processes(request) > 1 and not is_rank():
+            reply = run_ranks(folder, job.processes(request), _start(jobs, arguments))
+        else:
+            if not is_rank():
+                see_one_gpu()
+            reply = job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))
+            succeeded = job.succeeded(reply)
     except InputError as error:
         reply = InputProblem(message=error.message, hint=error.hint)
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent
@@ -55,11 +73,14 @@ def execute(folder: Path, jobs: Mapping[str, JobType]) -> int:
     write_reply(folder, reply)
     sys.stdout.flush()
     sys.stderr.flush()
-    return 0
+    return 0 if succeeded or not is_rank() else RANK_FAILED
 
 
-def _reply(folder: Path, jobs: Mapping[str, JobType]) -> object:
-    envelope = read_request(folder)
-    job = jobs[envelope.job]
-    request: object = decode(job.request, envelope.body)
-    return job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))
+def _start(jobs: Mapping[str, JobType], arguments: list[str]) -> Start:
+    """Return how ranks are started: by a fork, unless CUDA, which does not survive one, is initialised."""
+
+    def run(folder: Path) -> int:
+        redirect_output(folder)
+        return execute(folder, jobs, arguments)
+
+    return spawned(arguments) if accelerator_is_initialized() else forked(run)

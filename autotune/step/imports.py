@@ -48,8 +48,12 @@ class _Deferring(importlib.abc.MetaPathFinder):
         return spec
 
 
-def prepare_environment(device: str) -> None:
-    """Set the variables that the libraries read when they are imported; call it before anything imports them."""
+def prepare_environment(device: str, processes: int) -> None:
+    """Set the variables that the libraries read when they are imported; call it before anything imports them.
+
+    Args:
+        processes: how many processes a job may have, each with a GPU of its own.
+    """
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -57,10 +61,16 @@ def prepare_environment(device: str) -> None:
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
-        # One process trains on one GPU; TRL refuses several in one process.
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        numbers = ",".join(map(str, range(processes)))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", numbers).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:processes])
         # Otherwise torch.cuda.is_available() initialises the driver, and CUDA does not survive a fork.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
+def see_one_gpu() -> None:
+    """Hide all GPUs but the first from this process: TRL refuses several in one process, and a single rank has one."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
 
 
 def preload(device: str) -> None:

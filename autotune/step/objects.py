@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
+from accelerate import ParallelismConfig
 from datasets import Dataset, load_dataset
 from peft import PeftConfig
 from transformers import BitsAndBytesConfig
@@ -16,9 +19,12 @@ from autotune.step.trainers import adapter
 
 def config(plan: TrainingPlan, **overrides: object) -> Any:
     """Return the trainer's configuration, such as a ``trl.DPOConfig``; ``overrides`` win over the plan's ``args``."""
-    return adapter(plan.trainer).config(
-        **{**plan.args, "model_init_kwargs": model_init_kwargs(plan), **overrides},
-    )
+    # transformers writes what it derives into the mappings that it gets (TrainingArguments._process_fsdp_args).
+    args = {name: deepcopy(value) if isinstance(value, dict) else value for name, value in plan.args.items()}
+    parallelism = args.get("parallelism_config")
+    if isinstance(parallelism, Mapping):
+        args["parallelism_config"] = ParallelismConfig(**parallelism)
+    return adapter(plan.trainer).config(**{**args, "model_init_kwargs": model_init_kwargs(plan), **overrides})
 
 
 def model_arguments(plan: TrainingPlan) -> ModelConfig:

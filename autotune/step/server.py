@@ -26,12 +26,20 @@ class Server:
     """Serves one parent, one job at a time. See :mod:`autotune.step.__main__` for the protocol.
 
     Args:
+        arguments: of ``python -m autotune.step``, for jobs that need an interpreter of their own.
         twins: sockets; for each, a copy of this server is forked that serves there.
         early: whether the first job may start before all is imported.
     """
 
     def __init__(
-        self, *, device: str, spawn: bool, jobs_module: str | None, twins: Sequence[int] = (), early: bool = False
+        self,
+        arguments: list[str],
+        *,
+        device: str,
+        spawn: bool,
+        jobs_module: str | None,
+        twins: Sequence[int] = (),
+        early: bool = False,
     ) -> None:
         self._device = device
         self._twins = twins
@@ -39,6 +47,7 @@ class Server:
         self._whole = False
         self._spawn = spawn
         self._jobs_module = jobs_module
+        self._arguments = arguments
         self._parent = os.getppid()
         self._running: int | None = None
         # Output of libraries must not mix with the events.
@@ -128,17 +137,15 @@ class Server:
             die_with(server)
             os.close(self._events)
             redirect_output(folder)
-            status = execute(folder, jobs)
+            status = execute(folder, jobs, self._arguments)
         except BaseException:  # noqa: BLE001 the forked process must not return into the server's loop
             traceback.print_exc()
         finally:
             os._exit(status)
 
     def _spawned(self, folder: Path) -> int:
-        arguments = [sys.executable, "-P", "-m", "autotune.step", "--device", self._device]
+        arguments = [sys.executable, "-P", "-m", "autotune.step", *self._arguments]
         arguments += ["--parent", str(os.getpid()), "--once", str(folder)]
-        if self._jobs_module is not None:
-            arguments += ["--jobs", self._jobs_module]
         return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD])
 
     def _reap(self) -> None:

@@ -26,7 +26,7 @@ def unmeasured(session: Session, winner: Record) -> list[Candidate]:
     return [
         candidate
         for candidate in dict.fromkeys(changed.values())
-        if judge.known(candidate) is None and judge.veto(candidate) is None
+        if judge.is_open(candidate) and judge.veto(candidate) is None
     ]
 
 
@@ -39,9 +39,8 @@ def measure_contributions(session: Session, winner: Record) -> bool:
         if session.probes_left <= 0 or session.clock.over(reserve + session.probe_seconds()):
             break
         # An earlier probe of this loop may have decided this candidate.
-        if session.judge.known(candidate) is None and session.judge.verdict(candidate) is None:
-            session.probe(candidate, Purpose.CONTRIBUTION, reserve)
-            probed = True
+        if session.judge.is_open(candidate) and session.judge.verdict(candidate) is None:
+            probed |= session.probe(candidate, Purpose.CONTRIBUTION, reserve)
     return probed
 
 

@@ -6,7 +6,9 @@ If speed is predicted, the candidates that are predicted to be the fastest take 
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate
+from autotune.study.begun import DEATHS, Unfinished
 from autotune.study.contributions import unmeasured
+from autotune.study.judge import Veto
 from autotune.study.problem import Purpose
 from autotune.study.proposals import Proposer
 from autotune.study.selection import probes_without_improvement
@@ -16,14 +18,17 @@ _LARGEST_RESERVE = 1 / 2
 """Share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
 
 
-def explore(session: Session, proposer: Proposer) -> None:
-    """Probe candidates until the trials, the time, the patience or the candidates run out."""
-    if session.baseline is None:
-        session.probe(session.baseline_candidate, Purpose.BASELINE)
-    for left_over in session.log.unfinished:
-        # The limits of the run that started it allowed it, so no reserve is subtracted.
-        if session.probes_left > 0 and not session.clock.over():
-            _consider(session, left_over.candidate, left_over.purpose)
+def explore(session: Session, proposer: Proposer) -> bool:
+    """Probe candidates until the trials, the time, the patience or the candidates run out.
+
+    Returns:
+        Whether there are candidates left.
+    """
+    session.refresh()
+    first, begun = session.baseline_candidate, [item.candidate for item in session.log.unfinished]
+    if session.baseline is None and session.judge.is_open(first) and first not in begun:
+        session.probe(first, Purpose.BASELINE)
+    _repeat(session)
     if not session.predictor.promising(1):
         for recipe in session.problem.recipes:
             if _may_go_on(session):
@@ -31,14 +36,44 @@ def explore(session: Session, proposer: Proposer) -> None:
     while _may_go_on(session):
         candidate = _next(session, proposer)
         if candidate is None:
-            return
+            return False
         session.probe(candidate, Purpose.SEARCH, _reserve_seconds(session))
+        _repeat(session)
+    return True
 
 
-def _consider(session: Session, candidate: Candidate, purpose: Purpose) -> None:
-    if session.judge.known(candidate) is not None:
+def may_explore(session: Session, *, candidates_left: bool) -> bool:
+    """Whether there is something to probe again, since another worker ended before its probe did.
+
+    Args:
+        candidates_left: what :func:`explore` returned.
+    """
+    return any(_may_repeat(session, item) for item in session.log.unfinished) or (
+        candidates_left and _may_go_on(session)
+    )
+
+
+def _repeat(session: Session) -> None:
+    """Probe what was begun and not finished, by an earlier run or by a worker that is gone."""
+    for item in session.log.unfinished:
+        if _may_repeat(session, item):
+            _consider(session, item.candidate, item.purpose, item.deaths)
+
+
+def _may_repeat(session: Session, item: Unfinished) -> bool:
+    # The limits of the run that started it allowed it, so no reserve is subtracted.
+    return session.probes_left > 0 and not session.clock.over() and session.judge.is_open(item.candidate)
+
+
+def _consider(session: Session, candidate: Candidate, purpose: Purpose, deaths: int = 0) -> None:
+    if not session.judge.is_open(candidate):
         return
     veto = session.judge.verdict(candidate)
+    if deaths >= DEATHS:
+        veto = Veto(f"{deaths} workers were lost while they probed it")
+    if purpose is Purpose.BASELINE and deaths < DEATHS:
+        # It is what everything else is compared with, whatever is predicted of it.
+        veto = None
     if veto is None:
         session.probe(candidate, purpose, _reserve_seconds(session))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, Choice
@@ -39,13 +40,21 @@ class Judge:
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
         self._ran_out: dict[int, Record] = {}
+        self._elsewhere: frozenset[Candidate] = frozenset()
+        self._plans_elsewhere: frozenset[str] = frozenset()
 
     def learn(self, record: Record) -> None:
         """Store a record, so that its candidate and all candidates with the same plan are known."""
-        self._by_candidate[record.candidate] = record
+        before = self._by_candidate.get(record.candidate)
+        # A veto by one worker may come after the probe of another.
+        if before is None or record.probed or not before.probed:
+            self._by_candidate[record.candidate] = record
         # Only a legal or a probed candidate has a plan that other candidates may share.
         if record.probed or self.illegal(record.candidate) is None:
-            self._by_identity[self._problem.identity(record.candidate)] = record
+            plan = self._problem.identity(record.candidate)
+            before = self._by_identity.get(plan)
+            if before is None or record.probed or not before.probed:
+                self._by_identity[plan] = record
         if record.measurement.status in _RAN_OUT:
             self._ran_out[record.number] = record
 
@@ -62,6 +71,17 @@ class Judge:
         if self.illegal(candidate) is not None:
             return None
         return self._by_identity.get(self._problem.identity(candidate))
+
+    def look_elsewhere(self, candidates: Iterable[Candidate]) -> None:
+        """Take note of the candidates that other workers probe at this moment, in place of those before."""
+        self._elsewhere = frozenset(candidates)
+        self._plans_elsewhere = frozenset(map(self._problem.identity, self._elsewhere))
+
+    def is_open(self, candidate: Candidate) -> bool:
+        """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan."""
+        if self.known(candidate) is not None or candidate in self._elsewhere:
+            return False
+        return self.illegal(candidate) is not None or self._problem.identity(candidate) not in self._plans_elsewhere
 
     def veto(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, by what is known now, or None when it is."""

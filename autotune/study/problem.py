@@ -102,20 +102,48 @@ It raises only ``KeyboardInterrupt`` and ``AutotuneError``.
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """How the processes that share a study watch one another.
+
+    Optuna removes the lock of a JournalStorage's writer that was killed after 30 s, during which nobody writes: a lease
+    has to be longer.
+
+    Attributes:
+        interval_seconds: time between two renewals of a worker's lease.
+        missed: renewals in a row that another worker does not see, after which it takes this one for dead.
+        poll_seconds: time between two looks at the study of a worker that waits for the others.
+        patience_seconds: time for which a storage that does not answer is asked again.
+    """
+
+    interval_seconds: float = 10.0
+    missed: int = 6
+    poll_seconds: float = 2.0
+    patience_seconds: float = 300.0
+
+    @property
+    def lease_seconds(self) -> float:
+        """Time after which a worker that shows no sign of life loses what it works on."""
+        return self.interval_seconds * self.missed
+
+
+@dataclass(frozen=True)
 class StudyStorage:
     """Where a study is kept.
 
     Attributes:
-        url: any storage URL that Optuna takes, such as ``sqlite:///study.db``.
+        url: of a database, as Optuna takes it, such as ``sqlite:///study.db``; ``journal:///path`` for Optuna's
+            JournalStorage on a file; ``grpc://host:port`` for Optuna's gRPC proxy.
         name: name of the study in that storage.
         resume: whether an existing study is to be continued.
-        fingerprint: named parts that have to be equal for a study to be continued: workload, hardware, software, ….
+        fingerprint: named parts that have to be equal for a study to be continued or joined: workload, hardware,
+            software, …; their values are what is said of a difference.
     """
 
     url: str
     name: str
     resume: bool
     fingerprint: Mapping[str, str]
+    sharing: Sharing = Sharing()
 
 
 @dataclass(frozen=True)

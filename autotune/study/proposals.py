@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
@@ -48,7 +49,7 @@ class Proposer:
         self._log = log
         self._predictor = predictor
         self._random = random.Random(seed)
-        # No other process runs on the study, so there are no running trials to account for.
+        # What other workers probe at this moment is not proposed again: the judge knows it.
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
 
     def proposals(self, incumbent: Candidate | None, *, explore: bool) -> Iterator[Candidate]:
@@ -61,6 +62,8 @@ class Proposer:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
         """
+        # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
+        self._study = copy.copy(self._study)
         surrogate = Surrogate(
             self._problem.choices,
             self._log.records,
@@ -70,7 +73,7 @@ class Proposer:
         if explore or incumbent is None:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())
-                if self._judge.known(candidate) is None and surrogate.excess(candidate) <= _NEAR_MISS:
+                if self._judge.is_open(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:
                     yield candidate
         yield from surrogate.promising_first(self._surroundings(incumbent))
         yield from self._by_chance(_CHANCES)
@@ -78,7 +81,7 @@ class Proposer:
     def by_chance(self) -> Iterator[Candidate]:
         """Yield random unknown candidates, vetoed ones included."""
         for candidate in self._drawn(_CHANCES):
-            if self._judge.known(candidate) is None:
+            if self._judge.is_open(candidate):
                 yield candidate
 
     def _draw(self) -> Candidate:
@@ -117,5 +120,5 @@ class Proposer:
 
     def _fresh(self, candidate: Candidate) -> Iterator[Candidate]:
         normal = self._problem.normal(candidate)
-        if self._judge.known(normal) is None and self._judge.veto(normal) is None:
+        if self._judge.is_open(normal) and self._judge.veto(normal) is None:
             yield normal

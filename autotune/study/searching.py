@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from autotune.core.effort import Effort
 from autotune.core.events import Listener
 from autotune.core.prediction import NoPredictor, Predictor
 from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
 from autotune.study.contributions import contributions
-from autotune.study.explore import explore
+from autotune.study.explore import explore, may_explore
 from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer
-from autotune.study.session import Session
+from autotune.study.queue import Queue, Settled, Turn
+from autotune.study.roster import Roster
+from autotune.study.session import Session, TurnLost
 from autotune.study.settle import settle
 from autotune.study.storage import opened
 from autotune.study.trial_log import TrialLog
@@ -49,34 +53,57 @@ def search(
         AutotuneError: the storage failed during the search, or the probe raised it.
     """
     clock = Clock(timeout_seconds)
-    with opened(storage, listener) as study:
-        log = TrialLog(study, problem.choices, memory_limit_bytes)
+    with opened(storage, listener) as study, Roster(study, storage.sharing) as roster:
+        log = TrialLog(study, roster, problem.choices, memory_limit_bytes)
         limit = effort.trials if trials is None else trials
         told = predictor or NoPredictor()
         session = Session(problem, probe, log, effort, limit, clock, listener, told)
-        # A resumed search must not draw again what an earlier one has drawn.
-        drawn = len(study.get_trials(deepcopy=False))
-        proposer = Proposer(problem, session.judge, study, log, told, seed + drawn)
+        # A resumed search must not draw again what an earlier one has drawn, nor what another worker draws.
+        drawn = len(study.study.get_trials(deepcopy=False)) + len(roster.others())
+        proposer = Proposer(problem, session.judge, study.study, log, told, seed + drawn)
         session.tell_resumed()
-        interrupted = False
         try:
-            explore(session, proposer)
-            audit(session, proposer)
-            settle(session)
+            settled = _searched(session, proposer, Queue(study, roster, session, listener))
         except KeyboardInterrupt:
-            interrupted = True
-        return _outcome(session, interrupted=interrupted)
+            return _outcome(session, None, interrupted=True)
+        return _outcome(session, settled, interrupted=False)
 
 
-def _outcome(session: Session, *, interrupted: bool) -> SearchOutcome:
-    records = sorted([*session.log.records, *session.cut_off], key=lambda record: record.number)
-    winner = session.leader()
+def _searched(session: Session, proposer: Proposer, queue: Queue) -> Settled | None:
+    """Search until nothing is left to do for any worker; return what was settled, or None if time did not allow it."""
+    while True:
+        candidates_left = explore(session, proposer)
+        audit(session, proposer)
+        turn = queue.wait(partial(may_explore, session, candidates_left=candidates_left))
+        if turn is Turn.SETTLE:
+            session.take_turn()
+            try:
+                settle(session)
+            except TurnLost:
+                continue
+            if queue.is_disturbed():
+                continue
+            return queue.settle()
+        if turn is not Turn.SEARCH:
+            return queue.settled() if turn is Turn.ADOPT else None
+
+
+def _outcome(session: Session, settled: Settled | None, *, interrupted: bool) -> SearchOutcome:
+    known = {record.candidate for record in session.log.records}
+    cut_off = [record for record in session.cut_off if record.candidate not in known]
+    records = sorted([*session.log.records, *cut_off], key=lambda record: record.number)
+    if settled is None:
+        winner = session.leader()
+        attributed = contributions(session, winner) if winner else ()
+    else:
+        winner = next((record for record in records if record.number == settled.winner), None)
+        attributed = settled.contributions
     return SearchOutcome(
         records=tuple(records),
         baseline=session.baseline,
         winner=winner,
         failed_confirmations=tuple(record for record in records if record.failure),
-        contributions=contributions(session, winner) if winner else (),
+        contributions=attributed,
         confirmed=winner is not None and winner.confirmed,
         interrupted=interrupted,
         contradicted=contradicted(records),

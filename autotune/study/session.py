@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from statistics import fmean
 
 from autotune.core.candidate import Candidate
@@ -10,6 +12,7 @@ from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
+from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
 from autotune.study.comparison import next_turn
 from autotune.study.judge import Judge, Veto
@@ -24,8 +27,14 @@ _WHOLE_STEPS = 4
 """Fewest whole optimizer steps of a longer run: its warm-up, two that are timed, and the worst batch again."""
 
 
+class TurnLost(Exception):  # noqa: N818 (nothing has failed)
+    """Another worker may confirm by now, since this one's lease had lapsed."""
+
+
 class Session:
     """One run of a search.
+
+    Other workers of the same study are followed by :meth:`refresh`; each probe does.
 
     Attributes:
         baseline_candidate: the baseline in its normal form.
@@ -56,14 +65,19 @@ class Session:
         self._probe = probe
         self._listener = listener
         self._passed = 0
+        self._own: set[int] = set()
+        self._lapses = 0
         self.baseline_candidate = problem.normal(problem.baseline)
+        log.news()
         for record in log.records:
             self._learn(record)
+        self.judge.look_elsewhere(trial.candidate for trial in log.others_running)
 
     @property
     def probes_left(self) -> int:
-        """Probes that the trial limit still allows."""
-        return self.trials - self._counted
+        """Probes that the trial limit still allows, beside those that run at this moment."""
+        running = sum(trial.purpose is not Purpose.AUDIT for trial in self.log.running)
+        return self.trials - self._counted - running
 
     @property
     def _counted(self) -> int:
@@ -123,17 +137,64 @@ class Session:
         ]
         return fmean(untimed) if untimed else 0.0
 
-    def probe(self, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> None:
-        """Probe a candidate and record the measurement, leaving ``reserve_seconds`` of the remaining time unused."""
-        trial = self.log.start(candidate, purpose, self.predictor.predict(candidate))
-        measurement = self._run(ProbeRun(trial.number, candidate, purpose, self.effort.probe), reserve_seconds)
-        record = Record(trial.number, candidate, purpose, measurement)
-        if self._was_cut_off(record.number, measurement, reserve_seconds):
+    def refresh(self) -> None:
+        """Read what the other workers have stored, learn from it, and tell the listener."""
+        self.log.refresh()
+        self._follow()
+
+    def probe(self, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> bool:
+        """Probe a candidate and record the measurement, leaving ``reserve_seconds`` of the remaining time unused.
+
+        Returns:
+            Whether it was probed; not if another worker probes it, or probes the last one that the limit allows.
+        """
+        prediction = self.predictor.predict(candidate)
+        most = self.trials if purpose is not Purpose.AUDIT else max(1, self.effort.audits)
+        number = self.log.claim(candidate, self._plan(candidate), purpose, prediction, most)
+        self._follow()
+        if number is None:
+            return False
+        try:
+            measurement = self._run(ProbeRun(number, candidate, purpose, self.effort.probe), reserve_seconds)
+        except BaseException:
+            self._abandon(number, "the search was ended")
+            raise
+        record = Record(number, candidate, purpose, measurement)
+        if self._was_cut_off(number, measurement, reserve_seconds):
+            self.log.abandon(number, "the time limit ended it")
             self.cut_off.append(record)
         else:
-            record = self.log.finish(trial, measurement)
-            self._learn(record)
+            self._store(number, measurement)
+        self._follow()
         self._finished(record, purpose, measurement)
+        return True
+
+    def _store(self, number: int, measurement: Measurement) -> None:
+        kept = self.log.finish(number, measurement)
+        if kept is None:
+            self._listener(Noted(f"Other workers took this one for dead during trial {number}, and repeat it."))
+        else:
+            self._own.add(kept.number)
+
+    def _plan(self, candidate: Candidate) -> str:
+        return hashlib.sha256(self.problem.identity(candidate).encode()).hexdigest()[:16]
+
+    def _abandon(self, number: int, reason: str) -> None:
+        # What ended the probe is what the user has to know, and other workers find an abandoned trial by themselves.
+        with suppress(AutotuneError):
+            self.log.abandon(number, reason)
+
+    def _follow(self) -> None:
+        """Learn from what is new in the study, of this worker and of others."""
+        for record in self.log.news():
+            self._learn(record)
+            if record.number in self._own:
+                continue
+            if record.probed:
+                self._finished(record, record.purpose, record.measurement)
+            else:
+                self._listener(CandidateVetoed(record.number, record.candidate, record.measurement.reason))
+        self.judge.look_elsewhere(trial.candidate for trial in self.log.others_running)
 
     def confirm(self, record: Record) -> None:
         """Run a record's candidate again, longer, and record the measurement."""
@@ -145,6 +206,7 @@ class Session:
             expected_seconds=_WHOLE_STEPS * (record.measurement.step_seconds or 0.0),
         )
         measurement = self._run(run)
+        self._require_turn()
         if not self._was_cut_off(record.number, measurement):
             self.log.confirm(record.number, measurement)
             self._passed += measurement.ok and record.candidate != self.baseline_candidate
@@ -159,11 +221,22 @@ class Session:
         record = next(record for record in self.log.records if record.number == turn.number)
         run = ProbeRun(turn.number, record.candidate, Purpose.COMPARISON, self.effort.comparison, turn)
         measurement = self._run(run)
+        self._require_turn()
         if not self._was_cut_off(turn.number, measurement):
             self.log.compare(turn, measurement)
         self._finished(record, run.purpose, measurement)
 
+    def take_turn(self) -> None:
+        """Take note that it is this worker's turn to confirm."""
+        self._lapses = self.log.lapses
+
+    def _require_turn(self) -> None:
+        if self.log.lapses != self._lapses:
+            self._listener(Noted("Other workers may have taken this one for dead while it confirmed: it queues again."))
+            raise TurnLost
+
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
+        self._own.add(run.number)
         self._listener(ProbeStarted(run.number, run.candidate, run.purpose, self.trials))
         return self._probe(run, self.clock.left(reserve_seconds))
 
@@ -176,9 +249,8 @@ class Session:
 
     def veto(self, candidate: Candidate, purpose: Purpose, veto: Veto) -> None:
         """Record a candidate that is not worth a probe."""
-        record = self.log.veto(candidate, purpose, veto.reason, veto.prediction)
-        self._learn(record)
-        self._listener(CandidateVetoed(record.number, candidate, veto.reason))
+        self.log.veto(candidate, purpose, veto.reason, veto.prediction)
+        self._follow()
 
     def _learn(self, record: Record) -> None:
         self.judge.learn(record)

@@ -1,113 +1,120 @@
-"""Opens the Optuna study and converts failures of its storage into one message."""
+"""Opens the Optuna study that one process continues or several share, and converts failures into one message."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, StorageInternalError
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
 
 from autotune.core.events import Listener, Noted
 from autotune.errors import AutotuneError, InputError, StudyMismatchError
+from autotune.study.backends import cause_of, connected, shown
+from autotune.study.patience import PatientStorage
 from autotune.study.problem import StudyStorage
-from autotune.study.trial_log import RATE
+from autotune.study.trial_documents import RATE
+from autotune.units import format_duration
 
 _FINGERPRINT = "autotune:fingerprint"
 
+_BIRTH_SECONDS = 2.0
+"""Time that the process that creates a study needs at most to write its fingerprint."""
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study that is open.
+
+    Attributes:
+        study: for Optuna's samplers, and for reading.
+        storage: for writing: what `optuna.Study` has no method for.
+        study_id: the storage's number of the study.
+    """
+
+    study: optuna.Study
+    storage: PatientStorage
+    study_id: int
+
 
 @contextmanager
-def opened(storage: StudyStorage, listener: Listener) -> Iterator[optuna.Study]:
+def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
     """Yield the study that ``storage`` names, created where it does not exist; no Optuna log or warning is shown.
 
     Raises:
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
         StudyMismatchError: the study to be resumed was made for something else.
-        AutotuneError: the storage failed later on, such as on a full disk.
+        AutotuneError: the storage failed later on, such as on a full disk, or did not answer for too long.
     """
+    url, patience = shown(storage.url), storage.sharing.patience_seconds
+
+    def failed(error: BaseException) -> AutotuneError:
+        hint = "Put that right, then go on with --resume."
+        return AutotuneError(f"The study storage {url} cannot be used: {cause_of(error)}.", hint=hint)
+
+    def waits(error: BaseException) -> None:
+        known = f"The study storage {url} does not answer ({cause_of(error)})"
+        listener(Noted(f"{known}: it is asked again for {format_duration(patience)}."))
+
     with _quiet():
-        rdb = _connect(storage.url)
+        backend, close = connected(storage.url)
+        patient = PatientStorage(backend, patience, storage.sharing.interval_seconds / 2, failed, waits)
         try:
-            with _failures(storage.url, AutotuneError, "Put that right, then go on with --resume."):
-                yield _study(rdb, storage, listener)
+            study = _study(patient, storage, listener)
+            yield OpenStudy(study, patient, patient.get_study_id_from_name(storage.name))
         finally:
-            rdb.engine.dispose()
+            patient.closing.set()
+            close()
 
 
-def _connect(url: str) -> optuna.storages.RDBStorage:
-    hint = "Choose another --storage or --output."
+def _study(patient: PatientStorage, storage: StudyStorage, listener: Listener) -> optuna.Study:
+    # The study's own sampler is not asked; this one does nothing when a trial is opened.
+    sampler = optuna.samplers.RandomSampler()
     try:
-        with _failures(url, InputError, hint):
-            return optuna.storages.RDBStorage(url)
-    except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        example = "Write for instance sqlite:///study.db."
-        raise InputError(f"{_shown(url)!r} is not a storage URL.", hint=example) from error
-    except ImportError as error:
-        raise InputError(
-            f"The database driver for the study storage {_shown(url)} is not installed ({error.__cause__ or error}).",
-            hint="For PostgreSQL install autotune's extra `postgres` and write postgresql+psycopg://….",
-        ) from error
-    except RuntimeError as error:
-        raise InputError(f"Another version of Optuna made the study storage {_shown(url)}.", hint=hint) from error
-
-
-def _study(rdb: optuna.storages.RDBStorage, storage: StudyStorage, listener: Listener) -> optuna.Study:
-    try:
-        study = optuna.create_study(storage=rdb, study_name=storage.name, direction="maximize")
+        study = optuna.create_study(storage=patient, study_name=storage.name, direction="maximize", sampler=sampler)
         fresh = True
     except DuplicatedStudyError:
-        study = optuna.load_study(storage=rdb, study_name=storage.name)
+        study = optuna.load_study(storage=patient, study_name=storage.name, sampler=sampler)
         # A kill between the creation of a study and its fingerprint leaves an empty one, which counts as new.
-        fresh = _FINGERPRINT not in study.user_attrs and not study.get_trials(deepcopy=False)
+        fresh = _is_left_empty(study)
     if fresh:
         study.set_metric_names([RATE])
         study.set_user_attr(_FINGERPRINT, dict(storage.fingerprint))
         if storage.resume:
-            listener(Noted(f"There is no study {storage.name!r} to resume in {_shown(storage.url)}: a new one begins."))
+            listener(Noted(f"There is no study {storage.name!r} to resume in {shown(storage.url)}: a new one begins."))
         return study
     if not storage.resume:
         raise InputError(
-            f"The study {storage.name!r} already exists in {_shown(storage.url)}.",
-            hint="Add --resume to continue it, or choose another --output or --study.",
+            f"The study {storage.name!r} already exists in {shown(storage.url)}.",
+            hint="Add --resume to continue or to join it, or choose another --output or --study.",
         )
     _require_same(storage.name, study.user_attrs.get(_FINGERPRINT, {}), storage.fingerprint)
     return study
 
 
+def _is_left_empty(study: optuna.Study) -> bool:
+    """Whether a study has neither a fingerprint nor trials, and whoever created it has had the time to write them."""
+    for _ in range(round(_BIRTH_SECONDS / 0.1)):
+        if _FINGERPRINT in study.user_attrs or study.get_trials(deepcopy=False):
+            return False
+        time.sleep(0.1)
+    return True
+
+
 def _require_same(name: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
     differing = sorted(part for part in found.keys() | expected.keys() if found.get(part) != expected.get(part))
     if differing:
-        raise StudyMismatchError(
-            f"The study {name!r} was made for something else: {', '.join(differing)} differ.",
-            hint="Resume it with what it was made for, or choose another --output or --study.",
+        told = "; ".join(
+            f"{part} is {expected.get(part, 'not given')} here and {found.get(part, 'not given')} there"
+            for part in differing
         )
-
-
-@contextmanager
-def _failures(url: str, kind: type[AutotuneError], hint: str) -> Iterator[None]:
-    try:
-        yield
-    except (ArgumentError, NoSuchModuleError):
-        raise
-    except (StorageInternalError, SQLAlchemyError) as error:
-        raise kind(f"The study storage {_shown(url)} cannot be used: {_cause(error)}.", hint=hint) from error
-
-
-def _cause(error: BaseException) -> str:
-    """Return the database's own message: the innermost of Optuna's, SQLAlchemy's and the driver's exceptions."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip().splitlines()[0].rstrip(".")
-
-
-def _shown(url: str) -> str:
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
+        raise StudyMismatchError(
+            f"The study {name!r} was made for something else: {told}.",
+            hint="Resume or join it with the same, --memory-budget too, or choose another --output or --study.",
+        )
 
 
 @contextmanager

@@ -1,47 +1,43 @@
-"""Writes the trials of a study to Optuna and reads them back as records."""
+"""Claims candidates for this worker, writes the trials of a study to Optuna, and reads those of all workers back."""
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import TrialState
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.codec import decode, encode
+from autotune.core.codec import encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
-from autotune.core.status import ProbeStatus
+from autotune.study.begun import CLAIM, LOST, PLAN, WITHDRAWN, WORKER, Running, Unfinished, cut_off, is_open, running
 from autotune.study.problem import Purpose, Record, ShortRun, Turn
+from autotune.study.roster import Roster
+from autotune.study.storage import OpenStudy
+from autotune.study.trial_documents import (
+    CONSTRAINT,
+    MEASUREMENT,
+    OUTCOME,
+    REASON,
+    candidate_of,
+    comparison_key,
+    confirmation_key,
+    documents,
+    measured,
+    prediction_of,
+    purpose_of,
+    record_of,
+    vetoed,
+)
 from autotune.study.violation import violation
-from autotune.units import GIB
 
-_CANDIDATE = "candidate"
-_PURPOSE = "purpose"
-_MEASUREMENT = "measurement"
-_PREDICTION = "prediction"
-_CONFIRMATION = "autotune:confirmation:"
-_COMPARISON = "autotune:comparison:"
-_CONSTRAINT = "memory"
-
-RATE = "tokens per second"
-"""Name of the study's value."""
-OUTCOME, REASON = "outcome", "reason"
-PEAK, RESERVED, PREDICTED = "peak memory (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
-PREDICTED_RATE = "predicted tokens per second"
-"""Attributes of a trial for those who look at the study; nothing reads them. The documents above are what is read."""
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """A candidate whose probe was cut off by the end of an earlier run."""
-
-    candidate: Candidate
-    purpose: Purpose
+_SHOWN_WORKER = "worker"
 
 
 class TrialLog:
@@ -50,153 +46,250 @@ class TrialLog:
     Attributes:
         memory_limit_bytes: memory that a candidate may need.
         space: the sampler's search space: the knobs that have more than one choice.
-        unfinished: probes that earlier runs started and did not finish; their trials are closed as failed.
+        unfinished: probes that were started and not finished, and that nobody repeats at this moment.
+        running: trials of all workers that are alive, this one included.
     """
 
-    def __init__(self, study: optuna.Study, choices: Mapping[str, tuple[Choice, ...]], memory_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        opened: OpenStudy,
+        roster: Roster,
+        choices: Mapping[str, tuple[Choice, ...]],
+        memory_limit_bytes: int,
+    ) -> None:
         self.space: dict[str, BaseDistribution] = {
             knob: CategoricalDistribution(options) for knob, options in choices.items() if len(options) > 1
         }
-        self._study = study
-        self._choices = choices
         self.memory_limit_bytes = memory_limit_bytes
+        self.unfinished: list[Unfinished] = []
+        self.running: list[Running] = []
+        self._opened = opened
+        self._roster = roster
+        self._choices = choices
         self._records: dict[int, Record] = {}
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
-            self._keep(trial.number, trial.user_attrs)
-        self.unfinished = self._close_left_over()
+        self._plans: dict[int, str] = {}
+        self._news: dict[int, Record] = {}
+        self.refresh()
 
     @property
     def records(self) -> list[Record]:
         """All records in the order of their numbers."""
         return [self._records[number] for number in sorted(self._records)]
 
-    def start(self, candidate: Candidate, purpose: Purpose, prediction: Prediction | None = None) -> optuna.Trial:
-        """Create the running trial of a probe."""
-        return self._start(candidate, purpose, prediction, {})
+    @property
+    def others_running(self) -> list[Running]:
+        """What other workers probe at this moment."""
+        return [trial for trial in self.running if trial.worker != self._roster.me.key]
 
-    def finish(self, trial: optuna.Trial, measurement: Measurement) -> Record:
-        """Store a probe's measurement and pass it to the sampler."""
-        trial.set_user_attr(_MEASUREMENT, encode(measurement))
-        for name, figure in _shown(measurement).items():
-            if name not in trial.user_attrs:
+    @property
+    def lapses(self) -> int:
+        """How often other workers may have taken this one for dead."""
+        return self._roster.lapses
+
+    def news(self) -> list[Record]:
+        """Return the records that are new since the last call, of all workers, in the order of their numbers."""
+        found = [self._news[number] for number in sorted(self._news)]
+        self._news.clear()
+        return found
+
+    def refresh(self) -> None:
+        """Read what all workers have stored, and close the trials of those that are gone."""
+        kept = self._opened.study.user_attrs
+        alive = {self._roster.me.key, *(worker.key for worker in self._roster.others())}
+        trials = self._opened.study.get_trials(deepcopy=False)
+        gone = [trial for trial in trials if is_open(trial) and trial.system_attrs.get(WORKER) not in alive]
+        if gone:
+            for trial in gone:
+                self._close_lost(trial, kept)
+            trials = self._opened.study.get_trials(deepcopy=False)
+        for trial in trials:
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and MEASUREMENT in trial.user_attrs:
+                self._keep(trial, kept)
+        self.running = [found for trial in trials if is_open(trial) for found in running(trial)]
+        probed = {record.candidate for record in self._records.values()}
+        self.unfinished = cut_off(trials, probed | {trial.candidate for trial in self.running})
+
+    def claim(
+        self, candidate: Candidate, plan: str, purpose: Purpose, prediction: Prediction | None, most: int
+    ) -> int | None:
+        """Create the running trial of a probe, and return its number; None if it is not this worker's to run.
+
+        The lowest number wins: a storage hands out numbers one after another, and whoever comes later sees what came
+        before when it reads the study again.
+
+        Args:
+            plan: equal for candidates with the same plan, of which only one is probed.
+            most: trials that may be probed in all, audits and others counted apart.
+        """
+        claim = uuid.uuid4().hex
+        self._create(TrialState.RUNNING, candidate, purpose, prediction, plan, claim)
+        self.refresh()
+        # A call that failed and was repeated may have created several.
+        mine = sorted(trial.number for trial in self.running if trial.claim == claim)
+        for number in mine[1:]:
+            self._withdraw(number, "it was stored twice")
+        if not mine:
+            return None
+        before = [trial for trial in self.running if trial.number < mine[0]]
+        probed = [record for record in self._records.values() if record.probed]
+        purposes = [*(trial.purpose for trial in before), *(record.purpose for record in probed)]
+        used = sum((known is Purpose.AUDIT) == (purpose is Purpose.AUDIT) for known in purposes)
+        ended = any(self._plans.get(record.number) == plan for record in probed)
+        if ended or any(trial.plan == plan for trial in before):
+            self._withdraw(mine[0], "another worker probes this candidate")
+            return None
+        if used >= most:
+            self._withdraw(mine[0], "other workers probe the last candidates")
+            return None
+        return mine[0]
+
+    def finish(self, number: int, measurement: Measurement) -> Record | None:
+        """Store a probe's measurement and pass it to the samplers.
+
+        If others took this worker for dead meanwhile, it is stored as another trial. None, if one of them has repeated
+        the probe by then, or repeats it.
+        """
+        trial = self._trial(number)
+        try:
+            for name, figure in measured(measurement).items():
                 trial.set_user_attr(name, figure)
-        record = self._keep(trial.number, trial.user_attrs)
-        self._tell(trial, record)
-        return record
+        except UpdateFinishedTrialError:
+            return self._store_again(self._frozen(number), measurement)
+        frozen = self._frozen(number)
+        record = record_of(frozen, {})
+        self._end(trial, record)
+        self.refresh()
+        return self._records.get(number)
+
+    def _store_again(self, lost: FrozenTrial, measurement: Measurement) -> Record | None:
+        self.refresh()
+        if lost.number in self._records:
+            return self._records[lost.number]
+        plan, candidate = lost.system_attrs[PLAN], candidate_of(lost)
+        probed = {self._plans[record.number] for record in self._records.values() if record.probed}
+        if candidate is None or plan in probed or any(trial.plan == plan for trial in self.running):
+            return None
+        state, _ = _end_of(measurement)
+        self._create(state, candidate, purpose_of(lost), prediction_of(lost), plan, uuid.uuid4().hex, measurement)
+        self.refresh()
+        return self._records[max(number for number, known in self._plans.items() if known == plan)]
+
+    def abandon(self, number: int, reason: str) -> None:
+        """Close a trial whose probe did not end, so that it is repeated."""
+        self._fail(number, reason)
 
     def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> Record:
-        """Store a candidate that is decided without a probe, and pass it to the sampler.
+        """Store a candidate that is decided without a probe, and pass it to the samplers.
 
         Args:
             prediction: the prediction that decided, or None if another reason did.
         """
-        vetoed = Measurement(status=ProbeStatus.VETOED, reason=reason)
-        return self.finish(self._start(candidate, purpose, prediction, _shown(vetoed)), vetoed)
+        claim, measurement = uuid.uuid4().hex, vetoed(reason)
+        self._create(TrialState.PRUNED, candidate, purpose, prediction, "", claim, measurement)
+        self.refresh()
+        return next(record for record in reversed(self.records) if record.candidate == candidate)
 
     def confirm(self, number: int, measurement: Measurement) -> Record:
         """Store the measurement of the longer run of a trial's candidate."""
         # Optuna accepts no attributes for a finished trial, so the study stores them.
-        self._study.set_user_attr(f"{_CONFIRMATION}{number}", encode(measurement))
+        self._opened.study.set_user_attr(confirmation_key(number), encode(measurement))
         self._records[number] = replace(self._records[number], confirmation=measurement)
         return self._records[number]
 
     def compare(self, turn: Turn, measurement: Measurement) -> Record:
         """Store the measurement of a short run, after those of the same winner that are stored already."""
         winner, run = self._records[turn.winner], ShortRun(turn.number, measurement)
-        self._study.set_user_attr(_comparison_key(turn.winner, len(winner.comparison)), encode(run))
+        self._opened.study.set_user_attr(comparison_key(turn.winner, len(winner.comparison)), encode(run))
         self._records[turn.winner] = replace(winner, comparison=(*winner.comparison, run))
         return self._records[turn.winner]
 
-    def _close_left_over(self) -> list[Unfinished]:
-        for _ in self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            self._study.ask()
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self._study.tell(trial.number, state=TrialState.FAIL)
-        failed = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-        left_over = {
-            decode(Candidate, trial.user_attrs[_CANDIDATE]): Purpose(trial.user_attrs[_PURPOSE]) for trial in failed
-        }
-        for record in self._records.values():
-            left_over.pop(record.candidate, None)
-        return [Unfinished(candidate, purpose) for candidate, purpose in left_over.items()]
+    def _keep(self, trial: FrozenTrial, kept: Mapping[str, Any]) -> None:
+        known = self._records.get(trial.number)
+        if known is None:
+            self._news[trial.number] = self._records[trial.number] = record_of(trial, kept)
+            self._plans[trial.number] = str(trial.system_attrs.get(PLAN, ""))
+        elif confirmation_key(trial.number) in kept or comparison_key(trial.number, 0) in kept:
+            self._records[trial.number] = record_of(trial, kept)
 
-    def _start(
-        self, candidate: Candidate, purpose: Purpose, prediction: Prediction | None, shown: Mapping[str, object]
-    ) -> optuna.Trial:
-        # A waiting trial is added in one transaction, so that a trial never lacks its candidate.
-        self._study.add_trial(self._template(candidate, purpose, TrialState.WAITING, prediction, shown))
-        return self._study.ask()
-
-    def _template(
+    def _create(
         self,
+        state: TrialState,
         candidate: Candidate,
         purpose: Purpose,
-        state: TrialState,
         prediction: Prediction | None,
-        shown: Mapping[str, object],
-    ) -> optuna.trial.FrozenTrial:
+        plan: str,
+        claim: str,
+        measurement: Measurement | None = None,
+    ) -> None:
+        # A trial is added in one transaction, so that it never lacks its candidate or its worker.
         # A baseline or recipe may have choices outside of the space: the sampler then cannot use this trial.
         inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
-        return optuna.trial.create_trial(
+        missed = violation(measurement, self.memory_limit_bytes, prediction) if measurement is not None else None
+        _, value = _end_of(measurement) if measurement is not None else (state, None)
+        worker = self._roster.me
+        trial = optuna.trial.create_trial(
             state=state,
+            value=value,
             params={knob: candidate[knob] for knob in self.space} if inside else {},
             distributions=self.space if inside else {},
             user_attrs={
-                _CANDIDATE: encode(candidate),
-                _PURPOSE: purpose.value,
-                _PREDICTION: encode(prediction),
-                **_shown_prediction(prediction),
-                **shown,
+                **documents(candidate, purpose, prediction),
+                _SHOWN_WORKER: worker.name,
+                **(measured(measurement) if measurement is not None else {}),
             },
+            system_attrs={WORKER: worker.key, PLAN: plan, CLAIM: claim},
+            constraints={CONSTRAINT: missed} if missed is not None else None,
         )
+        self._opened.study.add_trial(trial)
 
-    def _tell(self, trial: optuna.Trial, record: Record) -> None:
+    def _end(self, trial: optuna.Trial, record: Record) -> None:
+        """Pass a measurement to the samplers, unless another worker has done so for this trial."""
         measurement = record.measurement
-        trial.set_constraint(_CONSTRAINT, violation(measurement, self.memory_limit_bytes, record.prediction))
-        if measurement.ok:
-            self._study.tell(trial, measurement.tokens_per_second)
+        state, value = _end_of(measurement)
+        try:
+            trial.set_constraint(CONSTRAINT, violation(measurement, self.memory_limit_bytes, record.prediction))
+            values = None if value is None else [value]
+            self._opened.storage.set_trial_state_values(self._id(trial.number), state, values)
+        except UpdateFinishedTrialError:
+            return
+
+    def _close_lost(self, trial: FrozenTrial, kept: Mapping[str, Any]) -> None:
+        """Close the trial of a worker that is gone: by its measurement, if that was stored, else as failed."""
+        if MEASUREMENT in trial.user_attrs:
+            self._end(self._trial(trial.number), record_of(trial, kept))
         else:
-            # TPE ranks infeasible trials by their violation, independent of their value, so a pruned trial, which needs
-            # no made-up rate, is as informative to it as a complete one. It never sees failed trials.
-            self._study.tell(trial, state=TrialState.PRUNED)
+            self._fail(trial.number, "the worker that probed it is gone", LOST)
 
-    def _keep(self, number: int, attributes: Mapping[str, Any]) -> Record:
-        kept = self._study.user_attrs
-        confirmation = kept.get(f"{_CONFIRMATION}{number}")
-        keys = itertools.takewhile(kept.__contains__, (_comparison_key(number, place) for place in itertools.count()))
-        # A study of an earlier version has none.
-        prediction = attributes.get(_PREDICTION)
-        self._records[number] = Record(
-            number=number,
-            candidate=decode(Candidate, attributes[_CANDIDATE]),
-            purpose=Purpose(attributes[_PURPOSE]),
-            measurement=decode(Measurement, attributes[_MEASUREMENT]),
-            confirmation=None if confirmation is None else decode(Measurement, confirmation),
-            prediction=None if prediction is None else decode(Prediction, prediction),
-            comparison=tuple(decode(ShortRun, kept[key]) for key in keys),
-        )
-        return self._records[number]
+    def _withdraw(self, number: int, reason: str) -> None:
+        self._fail(number, reason, WITHDRAWN)
 
+    def _fail(self, number: int, reason: str, mark: str | None = None) -> None:
+        trial, storage = self._id(number), self._opened.storage
+        try:
+            if mark is not None:
+                storage.set_trial_system_attr(trial, mark, reason)
+            storage.set_trial_user_attr(trial, OUTCOME, "not finished")
+            storage.set_trial_user_attr(trial, REASON, reason)
+            storage.set_trial_state_values(trial, TrialState.FAIL)
+        except UpdateFinishedTrialError:
+            return
 
-def _shown(measurement: Measurement) -> Mapping[str, object]:
-    """Return what a table of trials shows of a measurement, such as optuna-dashboard's: texts and numbers."""
-    figures = {PEAK: measurement.peak_bytes, RESERVED: measurement.reserved_bytes}
-    return {
-        OUTCOME: measurement.status.value.replace("_", " "),
-        **({REASON: measurement.reason} if measurement.reason else {}),
-        **{name: round(size / GIB, 4) for name, size in figures.items() if size is not None},
-    }
+    def _id(self, number: int) -> int:
+        return self._opened.storage.get_trial_id_from_study_id_trial_number(self._opened.study_id, number)
+
+    def _trial(self, number: int) -> optuna.Trial:
+        return optuna.trial.Trial(self._opened.study, self._id(number))
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self._opened.storage.get_trial(self._id(number))
 
 
-def _shown_prediction(prediction: Prediction | None) -> Mapping[str, object]:
-    if prediction is None:
-        return {}
-    rate = prediction.tokens_per_second
-    return {
-        PREDICTED: round(prediction.need_bytes / GIB, 4),
-        **({PREDICTED_RATE: round(rate, 1)} if rate is not None else {}),
-    }
+def _end_of(measurement: Measurement) -> tuple[TrialState, float | None]:
+    """Return state and value of a trial that has ended.
 
-
-def _comparison_key(winner: int, place: int) -> str:
-    return f"{_COMPARISON}{winner}:{place}"
+    TPE ranks infeasible trials by their violation, independent of their value, so a pruned trial, which needs no
+    made-up rate, is as informative to it as a complete one. It never sees failed trials.
+    """
+    if measurement.ok and measurement.tokens_per_second is not None:
+        return TrialState.COMPLETE, measurement.tokens_per_second
+    return TrialState.PRUNED, None

@@ -15,6 +15,22 @@ from autotune.techniques.base import Technique
 _Fields = Mapping[str, object]
 
 
+# Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
+MOST_TRACED = 2
+"""Most micro-batches of a step that are traced."""
+
+
+def traced_micro_batches(plan: TrainingPlan) -> int:
+    """Return the micro-batches of a step that are traced.
+
+    A step of a single one is a part of a step of two in one process. Several processes exchange gradients in the last
+    micro-batch of a step, and some engines keep others than they exchange until then, so that it is traced for itself.
+    """
+    if plan.launch.processes == 1:
+        return MOST_TRACED
+    return min(MOST_TRACED, int(str(plan.args.get("gradient_accumulation_steps", 1))))
+
+
 def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
     """Return a plan's arguments and model arguments, without those that only set sizes or the allocator's behaviour."""
     return _without(plan, _untraced_paths())
@@ -22,16 +38,18 @@ def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
 
 def same_step(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that differ only in the sizes of micro-batches, or in the allocator."""
-    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft))
+    processes = plan.launch.processes
+    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft), processes, traced_micro_batches(plan))
 
 
 def libraries_of(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that patch libraries in the same way, and so may share a process.
 
     Liger, for instance, patches model classes, which stay patched until the process ends. Arguments that no technique
-    writes are assumed to do the same.
+    writes are assumed to do the same. With several processes, accelerate and DeepSpeed keep what they derive from the
+    arguments in variables of the process: their number, and the environment's variables.
     """
-    return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()))
+    return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()), plan.launch.processes)
 
 
 def layer_period(plan: TrainingPlan) -> int:

@@ -21,7 +21,7 @@ from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.base import Effect, Technique
-from autotune.techniques.traits import without_sizes
+from autotune.techniques.traits import traced_micro_batches, without_sizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # Normal forms may depend on one another (padding_free on packing, packing on max_length), but not in circles; two
 # passes are enough for the present catalogue, and a test checks that a third changes nothing.
 _NORMAL_PASSES = 2
-# Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
-_TRACED_MICRO_BATCHES = 2
 
 EVALUATED = "epoch"
 """``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
@@ -234,10 +232,10 @@ class Trainer(ABC):
         sizes = {
             "per_device_train_batch_size": shape.rows,
             "per_device_eval_batch_size": shape.rows,
-            "gradient_accumulation_steps": _TRACED_MICRO_BATCHES,
+            "gradient_accumulation_steps": traced_micro_batches(plan),
             **self.sizes_at(layout, shape),
         }
-        return TrainingPlan(plan.trainer, {**args, **sizes}, model, peft=plan.peft)
+        return TrainingPlan(plan.trainer, {**args, **sizes}, model, launch=plan.launch, peft=plan.peft)
 
     def normal(self, candidate: Candidate, setting: Setting, knobs: Collection[str] | None = None) -> Candidate:
         """Return the representative of all candidates with the same plan.

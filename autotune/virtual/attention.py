@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from unittest import mock
 
 import torch
@@ -36,6 +37,13 @@ _MASK_ALIGNMENT = 16
 _CUDNN_ALIGNMENT = 8
 
 
+class _Kernel(Enum):
+    CUDNN = auto()
+    FLASH = auto()
+    EFFICIENT = auto()
+    MATH = auto()
+
+
 def prefers_cudnn(capability: tuple[int, int]) -> bool:
     """Return whether PyTorch tries cuDNN's attention first on a GPU (``cuda/sdp_utils.cpp``, ``priority_order``).
 
@@ -52,9 +60,15 @@ def prefers_cudnn(capability: tuple[int, int]) -> bool:
 
 
 @contextmanager
-def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Iterator[None]:
-    """Patch ``scaled_dot_product_attention`` to call, on a device, the operator that PyTorch would call on CUDA."""
-    cudnn_first = prefers_cudnn(capability)
+def attention_as_on_cuda(
+    device_type: str, capability: tuple[int, int], alike: set[tuple[int, int]] | None = None
+) -> Iterator[None]:
+    """Patch ``scaled_dot_product_attention`` to call, on a device, the operator that PyTorch would call on CUDA.
+
+    Args:
+        alike: other compute capabilities; those with which PyTorch would have called another operator are removed.
+    """
+    others = set() if alike is None else alike
     original = functional.scaled_dot_product_attention
 
     def attention(
@@ -76,18 +90,33 @@ def attention_as_on_cuda(device_type: str, capability: tuple[int, int]) -> Itera
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             zero, out = (torch.scalar_tensor(x, dtype=query.dtype, device=query.device) for x in (0.0, -torch.inf))
             attn_mask = torch.where(attn_mask, zero, out)
-        if cudnn_first and _cudnn_runs(query, key, value, attn_mask, dropout_p):
+        asked = query, key, value, attn_mask, dropout_p, is_causal
+        kernel = _kernel(*asked, capability)
+        others.difference_update([other for other in others if _kernel(*asked, other) is not kernel])
+        if kernel is _Kernel.CUDNN:
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        if attn_mask is None and _flash_runs(query, key, value, dropout_p, is_causal, capability):
+        if kernel is _Kernel.FLASH:
             return _flash(query, key, value, dropout_p, is_causal, scale)
-        if query.size(1) == key.size(1) and _efficient_runs(query, value, capability):
+        if kernel is _Kernel.EFFICIENT:
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
 
+    # torch.distributed.tensor.experimental.context_parallel replaces the function that has this name.
+    attention.__name__ = "scaled_dot_product_attention"
     with mock.patch.object(functional, "scaled_dot_product_attention", attention):
         yield
+
+
+def _kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, capability: tuple[int, int]
+) -> _Kernel:
+    if prefers_cudnn(capability) and _cudnn_runs(q, k, v, mask, dropout_p):
+        return _Kernel.CUDNN
+    if mask is None and _flash_runs(q, k, v, dropout_p, is_causal, capability):
+        return _Kernel.FLASH
+    return _Kernel.EFFICIENT if q.size(1) == k.size(1) and _efficient_runs(q, v, capability) else _Kernel.MATH
 
 
 def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     ELEMENTWISE = "elementwise"
     TO_DEVICE = "copy to device"
     TO_HOST = "copy to host"
+    COMMUNICATION = "communication"
     SYNCHRONIZE = "synchronize"
     NOTHING = "nothing"
 
@@ -32,8 +33,9 @@ class Work:
         dtype: the type that it computes in, such as ``bfloat16``.
         flops: floating-point operations, a multiply-add counted as two.
         bytes_read: bytes read from the device's memory, or from the host's for a copy from there.
-        bytes_written: bytes written.
-        waits: for a copy, whether the host waits until it is done.
+        bytes_written: bytes written; for communication, those that each rank sends to others.
+        waits: for a copy, whether the host waits until it is done; for communication, whether the device does, because
+            it is on the device's default stream.
         times: how often it is done; an operator of a loop that was traced once stands for all its repetitions.
     """
 
@@ -48,6 +50,8 @@ class Work:
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors) -> float:
     """Return how long an operator occupies the device or a copy engine: the larger of compute and memory time."""
+    if work.kind is Kind.COMMUNICATION:
+        return work.bytes_written / (speeds.nvlink or speeds.pcie) * factors.communication
     if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
         return work.bytes_written / speeds.pcie * factors.copies
     moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth * factors.memory
@@ -66,7 +70,9 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
     The host launches operators one after another and runs ahead of the device, which executes them in order. A step is
     therefore bound by launches where operators are short, and by the device where they are long. Asynchronous copies
     overlap with that, one in each direction at a time, and start when their source has been computed. No operator waits
-    for their result, so the overlap is the best possible.
+    for their result, so the overlap is the best possible. The same holds for communication that an engine starts
+    asynchronously or on a stream of its own; what it runs on the default stream overlaps with copies only. That all
+    ranks arrive at the same time, and that messages are long enough for the links' full speed, makes it a lower bound.
 
     Raises:
         InputError: the speeds of the GPU are not known.
@@ -76,7 +82,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
         raise InputError(f"The speed of {gpu.name} is not known.", hint="Name a GPU whose time can be predicted.")
     factors = factors or Factors()
     host = device = 0.0
-    engines = {Kind.TO_DEVICE: 0.0, Kind.TO_HOST: 0.0}
+    engines = {Kind.TO_DEVICE: 0.0, Kind.TO_HOST: 0.0, Kind.COMMUNICATION: 0.0}
     busy = dict.fromkeys(Kind, 0.0)
     launches, flops = 0, 0
     for work in works:
@@ -94,6 +100,9 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
         if kind not in engines:
             device = begin + seconds
             flops += work.flops * work.times if kind is not Kind.ELEMENTWISE else 0
+        elif kind is Kind.COMMUNICATION:
+            engines[kind] = max(begin, engines[kind]) + seconds
+            device = engines[kind] if work.waits else device
         elif work.waits:
             host = device = engines[kind] = max(begin, engines[kind]) + seconds
         else:
@@ -107,4 +116,5 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
         copy_seconds=busy[Kind.TO_DEVICE] + busy[Kind.TO_HOST],
         launch_seconds=launches * factors.launch_seconds,
         flops=flops,
+        communication_seconds=busy[Kind.COMMUNICATION],
     )

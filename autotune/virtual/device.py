@@ -47,19 +47,20 @@ class _Event:
         pass
 
 
-class _Stream(_Event):
+class Stream(_Event):
     """A stream on which all work is already done; as a context manager, it is the current stream."""
 
     def wait_stream(self, stream: Any) -> None:
-        pass
+        """Do nothing: that stream's work is done."""
 
     def wait_event(self, event: Any) -> None:
-        pass
+        """Do nothing: it has happened."""
 
     def record_event(self, event: Any = None) -> _Event:
+        """Return an event that has happened."""
         return event or _Event()
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -87,13 +88,13 @@ def _addressed(ledger: Ledger) -> Callable[[torch.UntypedStorage], int]:
     return address
 
 
-_MODULE = ModuleType(f"torch.{NAME}")
-_MODULE.__dict__.update(
+MODULE = ModuleType(f"torch.{NAME}")
+MODULE.__dict__.update(
     Event=_Event,
-    Stream=_Stream,
-    stream=lambda stream: stream if stream is not None else _Stream(),
-    current_stream=lambda device=None: _Stream(),
-    default_stream=lambda device=None: _Stream(),
+    Stream=Stream,
+    stream=lambda stream: stream if stream is not None else Stream(),
+    current_stream=lambda device=None: Stream(),
+    default_stream=lambda device=None: Stream(),
     synchronize=lambda device=None: None,
     is_available=lambda: True,
     is_initialized=lambda: True,
@@ -101,7 +102,7 @@ _MODULE.__dict__.update(
     current_device=lambda: 0,
     device_count=lambda: 1,
     set_device=lambda device: None,
-    device=lambda device: _Stream(),
+    device=lambda device: Stream(),
     manual_seed=lambda seed: None,
     manual_seed_all=lambda seed: None,
     get_rng_state=_rng_state,
@@ -119,22 +120,25 @@ _MODULE.__dict__.update(
 
 @cache
 def _registered() -> torch.device:
-    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_MODULE)
+    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=MODULE)
     register_autocast(NAME)
     return torch.device(NAME)
 
 
 @contextmanager
-def standing_in_for_cuda(ledger: Ledger, capability: tuple[int, int]) -> Iterator[tuple[torch.device, Any]]:
+def standing_in_for_cuda(
+    ledger: Ledger, capability: tuple[int, int], alike: set[tuple[int, int]] | None = None
+) -> Iterator[tuple[torch.device, Any]]:
     """Yield the virtual device and the function for kernels' workspaces; libraries see the device as a GPU.
 
     Args:
         ledger: the ledger of a trace on the device named :data:`NAME`.
         capability: CUDA compute capability of that GPU.
+        alike: other compute capabilities; those with which PyTorch chooses other kernels are removed.
     """
     device = _registered()
     with ExitStack() as stack:
-        stack.enter_context(attention_as_on_cuda(NAME, capability))
+        stack.enter_context(attention_as_on_cuda(NAME, capability, alike))
         stack.enter_context(flash_attention_installed())
         stack.enter_context(flex_attention_compiled(NAME))
         stack.enter_context(noting_launches(ledger))

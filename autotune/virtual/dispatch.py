@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -33,8 +33,25 @@ _SHAPED_BY_VALUES = frozenset({
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
 })  # fmt: skip
 _INDEXES = frozenset({_aten.index.Tensor})
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Called more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
+
+
+class Sharing(Protocol):
+    """How operators are run that only a training with several processes has.
+
+    Attributes:
+        wrappers: kinds of tensors that consist of others; they first dispatch an operator on those themselves.
+    """
+
+    wrappers: frozenset[type]
+
+    def received(self, func: Any, args: Any) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the tensors that an operator receives from other ranks, with what is known of their values."""
+
+    def sent(self, func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool) -> Work:
+        """Return the work of an operator that sends tensors to other ranks."""
 
 
 class UnknownShapeError(RuntimeError):
@@ -42,11 +59,17 @@ class UnknownShapeError(RuntimeError):
 
 
 class VirtualMode(TorchDispatchMode):
-    """Runs operators under the fake tensor mode below it on the stack, and updates the ledger."""
+    """Runs operators under the fake tensor mode below it on the stack, and updates the ledger.
+
+    Attributes:
+        knowledge: what is known of values.
+        sharing: how operators are run that only a training with several processes has, or None for a single one.
+    """
 
     def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
         super().__init__()
         self.knowledge = Knowledge()
+        self.sharing: Sharing | None = None
         self._accumulation = Accumulation()
         self._ledger = ledger
         self._fake = fake
@@ -62,6 +85,9 @@ class VirtualMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
+        sharing = self.sharing
+        if sharing is not None and not sharing.wrappers.isdisjoint(types):
+            return NotImplemented
         if func is _DEVICE and isinstance(args[0], FakeTensor) and not self._fake.in_kernel_invocation:
             return args[0].fake_device
         if func.namespace == "prim":
@@ -74,6 +100,7 @@ class VirtualMode(TorchDispatchMode):
             return False
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
+        received = sharing.received(func, args) if sharing is not None else ()
         if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
             values = self.knowledge.compute(func, args, kwargs, inputs, None)
             result, notes = self._shaped(func, args, values), None
@@ -81,6 +108,8 @@ class VirtualMode(TorchDispatchMode):
             func, result, notes = self._plain(func, args, kwargs)
             values = self.knowledge.compute(func, args, kwargs, inputs, result)
         self._keep(func, args, result, values)
+        for tensor, value in received:
+            set_known(tensor, value)
         self._record(func, args, kwargs, inputs, result, notes)
         return result
 
@@ -168,7 +197,11 @@ class VirtualMode(TorchDispatchMode):
         record = notes.get(key)
         if record is None:
             every = inputs + outputs
-            work = operator_work(func, args, kwargs, result, device_type=ledger.device_type)
+            work = (
+                self.sharing.sent(func, args, kwargs, result, on_side_stream=ledger.stream > 0)
+                if self.sharing is not None and func.namespace in _COLLECTIVES
+                else operator_work(func, args, kwargs, result, device_type=ledger.device_type)
+            )
             record = notes[key] = OperatorRecord(
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),

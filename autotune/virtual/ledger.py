@@ -6,12 +6,20 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from autotune.virtual.peaks import Stretch, peaks_of
 from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
-from autotune.virtual.tensors import type_of_device
+from autotune.virtual.tensors import storage_of, type_of_device
+
+
+class _Live(NamedTuple):
+    number: int
+    size: int
+    place: Place
+    reference: weakref.ref[torch.UntypedStorage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,8 @@ class Ledger:
     Attributes:
         device_type: type of the traced device; tensors on any other device count as host memory.
         times: how often the time of the operators that run now is to be counted.
+        stream: the number of the current stream of the device; 0 is the default one.
+        streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -41,7 +51,9 @@ class Ledger:
         self.settled: dict[int, int] = {}
         self.device_type = device_type
         self.times = 1
-        self._live: dict[int, tuple[int, int, weakref.ref[torch.UntypedStorage]]] = {}
+        self.stream = 0
+        self.streams: dict[int, int] = {}
+        self._live: dict[int, _Live] = {}
         self._next = 0
         self._device_bytes = 0
 
@@ -57,18 +69,24 @@ class Ledger:
         key = storage._cdata
         known = self._live.get(key)
         if known is not None:
-            if known[1] != storage.nbytes():
-                self._resize(key, known, storage.nbytes(), self.place(tensor))
+            self._resize(key, known, storage.nbytes())
             return
         number, size, place = self._next, storage.nbytes(), self.place(tensor)
         self._next += 1
 
         def free(_: object) -> None:
-            _, freed, _ = self._live.pop(key)
-            self._add(-freed, place, number, operator=-1)
+            self._add(-self._live.pop(key).size, place, number, operator=-1)
 
-        self._live[key] = (number, size, weakref.ref(storage, free))
+        self._live[key] = _Live(number, size, place, weakref.ref(storage, free))
+        if self.stream:
+            self.streams[number] = self.stream
         self._add(size, place, number)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Record that a storage has been given another size outside of an operator; 0 bytes free it."""
+        known = self._live.get(storage._cdata)
+        if known is not None:
+            self._resize(storage._cdata, known, storage.nbytes())
 
     def scratch(self, sizes: Iterable[int], place: Place) -> None:
         """Record workspaces that a kernel allocates and frees before it returns."""
@@ -87,30 +105,30 @@ class Ledger:
         Raises:
             KeyError: it was never recorded: its tensors are on the meta device.
         """
-        return self._live[storage._cdata][0]
+        return self._live[storage._cdata].number
 
     def is_untagged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage has no category yet."""
-        known = self._live.get(tensor.untyped_storage()._cdata)
-        return known is not None and known[0] not in self.categories
+        known = self._live.get(storage_of(tensor)._cdata)
+        return known is not None and known.number not in self.categories
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
         """Set the category of a tensor's storage."""
-        known = self._live.get(tensor.untyped_storage()._cdata)
+        known = self._live.get(storage_of(tensor)._cdata)
         if known is not None:
-            self.categories[known[0]] = category
+            self.categories[known.number] = category
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Record that a tensor's storage is final: the gradient in it will not move to another one."""
-        known = self._live.get(tensor.untyped_storage()._cdata)
+        known = self._live.get(storage_of(tensor)._cdata)
         if known is not None:
-            self.settled.setdefault(known[0], len(self.events))
+            self.settled.setdefault(known.number, len(self.events))
 
     def tag_live(self, category: Category, *, since: int = 0) -> None:
         """Set the category of every live storage that has none and whose number is at least ``since``."""
-        for number, _, _ in self._live.values():
-            if number >= since:
-                self.categories.setdefault(number, category)
+        for known in self._live.values():
+            if known.number >= since:
+                self.categories.setdefault(known.number, category)
 
     @property
     def next_number(self) -> int:
@@ -146,12 +164,10 @@ class Ledger:
         """Return the peak of live bytes at a place, for each range of events."""
         return peaks_of(self.events, self.categories, place, stretches)
 
-    def _resize(
-        self, key: int, known: tuple[int, int, weakref.ref[torch.UntypedStorage]], size: int, place: Place
-    ) -> None:
-        number, before, reference = known
-        self._live[key] = (number, size, reference)
-        self._add(size - before, place, number)
+    def _resize(self, key: int, known: _Live, size: int) -> None:
+        if size != known.size:
+            self._live[key] = known._replace(size=size)
+            self._add(size - known.size, known.place, known.number)
 
     def _add(self, change_bytes: int, place: Place, number: int, operator: int | None = None) -> None:
         if change_bytes:

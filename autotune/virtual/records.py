@@ -118,6 +118,8 @@ class Trace:
         assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
         settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
             parameters passed to :func:`autotune.virtual.tracing.settled`.
+        alike: of the further compute capabilities that were asked about, those with which every kernel is the same.
+        streams: the stream that a storage was allocated on, by the storage's number, where it is not the default one.
     """
 
     target: str
@@ -129,6 +131,8 @@ class Trace:
     host_peak: Peak
     assumptions: Mapping[str, int]
     settled: Mapping[int, int] = field(default_factory=dict)
+    alike: frozenset[tuple[int, int]] = frozenset()
+    streams: Mapping[int, int] = field(default_factory=dict)
 
     def phase(self, name: str) -> Phase:
         """Return the phase of that name; the last one where there are several.

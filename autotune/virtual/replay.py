@@ -58,7 +58,7 @@ def replay(
     Raises:
         OutOfMemoryError: an allocation does not fit the limit.
     """
-    workspace = _workspace_bytes(capability)
+    workspace = workspace_bytes(capability)
     allocator = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
     first_products = _first_products(traced)
     ends = {phase.end_event: phase.name for phase in traced.phases} if after_phase is not None else {}
@@ -80,13 +80,14 @@ def replay(
         wanted = size + event.change_bytes
         # A storage that grows is copied to a new block before the old one is freed.
         if wanted:
-            blocks[event.storage] = (wanted, allocator.allocate(wanted))
+            blocks[event.storage] = (wanted, allocator.allocate(wanted, traced.streams.get(event.storage, 0)))
         if block is not None:
             allocator.free(block)
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
 
 
-def _workspace_bytes(capability: tuple[int, int] | None) -> int:
+def workspace_bytes(capability: tuple[int, int] | None) -> int:
+    """Return the bytes of cuBLAS's workspace on a GPU, the only thing by which a replay depends on it."""
     generation = capability[0] if capability else 0
     return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES
 
@@ -102,4 +103,4 @@ def _first_products(traced: Trace) -> list[int]:
     return sorted(found.values())
 
 
-__all__ = ["OutOfMemoryError", "Replay", "replay"]
+__all__ = ["OutOfMemoryError", "Replay", "replay", "workspace_bytes"]

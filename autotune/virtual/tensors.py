@@ -28,6 +28,12 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
             _collect(item, found)
 
 
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the storage that holds a tensor's data; that of a ``DTensor`` is the shard on this rank."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local.untyped_storage()
+
+
 def type_of_device(tensor: torch.Tensor) -> str:
     """Return the type of a tensor's device without ``tensor.device``, which dispatches an operator on a fake tensor."""
     return str((tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from autotune.virtual.known import listed
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import unnoticed
 from autotune.virtual.modules import movable_modules
+from autotune.virtual.ranks import World, one_of
 from autotune.virtual.records import Category, Place, Trace
 from autotune.virtual.tensors import replaced
 
@@ -34,7 +35,12 @@ _running: list[tuple[VirtualMode, Ledger]] = []
 
 
 def trace(
-    fn: Callable[[torch.device], object], *, target: Target = "cuda", capability: tuple[int, int] = (8, 0)
+    fn: Callable[[torch.device], object],
+    *,
+    target: Target = "cuda",
+    capability: tuple[int, int] = (8, 0),
+    others: Iterable[tuple[int, int]] = (),
+    world: World | None = None,
 ) -> Trace:
     """Run ``fn`` on a virtual device with fake tensors, and return its memory events in order.
 
@@ -45,16 +51,19 @@ def trace(
         fn: any PyTorch code; the body of :func:`phase` becomes a phase of the trace.
         target: ``cpu`` simulates the CPU's allocator and kernels (the device is ``cpu`` then), ``cuda`` those of a GPU.
         capability: CUDA compute capability of that GPU, by which PyTorch chooses kernels.
+        others: further compute capabilities, of which :attr:`Trace.alike` has those that the trace holds for too.
+        world: the processes of which the trace is one, or None for a single one.
 
     Raises:
         UnknownShapeError: a shape depends on values that are not known in a trace.
     """
+    alike = set(others)
     with ExitStack() as stack:
         if target == "cuda":
             from autotune.virtual.device import NAME, standing_in_for_cuda
 
             ledger = Ledger(NAME)
-            device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability))
+            device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
         else:
             from autotune.virtual.cpu import scratch
 
@@ -66,6 +75,9 @@ def trace(
         stack.enter_context(movable_modules())
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
         stack.enter_context(_tagging(ledger))
+        stack.enter_context(_sizes_followed(ledger))
+        if world is not None:
+            stack.enter_context(one_of(world, ledger, mode))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
         stack.enter_context(mode)
@@ -86,6 +98,8 @@ def trace(
             host_peak=on_host[0],
             assumptions=dict(mode.knowledge.assumptions),
             settled=dict(ledger.settled),
+            alike=frozenset(alike),
+            streams=dict(ledger.streams),
         )
 
 
@@ -144,6 +158,20 @@ def adopt(tree: Any) -> Any:
 
 
 @contextmanager
+def _sizes_followed(ledger: Ledger) -> Iterator[None]:
+    """Record when a storage is given another size, by which FSDP2 frees and allocates gathered parameters."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        ledger.resized(storage)
+        return result
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
+
+
+@contextmanager
 def _tagging(ledger: Ledger) -> Iterator[None]:
     """Tag storages with their category when modules and optimizers register them."""
 
@@ -170,6 +198,8 @@ def _tagging(ledger: Ledger) -> Iterator[None]:
 def _tag_gradients(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            # Engines register no shard with a module: they set it past the module's hooks, or hold it themselves.
+            ledger.tag(parameter, Category.PARAMETER)
             if parameter.grad is not None:
                 ledger.tag(parameter.grad, Category.GRADIENT)
 

@@ -69,7 +69,7 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[int])
     for tokens in (*before, batch.tokens):
         events += repeated.once(tokens)
     events += repeated.rest(traced.events[step.end_event :])
-    return replace(traced, events=tuple(events), phases=())
+    return replace(traced, events=tuple(events), phases=(), streams=repeated.streams)
 
 
 def _on_device(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
@@ -89,11 +89,14 @@ class _Repeated:
             changes[event.storage] += event.change_bytes
         self._own = changes.keys() - found
         self._left_as = _matched(changes, self._own)
+        # Storages of an earlier time that are given a size and freed again: what FSDP2 gathers parameters in.
+        self._refilled = {event.storage for event in self._events if event.change_bytes > 0} - self._own
         self._numbers = count(max((event.storage for event in traced.events), default=0) + 1)
         # The storage numbers of this step in its last repetition, and the bytes of live storages.
         self._current: dict[int, int] = {}
         self._held: dict[int, int] = {}
         self._repeated = False
+        self.streams = dict(traced.streams)
 
     def once(self, tokens: int) -> Iterator[MemoryEvent]:
         """Yield the events of one more step with ``tokens`` tokens per row."""
@@ -103,8 +106,10 @@ class _Repeated:
                 number = current.setdefault(event.storage, -1)
                 if number < 0:
                     number = current[event.storage] = next(self._numbers)
+                    if event.storage in self._traced.streams:
+                        self.streams[number] = self._traced.streams[event.storage]
                 size = self._size(event, tokens) if event.change_bytes > 0 else -self._held.get(number, 0)
-            elif not self._repeated:
+            elif not self._repeated or event.storage in self._refilled:
                 yield event
                 continue
             else:

@@ -50,7 +50,7 @@ _RUNNER = """
 import runpy, sys
 from autotune.step.imports import prepare_environment, preload
 device = sys.argv.pop(1)
-prepare_environment(device)
+prepare_environment(device, processes=1)
 preload(device)
 from autotune.step.run.meters import METERS
 meter = METERS[device]()

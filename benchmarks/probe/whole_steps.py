@@ -141,7 +141,7 @@ def main() -> None:
 
     document = json.loads(file.read_text(encoding="utf-8"))
     request = decode(ProbeRequest, document["request"])
-    prepare_environment(request.device)
+    prepare_environment(request.device, processes=1)
     print(_ANSWERS[document["what"]](request, int(document["steps"]), file.parent))
 
 

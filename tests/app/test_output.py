@@ -44,6 +44,15 @@ def test_a_run_s_own_directory_may_hold_a_bundle(tmp_path: Path) -> None:
     assert open_output(tmp_path).remembered_budget() == 5
 
 
+def test_a_second_run_in_one_directory_is_told_how_to_search_together(tmp_path: Path) -> None:
+    with open_output(tmp_path).held():
+        with pytest.raises(InputError, match="Another run writes to") as caught, open_output(tmp_path).held():
+            pass
+        assert "--storage" in caught.value.hint
+    with open_output(tmp_path).held():
+        assert open_output(tmp_path).directory == tmp_path
+
+
 def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be used"):

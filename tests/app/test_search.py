@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from autotune.app.search import seed_of, timeout_of
+from autotune.app.search import fingerprint, seed_of, timeout_of
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Schedule
 from autotune.study import ProbeRun, Purpose
 from autotune.study.problem import Turn
+from autotune.units import GIB
+from tests.settings import GPU, problem, setting
 
 
 def test_pairs_draw_other_batches_than_probes_and_than_each_other() -> None:
@@ -31,3 +35,14 @@ def test_a_run_of_long_whole_steps_may_take_longer_than_a_probe(
 ) -> None:
     run = ProbeRun(7, Candidate({}), Purpose.CONFIRMATION, Schedule(), expected_seconds=expected_seconds)
     assert timeout_of(run, EFFORTS["quick"], seconds_left) == timeout_seconds
+
+
+def test_what_a_study_depends_on_is_kept_in_words_that_say_what_differs() -> None:
+    here = fingerprint(problem(setting(machine=GPU)), 80 * GIB)
+    assert here["device"] == "a GPU made by hand (cuda)"
+    assert here["memory budget"] == "80.00 GiB (85,899,345,920 bytes)"
+    assert here["version of trl"] == "1.16.0"
+    assert here["version of driver"] == "580.1"
+    other = replace(GPU, hardware=replace(GPU.hardware, name="another"), packages={**GPU.packages, "trl": "1.17.0"})
+    there = fingerprint(problem(setting(machine=other)), 80 * GIB)
+    assert {part for part in here if here[part] != there[part]} == {"device", "version of trl"}

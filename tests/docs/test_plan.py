@@ -11,6 +11,7 @@ import pytest
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedGroup, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.rent import Offer, Rent
 from autotune.core.vllm import VllmOutlook, VllmShare
 from autotune.reporting.plan_words import BASIS
 
@@ -20,7 +21,7 @@ DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(
 EXPLAINED = [VllmOutlook, VllmShare, Explanation, TracedGroup, TracedPoint, PartPeak, PartTime, Additions]
 
 
-@pytest.mark.parametrize("kind", [Plan, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, *EXPLAINED])
+@pytest.mark.parametrize("kind", [Plan, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer, *EXPLAINED])
 def test_every_key_of_the_document_is_documented(kind: type) -> None:
     documented = set(re.findall(r"`([a-z_0-9]+)`", DOCUMENT))
     assert {field.name for field in dataclasses.fields(kind)} - documented == set()

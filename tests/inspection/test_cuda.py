@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autotune.core.machine import Hardware
-from autotune.inspection.cuda import NoGpuError, first_gpu
+from autotune.inspection.cuda import NoGpuError, visible_gpus
 from autotune.units import GIB
 
 
@@ -91,7 +91,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_the_memory_that_the_driver_keeps_for_itself_does_not_count(driver: Driver) -> None:
-    assert first_gpu() == Hardware(
+    assert visible_gpus()[0] == Hardware(
         kind="cuda",
         name="Small GPU",
         memory_bytes=23 * GIB,
@@ -116,14 +116,33 @@ def test_the_memory_that_the_driver_keeps_for_itself_does_not_count(driver: Driv
 @pytest.mark.usefixtures("driver")
 def test_the_first_visible_device_is_taken(monkeypatch: pytest.MonkeyPatch, visible: str, name: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert first_gpu().name == name
+    assert visible_gpus()[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["Small GPU", "Large GPU"]),
+        ("1,0", ["Large GPU", "Small GPU"]),
+        ("1,GPU-1", ["Large GPU", "Small GPU"]),
+        # CUDA stops at the first that is not there.
+        ("0,7,1", ["Small GPU"]),
+    ],
+)
+@pytest.mark.usefixtures("driver")
+def test_every_visible_device_is_known_in_its_order(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.name for gpu in visible_gpus()] == names
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "2", "GPU-99", "nonsense", "-1,0"])
 def test_no_device_may_be_visible(monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(NoGpuError, match=f"CUDA_VISIBLE_DEVICES='{visible}' leaves no device visible"):
-        first_gpu()
+        visible_gpus()
     assert not driver.running
 
 
@@ -131,16 +150,16 @@ def test_no_device_may_be_visible(monkeypatch: pytest.MonkeyPatch, driver: Drive
 def test_what_the_driver_refuses_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-unknown")
     with pytest.raises(NoGpuError, match="failed to describe the device"):
-        first_gpu()
+        visible_gpus()
 
 
 def test_a_driver_may_know_no_device(driver: Driver) -> None:
     driver.cards = []
     with pytest.raises(NoGpuError, match="knows no device"):
-        first_gpu()
+        visible_gpus()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_a_machine_without_a_driver_is_told_as_such() -> None:
     with pytest.raises(NoGpuError, match="driver"):
-        first_gpu()
+        visible_gpus()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import replace
 from importlib import metadata
 
 import psutil
@@ -26,12 +27,12 @@ def no_gpu() -> Hardware:
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "first_gpu", lambda: GPU)
+    monkeypatch.setattr(module, "visible_gpus", lambda: (GPU,))
 
 
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "first_gpu", no_gpu)
+    monkeypatch.setattr(module, "visible_gpus", no_gpu)
 
 
 def test_the_cpu_is_described_by_what_this_process_may_use() -> None:
@@ -54,6 +55,30 @@ def test_a_gpu_that_is_not_there_cannot_be_asked_for() -> None:
     with pytest.raises(InputError, match="'cuda' cannot be used: no driver") as caught:
         machine("cuda")
     assert "--device cpu" in caught.value.hint
+
+
+def test_processes_on_a_cpu_share_its_memory_and_cores() -> None:
+    alone, shared = machine("cpu").hardware, machine("cpu", 4).hardware
+    assert (shared.processes, shared.memory_bytes) == (4, alone.memory_bytes // 4)
+    assert shared.threads == max(1, alone.cores // 4)
+
+
+@pytest.mark.parametrize(("asked", "processes"), [(None, 3), (2, 2)])
+def test_processes_take_the_first_gpus_and_the_memory_of_the_fullest(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, processes: int
+) -> None:
+    gpus = tuple(replace(GPU, used_by_others_bytes=used) for used in (10, 30, 5))
+    monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
+    found = machine("cuda", asked).hardware
+    assert (found.processes, found.available_bytes) == (processes, 70)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "visible_gpus", lambda: (GPU, GPU))
+    monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
+    with pytest.raises(InputError, match="3 processes need 3 GPUs, and 2 GPUs are visible"):
+        machine("cuda", 3)
 
 
 @pytest.mark.usefixtures("with_gpu")

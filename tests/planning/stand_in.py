@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.protocol import Replayed, TracedPeak, TraceReply, TraceRequest
+from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
+from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.units import MIB
 
@@ -71,15 +72,22 @@ def _answer(request: TraceRequest) -> Traced:
         sections.append(_section(part, ["head"], [{**held, "temporary": EVALUATED_BYTES * tokens}], tokens))
     peak = max(max(section.totals) for section in sections)
     allocated_bytes = peak + 64 * MIB
+    replays = tuple(
+        Replayed(use, allocated_bytes, round((1.01 if use.expandable_segments else 1.05) * allocated_bytes))
+        for use in request.replayed
+    )
+    times = tuple(section.time for section in sections)
+    gpus = [
+        GpuFigures(gpu.compute_capability if gpu else None, gpu.speeds if gpu else None, replays, None, times)
+        for gpu in (request.gpu, *request.others)
+    ]
     return TraceReply(
         layers=layers, device=TracedPeak(peak), host=TracedPeak(0), allocated_bytes=allocated_bytes,
         reserved_bytes=round(1.05 * allocated_bytes), fits_limit=True, worst_rows=rows, worst_tokens=tokens, step=None,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
-        replays=tuple(
-            Replayed(use, allocated_bytes, round((1.01 if use.expandable_segments else 1.05) * allocated_bytes))
-            for use in request.replayed
-        ),
+        replays=replays,
+        gpus=tuple(gpus),
     )  # fmt: skip
 
 

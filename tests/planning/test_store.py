@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
+from autotune.inspection.gpus import find_gpu
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import Traced
 from tests.planning.stand_in import AnalyticTracer
 
 GROWING, EMPTIED = AllocatorUse(expandable_segments=True), AllocatorUse(emptied=True)
@@ -46,3 +50,61 @@ def test_requests_of_one_trace_are_run_once_for_all_their_replays(tmp_path: Path
     tracer = AnalyticTracer()
     Traces(tracer, Cache(tmp_path), "model", {}).get([request(GROWING), request(EMPTIED)])
     assert [set(asked.replayed) for asked in tracer.requests] == [{AllocatorUse(), EMPTIED, GROWING}]
+
+
+A100, H100, H200 = map(find_gpu, ("A100-80GB", "H100-SXM", "H200"))
+
+
+def test_a_trace_for_one_gpu_is_that_of_others_with_the_same_kernels(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    asked = [replace(request(GROWING), gpu=gpu) for gpu in (A100, H100, H200)]
+    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100, H200))
+    for each in asked:
+        traces.get([each])
+        assert traces.is_new(each)
+    assert (len(tracer.requests), traces.count, traces.new_count) == (1, 1, 1)
+    again = Traces(tracer, Cache(tmp_path), "model", {})
+    for each in asked:
+        again.get([each])
+        assert not again.is_new(each)
+    assert (len(tracer.requests), again.count, again.new_count) == (1, 1, 0)
+
+
+def test_a_trace_that_does_not_stand_for_a_gpu_is_run_for_it(tmp_path: Path) -> None:
+    class Unlike(AnalyticTracer):
+        """Finds that no GPU but the asked one takes the same kernels."""
+
+        def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+            """Answer requests."""
+            return super().__call__([replace(each, others=()) for each in requests])
+
+    tracer = Unlike()
+    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100))
+    traces.get([replace(request(), gpu=A100)])
+    traces.get([replace(request(), gpu=H100)])
+    assert [asked.gpu for asked in tracer.requests] == [A100, H100]
+
+
+def test_a_trace_without_the_speeds_of_a_gpu_is_run_again_with_those_that_it_has(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    Traces(tracer, Cache(tmp_path), "model", {}).get([replace(request(), gpu=H100)])
+    Traces(tracer, Cache(tmp_path), "model", {}).get([replace(request(), gpu=H200)])
+    assert [gpu.speeds for gpu in tracer.requests[1].others] == [H100.speeds]
+    Traces(tracer, Cache(tmp_path), "model", {}).get([replace(request(), gpu=H100)])
+    assert len(tracer.requests) == 2
+
+
+def test_what_is_of_one_gpu_is_traced_for_it_alone(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100))
+    traces.get([replace(request(), gpu=A100, varied=True), replace(request(), gpu=A100, limit_bytes=1 << 40)])
+    assert [asked.others for asked in tracer.requests] == [(), ()]
+
+
+def test_a_shared_trace_that_was_removed_from_the_cache_is_run_again(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100)).get([replace(request(), gpu=A100)])
+    largest = max(tmp_path.glob("*.json"), key=lambda file: file.stat().st_size)
+    largest.unlink()
+    Traces(tracer, Cache(tmp_path), "model", {}).get([replace(request(), gpu=H100)])
+    assert len(tracer.requests) == 2

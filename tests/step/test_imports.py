@@ -15,7 +15,7 @@ def test_the_library_that_touches_cuda_is_not_run_before_the_fork_and_works_afte
     script = """
 import os, sys
 from autotune.step.imports import accelerator_is_initialized, prepare_environment, preload
-prepare_environment("cuda")
+prepare_environment("cuda", 1)
 preload("cuda")
 print(type(sys.modules["bitsandbytes"]).__name__, accelerator_is_initialized(), flush=True)
 if os.fork() == 0:
@@ -32,9 +32,9 @@ def test_one_gpu_is_seen_for_cuda_and_none_for_the_cpu() -> None:
 import os
 from autotune.step.imports import prepare_environment
 os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
-prepare_environment("cuda")
+prepare_environment("cuda", 1)
 print(os.environ["CUDA_VISIBLE_DEVICES"])
-prepare_environment("cpu")
+prepare_environment("cpu", 1)
 print(repr(os.environ["CUDA_VISIBLE_DEVICES"]))
 """
     assert _said(script) == ["3", "''"]

@@ -312,3 +312,17 @@ def test_a_cpu_has_no_use_of_an_allocator_to_choose(run: Any) -> None:
 
     assert reply.replays == ()
     assert reply.replayed(AllocatorUse(emptied=True)).allocated_bytes == reply.allocated_bytes
+
+
+def test_a_trace_says_of_every_gpu_with_the_same_kernels_what_a_trace_for_that_gpu_says(run: Any) -> None:
+    others = tuple(map(find_gpu, ("RTX4090", "RTX5090", "H200", "T4")))
+    in_half = run(others=others)
+    assert [figures.capability for figures in in_half.gpus] == [(8, 0), (8, 9), (12, 0)]
+    in_full = run({"bf16": False}, others=others)
+    assert [figures.capability for figures in in_full.gpus] == [(8, 0), (8, 9), (12, 0), (9, 0), (7, 5)]
+    for shared, args in ((in_half, {}), (in_full, {"bf16": False})):
+        for figures, gpu in zip(shared.gpus, (find_gpu("A100-80GB"), *others), strict=False):
+            alone = run(args, gpu=gpu if gpu.compute_capability == figures.capability else find_gpu("T4"))
+            assert alone.gpus == (figures,)
+            assert [section.levels for section in alone.sections] == [section.levels for section in shared.sections]
+            assert (alone.device, alone.host) == (shared.device, shared.host)

@@ -25,7 +25,7 @@ def main(url: str, log: Path, hang_at: int) -> None:
             time.sleep(600)
         return measurement(run.candidate)
 
-    Run(url)(probe)
+    Run(url)(probe, resume=True)
 
 
 if __name__ == "__main__":

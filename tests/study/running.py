@@ -9,9 +9,11 @@ from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Event
 from autotune.core.prediction import Predictor
 from autotune.study import Probe, Purpose, Record, SearchOutcome, StudyStorage, search
+from autotune.study.problem import Sharing
 from tests.study.replayed import LIMIT_BYTES, TableProblem
 
 FINGERPRINT = {"model": "a", "dataset": "b"}
+QUICK = Sharing(interval_seconds=0.2, missed=10, poll_seconds=0.05, patience_seconds=0.5)
 PATIENT = replace(EFFORTS["normal"], trials=9, patience=9)
 
 
@@ -27,6 +29,7 @@ class Run:
     url: str
     problem: TableProblem = field(default_factory=TableProblem)
     events: list[Event] = field(default_factory=list)
+    sharing: Sharing = QUICK
 
     def __call__(
         self,
@@ -49,7 +52,7 @@ class Run:
             seed=seed,
             trials=trials,
             timeout_seconds=timeout_seconds,
-            storage=StudyStorage(self.url, "s", resume, fingerprint),
+            storage=StudyStorage(self.url, "s", resume, fingerprint, self.sharing),
             listener=self.events.append,
             predictor=predictor,
         )

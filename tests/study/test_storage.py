@@ -27,6 +27,9 @@ from tests.study.running import Run, probed
         ("nosuchdatabase://host/name", "is not a storage URL"),
         ("sqlite:////no/such/directory/study.db", "unable to open database file"),
         ("postgresql+pg8000://user:secret@host/name", "driver .* is not installed"),
+        ("journal:///no/such/directory/study.log", "No such file or directory"),
+        ("journal://", "names no file"),
+        ("grpc://host:port", "is not a storage URL"),
     ],
 )
 def test_a_storage_that_cannot_be_opened_is_the_users_to_change(url: str, words: str) -> None:
@@ -40,6 +43,26 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("not a database, and long enough to have a header " * 10)
     with pytest.raises(InputError, match="file is not a database"):
         Run(f"sqlite:///{tmp_path / 'study.db'}")(ReplayedTable())
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.log").write_text("nothing that Optuna wrote\nnor this\n")
+    with pytest.raises(InputError, match=r"study\.log is not a journal of Optuna"):
+        Run(f"journal://{tmp_path / 'study.log'}")(ReplayedTable())
+
+
+def test_a_journal_is_named_by_a_path_that_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = Run("journal://study.log")(ReplayedTable(), trials=3)
+    again = Run(f"journal://{tmp_path / 'study.log'}")(ReplayedTable(), trials=3, resume=True)
+    assert again == first
+
+
+def test_a_server_that_does_not_answer_is_told_at_once_and_in_one_message() -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed (extra `postgres`)")
+    with pytest.raises(InputError, match="cannot be used") as caught:
+        Run("postgresql+psycopg://user:secret@127.0.0.1:9/name")(ReplayedTable())
+    assert "secret" not in str(caught.value)
 
 
 def test_a_read_only_storage_is_told(durable: Run, tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
         write_bundle(result, tmp_path / "bundle")
         assert sorted(file.name for file in (tmp_path / "bundle").iterdir()) == ["result.json", "train.py"]
         return
-    text = config_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path))
+    text = config_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path), tmp_path)
     launched = launch_arguments(result.hardware)
     document = {name: value for name, value in yaml.safe_load(text).items() if name not in launched}
     file = tmp_path / "config.yaml"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -107,3 +109,25 @@ def test_a_gpu_of_unknown_speed_has_no_predicted_time() -> None:
 def test_twice_the_work_never_takes_less_time(gpu: Gpu) -> None:
     works = [SECOND_OF_MATMUL, SECOND_TO_HOST, Work(Kind.ELEMENTWISE, "float32", 10**9, 10**9, 10**9)]
     assert 0 < step_seconds(works, gpu).seconds < step_seconds(works * 2, gpu).seconds
+
+
+SECOND_OF_SENDING = Work(Kind.COMMUNICATION, bytes_read=10**10, bytes_written=10**10)
+
+
+def test_ranks_send_over_nvlink_where_there_is_one() -> None:
+    linked = replace(SPEEDS, nvlink=1e11)
+    assert operator_seconds(SECOND_OF_SENDING, SPEEDS, Factors()) == 1.0
+    assert operator_seconds(SECOND_OF_SENDING, linked, Factors()) == 0.1
+    assert operator_seconds(SECOND_OF_SENDING, linked, Factors(communication=2.0)) == 0.2
+
+
+def test_what_is_sent_on_the_default_stream_delays_what_follows_and_else_overlaps_with_it() -> None:
+    waiting = replace(SECOND_OF_SENDING, waits=True)
+    apart, behind = (
+        step_seconds([SECOND_OF_MATMUL, sending, SECOND_OF_MATMUL], ROUND, NO_LAUNCH)
+        for sending in (SECOND_OF_SENDING, waiting)
+    )
+    assert (apart.seconds, behind.seconds) == (2.0, 3.0)
+    assert apart.communication_seconds == behind.communication_seconds == 1.0
+    # One message after another, as they share the links.
+    assert step_seconds([SECOND_OF_SENDING] * 3, ROUND, NO_LAUNCH).seconds == 3.0

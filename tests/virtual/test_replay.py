@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.units import MIB
@@ -89,3 +91,13 @@ def test_a_cache_is_emptied_before_each_backward_pass_and_not_within_one() -> No
 
     assert within.peak_reserved_bytes == 90 * MIB
     assert between.peak_reserved_bytes == 90 * MIB + SMALL_BUFFER_BYTES
+
+
+def test_what_is_freed_on_one_stream_is_not_used_on_another() -> None:
+    changes = [(0, 20 * MIB, Place.DEVICE), (0, -20 * MIB, Place.DEVICE), (1, 20 * MIB, Place.DEVICE)]
+    alike = traced(changes)
+    apart = replace(alike, streams={0: 1})
+
+    assert replay(alike).peak_reserved_bytes == 20 * MIB
+    assert replay(apart).peak_reserved_bytes == 40 * MIB
+    assert replay(apart).peak_allocated_bytes == 20 * MIB

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.check.asked import Asked, Written, check_options, written
+from autotune.app.check.engine import without_engine
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.launch import Launching, launching
 from autotune.app.check.problems import of_error, problems
@@ -132,7 +133,7 @@ def _fitted(
     """Return whether a configuration fits, of which the keys have been judged."""
     assert task.planned is not None
     try:
-        user = plan_of(task.written, known, config)
+        user = plan_of(task.written, known, without_engine(config) if started.known else config)
         return Fitting(task, known, config, started, user, found).verdict(task.planned, tracer, cache, listener)
     except UnreadError as error:
         return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autotune.app.check.candidate import as_candidate
+from autotune.app.check.engine import engine_args
 from autotune.app.check.launch import Launching
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
 from autotune.app.check.problems import finding, mentioned, of_building
@@ -58,6 +59,7 @@ class Fitting:
             InputError: the model or the data cannot be used.
         """
         task, trainer = self.task, self.task.trainer
+        planned = _of_processes(planned, self.launching.processes)
         named = sources(task.asked, self.read, self.config)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         options = checked_options(trainer=trainer.name)
@@ -89,8 +91,6 @@ class Fitting:
         }
         if fatal(found):
             return task.wrong(found, **more)
-        if not self.launching.alone:
-            return task.verdict(Outcome.UNKNOWN, reason=_several(self.launching), findings=found, **more)
         steps = PlanTracer(traces_of(workload, planned.machine, tracer, cache), setting, planned.gpu)
         sized = Sized(plan, geometry)
         answer = self._answer(sized, built_plan.rewards, steps, workload, planned, tracer, listener)
@@ -153,7 +153,9 @@ class Fitting:
         else:
             rows = named.dataset, tracer, cache, listener, named.evaluation
             workload = planned_workload(options, named.model, *rows, checked=wanted)
-        plan = replace(plan, launch=Launch(self.launching.processes))
+        started = self.launching
+        args = {**plan.args, **engine_args(started.document, self.config, started.folder)}
+        plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
     def _answer(
@@ -170,7 +172,7 @@ class Fitting:
         if self.task.asked.probe:
             listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.machine.hardware
-            with JobServer(hardware.kind, threads=hardware.threads) as server:
+            with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
                 found = probed(
                     replace(self._explicit(sized.plan), rewards=rewards),
                     workload,
@@ -229,10 +231,10 @@ def _everything(trainer: Trainer) -> frozenset[str]:
     return frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
 
 
-def _several(started: Launching) -> str:
-    by = f" by {started.engine}" if started.engine else ""
-    many = f"{started.processes} processes" if started.processes > 1 else "1 process"
-    return f"{many}{by}: what each of them needs is not traced yet"
+def _of_processes(planned: Planned, count: int) -> Planned:
+    """Return the machine that is planned for with so many processes, each on such a device."""
+    machine = planned.machine
+    return replace(planned, machine=replace(machine, hardware=replace(machine.hardware, processes=count)))
 
 
 def _short(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,11 +27,19 @@ class Launching:
         processes: how many there are over all machines; 1 where nothing says.
         said: whether something says how many.
         engine: what shards the training, in words; empty without.
+        machines: how many machines they run on.
+        document: what ``accelerate launch --config_file`` reads; empty without.
+        folder: from which relative paths in it lead.
+        known: whether the command was read for all of this.
     """
 
     processes: int = 1
     said: bool = False
     engine: str = ""
+    machines: int = 1
+    document: Mapping[str, object] = field(default_factory=dict)
+    folder: Path = Path()
+    known: bool = False
 
     @property
     def alone(self) -> bool:
@@ -47,7 +55,7 @@ def launching(written: Written, read: ReadCommand, config: Configuration) -> Lau
     """
     given = {**_pairs(written.command.launch), **read.launch, **_own(written)}
     file = next((given[name] for name in _FILES if given.get(name)), None)
-    document = _document(str(file)) if file is not None else {}
+    document, folder = _document(str(file)) if file is not None else ({}, Path())
     count = next((given[name] for name in _COUNTS if given.get(name) is not None), document.get("num_processes"))
     kind = str(document.get("distributed_type", "NO"))
     engine = _ENGINES.get(kind, "")
@@ -55,7 +63,9 @@ def launching(written: Written, read: ReadCommand, config: Configuration) -> Lau
         engine = "DeepSpeed"
     elif config.values.get("fsdp") or given.get("use_fsdp"):
         engine = "FSDP"
-    return Launching(_number(count) if count is not None else 1, count is not None, engine)
+    machines = given.get("num_machines") or document.get("num_machines") or 1
+    processes = _number(count) if count is not None else 1
+    return Launching(processes, count is not None, engine, _number(machines), document, folder, known=True)
 
 
 def _own(written: Written) -> Mapping[str, object]:
@@ -70,7 +80,7 @@ def _number(value: object) -> int:
     return int(text)
 
 
-def _document(name: str) -> Mapping[str, object]:
+def _document(name: str) -> tuple[Mapping[str, object], Path]:
     path = Path(name)
     if not path.is_file():
         spec = importlib.util.find_spec("trl")
@@ -82,7 +92,7 @@ def _document(name: str) -> Mapping[str, object]:
                 f"The accelerate configuration {name} is neither a file nor one of TRL's.",
                 hint="Look into trl/accelerate_configs, or give the path of a file.",
             )
-    return read_yaml(path).values
+    return read_yaml(path).values, path.parent
 
 
 def _pairs(words: Sequence[str]) -> dict[str, object]:

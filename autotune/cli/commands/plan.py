@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from autotune.cli.arguments import (
+    AUTO,
     add_dataset,
     add_evaluation,
     add_json,
     add_memory_budget,
     add_model,
+    add_planned_processes,
     add_rollouts,
     add_same_training,
     add_space,
@@ -24,7 +27,7 @@ DESCRIPTION = (
     "configuration the memory that it needs and the speed that it reaches on a GPU that need not be here.\n"
     "Predictions are no measurements: their errors are stated, and autotune probe measures."
 )
-_LIST = "list"
+_LIST, _ALL = "list", "all"
 _TOP = 20
 
 
@@ -37,8 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rollouts(parser)
     parser.add_argument(
         "--gpu",
-        metavar="NAME|SIZE",
-        help="such as H100-80GB, or 24GiB, or cpu (default: this machine's GPU); list: show all that are known",
+        metavar="NAME|SIZE|all",
+        help="such as H100-80GB, or 24GiB, or cpu (default: this machine's GPU); list: show all that are known; all:"
+        " compare them, in one table",
+    )
+    add_planned_processes(parser)
+    parser.add_argument(
+        "--prices", metavar="FILE", help="with --gpu all: prices of GPU hours, in YAML as H100-80GB: 2.99, or in CSV"
     )
     parser.add_argument("--seq-len", type=int, metavar="TOKENS", help="tokens of every row, instead of a dataset")
     add_memory_budget(parser, "all of it")
@@ -63,6 +71,9 @@ def epilog() -> str:
         "  autotune plan ./my-model --seq-len 2048 --gpu T4 --fix lora=r16 --fix quantization=4bit-nf4 --json\n"
         "  autotune plan ./my-model data.jsonl --gpu T4 --fix packing=bfd --fix attention=sdpa --explain\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --html plan.html\n"
+        "  autotune plan Qwen/Qwen2.5-7B data.jsonl --gpu all --prices prices.yaml\n"
+        "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes auto --global-batch-size 64\n"
+        "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 8\n"
         "  autotune plan --gpu list\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 something is predicted to fit, 1 nothing is, 2 the input cannot be used\n"
@@ -90,6 +101,15 @@ def run(arguments: argparse.Namespace) -> int:
     if options.get("model") is None:
         raise InputError("There is no MODEL.", hint="See autotune plan --help.")
 
+    if options.get("gpu") == _ALL or options.get("num_processes") == AUTO:
+        if page is not None:
+            raise InputError(
+                "--html writes the plan for one GPU, not a table of many.", hint="Leave out --html, or name the GPU."
+            )
+        return _compare(options, as_json=as_json)
+    if "prices" in options:
+        raise InputError("--prices is for a table of GPUs.", hint="Add --gpu all, or --num-processes auto.")
+
     from autotune.api.plan import plan
 
     with watching(stderr_console()) as listener:
@@ -103,3 +123,25 @@ def run(arguments: argparse.Namespace) -> int:
 
         stderr_console().print(f"wrote {report(found, output=page)}", soft_wrap=True, markup=False, highlight=False)
     return 0 if found.fastest is not None else 1
+
+
+def _compare(options: dict[str, Any], *, as_json: bool) -> int:
+    """Compare GPUs, show the table, and return the exit code: 1 where nothing is predicted to fit on any."""
+    from autotune.api.rent import rent
+    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.errors import InputError
+    from autotune.reporting.rent import show_rent
+    from autotune.reporting.watch import watching
+
+    for name in ("top", "explain"):
+        if name in options:
+            raise InputError(f"--{name} is for the plan of one GPU, not for a table of many.", hint="Leave it out.")
+    # Without a name, it is this machine's GPU whose numbers are compared.
+    options.setdefault("gpu", None)
+    with watching(stderr_console()) as listener:
+        found = rent(**options, listener=listener)
+    if as_json:
+        write_json(found)
+    else:
+        show_rent(found, stdout_console())
+    return 0 if any(offer.fits for offer in found.offers) else 1

@@ -11,6 +11,7 @@ from autotune.cli.arguments import (
     add_json,
     add_memory_budget,
     add_model,
+    add_num_processes,
     add_rollouts,
     add_same_training,
     add_space,
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_evaluation(given)
     add_rollouts(given)
     add_device(given, "where to train")
+    add_num_processes(given, "one on each visible GPU, or one on a CPU")
     add_memory_budget(given, "what is free")
     given.add_argument(
         "--margin", type=float, metavar="SHARE", help="share of the budget to keep free, 0 to 0.5 (default: 0.05)"
@@ -69,9 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     study = parser.add_argument_group("what is kept")
     study.add_argument("--output", metavar="DIR", help="where to write (default: autotune-<model>-<dataset>)")
-    study.add_argument("--storage", metavar="URL", help="Optuna storage (default: study.db in the output directory)")
+    study.add_argument(
+        "--storage",
+        metavar="URL",
+        help="Optuna storage, the same for all workers of a study (default: study.db in the output directory)",
+    )
     study.add_argument("--study", metavar="NAME", help="name in that storage (default: the output directory's name)")
-    study.add_argument("--resume", action="store_true", help="go on with the study that is there")
+    study.add_argument(
+        "--resume", action="store_true", help="go on with the study that is there, or join those who search it"
+    )
     add_json(parser, "result.json's document")
 
 

@@ -12,6 +12,8 @@ from autotune.techniques.traits import allocator_knobs, size_knobs
 
 LAYOUT = "layout"
 """Name of the layout as a factor beside the knobs."""
+MICRO_BATCHES = "micro-batches"
+"""Name of the micro-batches of a step as such a factor, with several processes."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +25,22 @@ class Group:
 
     Attributes:
         choices: the choices of all knobs, except those that only set sizes or the allocator's behaviour.
+        micro_batches: those of a step that are traced, where a step of one is not a part of a step of two.
     """
 
     choices: Candidate
     layout: Layout
+    micro_batches: int | None = None
 
     @cached_property
     def levels(self) -> Mapping[str, Choice]:
         """The level of each factor: the choice of each knob, and the layout."""
-        return dict(self.choices) | {LAYOUT: self.layout.value}
+        several = {MICRO_BATCHES: self.micro_batches} if self.micro_batches is not None else {}
+        return dict(self.choices) | {LAYOUT: self.layout.value, **several}
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.choices, self.layout))
+        return hash((self.choices, self.layout, self.micro_batches))
 
     def __hash__(self) -> int:
         return self._hash
@@ -47,7 +52,8 @@ class Group:
 
 
 @lru_cache(maxsize=1 << 16)
-def group_of(candidate: Candidate, layout: Layout) -> Group:
+def group_of(candidate: Candidate, layout: Layout, micro_batches: int | None = None) -> Group:
     """Return the group of a candidate on micro-batches of a layout; kept, since it is asked for at each ranking."""
     shared = size_knobs() | allocator_knobs()
-    return Group(Candidate({knob: choice for knob, choice in candidate.items() if knob not in shared}), layout)
+    choices = Candidate({knob: choice for knob, choice in candidate.items() if knob not in shared})
+    return Group(choices, layout, micro_batches)

@@ -7,9 +7,10 @@ from math import lcm
 
 # The first and the last layer run with different tensors held, so a trace needs both.
 _FEWEST = 2
+_WITH_EDGES = 3
 
 
-def traced_depths(kinds: Sequence[str], every: int = 1) -> tuple[int, ...]:
+def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) -> tuple[int, ...]:
     """Return the one or two depths from which the full depth can be extrapolated.
 
     Both end with the same kind of layer as the whole model. The deeper one has one more period of the layers' pattern.
@@ -20,12 +21,13 @@ def traced_depths(kinds: Sequence[str], every: int = 1) -> tuple[int, ...]:
     Args:
         kinds: the kind of each layer, in order.
         every: a period that a technique adds, such as checkpointing every second layer.
+        edges: whether the first and the last period are unlike those between, so that there has to be one between them.
     """
     layers = len(kinds)
     start, period = _repetition(kinds)
     period = lcm(period, every)
     first = start + (layers - start) % period
-    while first < max(_FEWEST, start + period):
+    while first < max(_FEWEST, start + period * (_WITH_EDGES if edges else 1)):
         first += period
     return (layers,) if first + period >= layers else (first, first + period)
 

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import AllocatorUse
-from autotune.core.protocol import Replayed, TraceReply
+from autotune.core.protocol import TraceReply
 from autotune.core.timeline import Occurrence, Part, Section
+from autotune.core.traced import Replayed
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
@@ -40,21 +41,28 @@ class Fit:
     Example: traces at 2 and 3 layers give a forecast for 32 layers: at each moment, the figure at 2 layers plus 30
     times the difference of the two.
 
+    Args:
+        edges: whether the first layer and the last one are unlike those between; see :class:`Aligned`.
+
     Attributes:
         assumptions: what the traces assumed, in sentences.
         aligned: whether the moments of the traces could be aligned, so that memory is extrapolated moment by moment. If
             not, only the peaks are extrapolated, which may belong to different moments.
     """
 
-    def __init__(self, anchors: Anchors, replies: Mapping[Point, TraceReply]) -> None:
+    def __init__(self, anchors: Anchors, replies: Mapping[Point, TraceReply], *, edges: bool = False) -> None:
         self._anchors = anchors
+        self._edges = edges
         self._replies = replies
         self._forecasts: dict[tuple[int, Shape, int], Forecast] = {}
         self._points = sorted(replies)
         self.assumptions = frozenset(assumed for reply in replies.values() for assumed in reply.assumptions)
         self._depths = sorted({layers for layers, _ in replies})
+        self._between = next((reply.between for reply in replies.values()), Occurrence.FURTHER)
         self._parts = tuple(dict.fromkeys(section.part for reply in replies.values() for section in reply.sections))
-        aligned = {part: self._aligned(part) for part in self._parts}
+        # What is gathered for a checkpoint, one tensor after another, does not tell layers apart.
+        alike = {part for part in self._parts if edges and part.occurrence is Occurrence.AFTER}
+        aligned = {part: self._aligned(part) if part not in alike else None for part in self._parts}
         self.aligned = all(found is not None for found in aligned.values())
         self._stretches = [
             stretch
@@ -84,8 +92,7 @@ class Fit:
         stretches: dict[Stretch, Mapping[str, int]] = {}
         for aligned in self._stretches:
             if aligned.stretch[0] in parts:
-                found = (series.highest(weights) for series in aligned.series)
-                stretches[aligned.stretch] = max(found, key=lambda levels: sum(levels.values()))
+                stretches[aligned.stretch] = aligned.highest(weights)
         hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
         return Forecast(
             stretches=stretches,
@@ -98,6 +105,7 @@ class Fit:
                 for part in parts
                 if all(known_times := self._each(part, lambda section: section.time))
             },
+            between=self._between,
         )
 
     def course(self, stretch: Stretch, layers: int, shape: Shape) -> list[Levels]:
@@ -209,7 +217,7 @@ class Fit:
             )
             if not start.moments:
                 continue
-            found_stretches.append(Aligned(start, end, layers[kept], apart[kept]))
+            found_stretches.append(Aligned(start, end, layers[kept], apart[kept], self._edges))
         return found_stretches
 
 

@@ -25,6 +25,7 @@ class Forecast:
         unused_bytes: what it reserves beyond what it counts as allocated.
         host_bytes: peak bytes on the host.
         times: the time of each part of a step; empty if speeds are not known.
+        between: the occurrence of a micro-batch that stands for those between the first and the last of a step.
     """
 
     stretches: Mapping[Stretch, Mapping[str, int]]
@@ -33,6 +34,7 @@ class Forecast:
     unused_bytes: int
     host_bytes: int
     times: Mapping[Part, StepTime]
+    between: Occurrence = Occurrence.FURTHER
 
     @cached_property
     def categories(self) -> Mapping[str, int]:
@@ -55,15 +57,16 @@ class Forecast:
             return None
         return sum(time.seconds * self.repeats(part, micro_batches) for part, time in self.times.items())
 
-    @staticmethod
-    def repeats(part: Part, micro_batches: int) -> int:
+    def repeats(self, part: Part, micro_batches: int) -> int:
         """Return how often the time of a part counts in an optimizer step of so many micro-batches.
 
         A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
         Evaluation and saving are left out of the time of a step.
         """
-        times = {Occurrence.BEFORE: micro_batches, Occurrence.FURTHER: micro_batches - 1, Occurrence.AFTER: 0}
-        return times.get(part.occurrence, 1)
+        if part.occurrence is self.between:
+            # Beside it, a step of several has one micro-batch of the other occurrence.
+            return micro_batches - 1 if micro_batches > 1 or self.between is Occurrence.FURTHER else 1
+        return {Occurrence.BEFORE: micro_batches, Occurrence.AFTER: 0}.get(part.occurrence, 1)
 
     def taking(self, phase: str, other: Forecast, per_step: float) -> Forecast:
         """Return this forecast with a phase of another one, which is for the size at which that phase runs.

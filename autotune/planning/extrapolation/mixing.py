@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotune.core.step_time import StepTime
-from autotune.core.timeline import Part
+from autotune.core.timeline import Occurrence, Part
 from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.times import Figures, weighted_sum
 
@@ -59,6 +59,11 @@ class Table:
                 row[places[part]] = astuple(time)
         return found
 
+    @property
+    def between(self) -> Occurrence:
+        """The occurrence of a micro-batch that stands for others, which the forecasts have in common."""
+        return next((forecast.between for forecast in self._forecasts), Occurrence.FURTHER)
+
     @cached_property
     def others(self) -> Figures:
         """What the allocator adds, and bytes on the host; shape (forecasts, figures)."""
@@ -98,6 +103,7 @@ def mixed_rows(terms: Sequence[tuple[Table, float]]) -> list[Forecast]:
             unused_bytes=round(unused_bytes),
             host_bytes=round(host_bytes),
             times=dict(_times(parts, figures)),
+            between=tables[0].between,
         )
         for levels, figures, (rounding_share, workspace_bytes, unused_bytes, host_bytes) in zip(
             bytes_of, times.tolist(), others, strict=True
@@ -126,6 +132,8 @@ def _levels(
 
 
 def _times(parts: Sequence[Part], figures: Sequence[Sequence[float]]) -> Iterator[tuple[Part, StepTime]]:
-    for part, (seconds, matmul, attention, elementwise, copies, launches, flops) in zip(parts, figures, strict=True):
+    for part, (seconds, matmul, attention, elementwise, copies, launches, flops, sent) in zip(
+        parts, figures, strict=True
+    ):
         if not isnan(seconds):
-            yield part, StepTime(seconds, matmul, attention, elementwise, copies, launches, round(flops))
+            yield part, StepTime(seconds, matmul, attention, elementwise, copies, launches, round(flops), sent)

@@ -31,11 +31,18 @@ class Series:
         found = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
         self._totals = np.array(found, dtype=np.float64)
 
-    def highest(self, weights: Sequence[float]) -> Levels:
-        """Return the extrapolated bytes by category at the moment with the largest extrapolated total."""
+    def highest(self, weights: Sequence[float], left_out: Sequence[int] = ()) -> Levels:
+        """Return the extrapolated bytes by category at the moment with the largest extrapolated total.
+
+        Args:
+            left_out: moments that are not looked at.
+        """
         if not self.moments:
             return {}
-        moment = int(np.argmax(weighted_sum(self._totals, weights)))
+        totals = weighted_sum(self._totals, weights)
+        if left_out:
+            totals[list(left_out)] = -np.inf
+        moment = int(np.argmax(totals))
         found: dict[str, float] = {}
         for weight, levels in zip(weights, self._levels, strict=True):
             for name, values in levels.items():
@@ -63,22 +70,41 @@ class Aligned:
         layer_moments: for each moment, how many moments further on it is in the deeper trace if aligned from the end:
             as many as the additional layers have. 0 where it is not one of the layers'.
         apart: for each moment, whether the two sides differ in any trace: in chunks of the loss too.
+        edges: whether the first layer and the last one are unlike those between, because weights are gathered before
+            they are needed. The first is then aligned from the start alone, and the last from the end; there have to be
+            others between them.
     """
 
     start: Series
     end: Series
     layer_moments: Sequence[int]
     apart: Sequence[bool]
+    edges: bool = False
 
     @property
     def stretch(self) -> Stretch:
         """Which one."""
         return self.start.stretch
 
-    @property
-    def series(self) -> tuple[Series, Series]:
-        """Both."""
-        return (self.start, self.end)
+    def highest(self, weights: Sequence[float]) -> Levels:
+        """Return the extrapolated bytes at the highest moment."""
+        last, first = self._at_edges() if self.edges else ([], [])
+        found = (self.start.highest(weights, last), self.end.highest(weights, first))
+        return max(found, key=lambda levels: sum(levels.values()))
+
+    def _at_edges(self) -> tuple[list[int], list[int]]:
+        """Return the moments in the last layer of each pass, and those in the first."""
+        last: list[int] = []
+        first: list[int] = []
+        for in_layers, run in groupby(
+            range(len(self.layer_moments)), key=lambda moment: self.layer_moments[moment] > 0
+        ):
+            moments = list(run)
+            period = max(self.layer_moments[moment] for moment in moments)
+            if in_layers and len(moments) > period:
+                last += moments[-period:]
+                first += moments[:period]
+        return last, first
 
     def course(self, weights: Sequence[float], insertions: int) -> Iterator[Levels]:
         """Yield the extrapolated bytes at the moments of the stretch, in order.

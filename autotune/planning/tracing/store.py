@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.planning.tracing.cache import Cache, fingerprint
@@ -16,13 +17,28 @@ Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
 
 
 class Traces:
-    """Traces by request."""
+    """Traces by request.
 
-    def __init__(self, tracer: Tracer, cache: Cache, model_fingerprint: str, versions: Mapping[str, str]) -> None:
+    Args:
+        gpus: those that traces may be asked for. A trace for one of them stands for all others on which PyTorch takes
+            the same kernels in it, so it is run once for them.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        cache: Cache,
+        model_fingerprint: str,
+        versions: Mapping[str, str],
+        gpus: Sequence[Gpu] = (),
+    ) -> None:
         self._tracer = tracer
+        self._gpus = tuple(gpus)
         self._cache = cache
         self._identity = (model_fingerprint, dict(versions))
         self._known: dict[str, Traced] = {}
+        # By the key of a request that another's trace stands for, that one's key.
+        self._same: dict[str, str] = {}
         self._new: set[str] = set()
 
     @property
@@ -37,39 +53,71 @@ class Traces:
 
     def is_new(self, request: TraceRequest) -> bool:
         """Return whether the trace of a request was run rather than found."""
-        return self._key(request) in self._new
+        return self._found_at(self._key(request)) in self._new
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
         keys = [self._key(request) for request in requests]
         missing = self._missing(zip(keys, requests, strict=True))
-        for key, traced in zip(missing, self._run(list(missing.values())), strict=True):
+        for (key, request), traced in zip(missing.items(), self._run(list(missing.values())), strict=True):
             self._known[key] = traced
+            self._same.pop(key, None)
             if not isinstance(traced, Untraceable) or traced.lasting:
                 self._keep(key, traced)
+            if isinstance(traced, TraceReply):
+                self._share(key, request, traced)
             self._new.add(key)
-        return [self._known[key] for key in keys]
+        return [
+            _of(self._known[self._found_at(key)], request) or self._known[key]
+            for key, request in zip(keys, requests, strict=True)
+        ]
 
     def _run(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
         if requests:
             yield from self._tracer(requests)
 
     def _key(self, request: TraceRequest) -> str:
-        # The model is identified by its fingerprint, not by its path; a reply may have more replays than are asked for.
-        return fingerprint("trace", replace(request, model=ModelSource(""), allocators=()), self._identity)
+        # The model is identified by its fingerprint, not by its path; a reply may have more replays and GPUs than are
+        # asked for, and what it has for all GPUs alike depends on their kernels alone.
+        capability = request.gpu.compute_capability if request.gpu is not None else None
+        asked = replace(request, model=ModelSource(""), allocators=(), gpu=None, others=())
+        return fingerprint("trace", asked, capability, self._identity)
+
+    def _found_at(self, key: str) -> str:
+        """Return the key of the trace that stands for a request's, which is its own if there is no other."""
+        return self._same.get(key, key)
+
+    def _share(self, key: str, request: TraceRequest, reply: TraceReply) -> None:
+        """Remember the requests for other GPUs that a reply stands for."""
+        for figures in reply.gpus:
+            other = self._key(replace(request, gpu=figures.gpu))
+            if other != key and other not in self._known:
+                self._same[other] = key
+                self._cache.put(other, {"kind": "same", "body": key})
+
+    def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
+        """Return the GPUs that a request's trace may stand for too; what depends on a limit or follows varied lengths
+        is of one GPU."""
+        if request.target != "cuda" or request.gpu is None or request.varied or request.limit_bytes is not None:
+            return ()
+        return tuple(gpu for gpu in self._gpus if gpu != request.gpu)
 
     def _missing(self, asked: Iterable[tuple[str, TraceRequest]]) -> dict[str, TraceRequest]:
         """Return the requests to run, by key: those that are not known, and those that lack a replay."""
         missing: dict[str, TraceRequest] = {}
         for key, request in asked:
-            known = self._known[key] if key in self._known or self._find(key) else None
+            known = self._known[self._found_at(key)] if self._find(key) else None
             if isinstance(known, Untraceable):
                 continue
+            own = known and _of(known, request)
             replays = tuple(found.allocator for found in known.replays) if known is not None else ()
-            if known is None or not set(request.replayed) <= set(replays):
-                # Replayed again for what is known too: of two search spaces, neither drops what the other needs.
-                others = missing[key].allocators if key in missing else replays
-                missing[key] = replace(request, allocators=(*request.allocators, *others))
+            if own is None or not set(request.replayed) <= set(replays):
+                # Replayed and timed again for what is known too: of two search spaces, neither drops what the other
+                # needs.
+                uses = missing[key].allocators if key in missing else replays
+                gpus = [figures.gpu for figures in known.gpus if not figures.are_of(request.gpu)] if known else []
+                others = self._others(request) or tuple(gpus)
+                missing[key] = replace(request, allocators=(*request.allocators, *uses), others=others)
         return missing
 
     def _keep(self, key: str, traced: Traced) -> None:
@@ -77,13 +125,40 @@ class Traces:
         self._cache.put(key, {"kind": kind, "body": encode(traced)})
 
     def _find(self, key: str) -> bool:
+        if self._found_at(key) in self._known:
+            return True
         document = self._cache.get(key)
         if document is None:
             return False
         try:
+            if document["kind"] == "same":
+                # What it names may have been removed from the cache before.
+                self._same[key] = str(document["body"])
+                found = self._find(self._same[key])
+                if not found:
+                    del self._same[key]
+                return found
             kind: type[Traced] = Untraceable if document["kind"] == "untraceable" else TraceReply
             self._known[key] = decode(kind, document["body"])
         except (DecodeError, KeyError, TypeError):
             self._cache.drop(key)
             return False
         return True
+
+
+def _of(traced: Traced, request: TraceRequest) -> Traced | None:
+    """Return what a trace says of the request's GPU, or None where it says nothing of it."""
+    if isinstance(traced, Untraceable):
+        return traced
+    found = next((figures for figures in traced.gpus if figures.are_of(request.gpu)), None)
+    if found is None:
+        return None
+    own = next((each for each in found.replays if each.allocator == request.allocator), None)
+    return replace(
+        traced,
+        allocated_bytes=own.allocated_bytes if own is not None else traced.allocated_bytes,
+        reserved_bytes=own.reserved_bytes if own is not None else traced.reserved_bytes,
+        step=found.step,
+        sections=tuple(replace(section, time=time) for section, time in zip(traced.sections, found.times, strict=True)),
+        replays=found.replays,
+    )

@@ -168,5 +168,6 @@ def _row(number: str, one: Estimate, plan: Plan, reason: str) -> TableRow:
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "model", plan.model
     yield "dataset", plan.dataset
-    yield "planned for", f"{plan.gpu.name}, {said_bytes(plan.gpu.memory_bytes)} ({plan.gpu.memory_kind})"
+    number = f"{plan.processes} x " if plan.processes > 1 else ""
+    yield "planned for", f"{number}{plan.gpu.name}, {said_bytes(plan.gpu.memory_bytes)} ({plan.gpu.memory_kind})"
     yield from sorted(plan.environment.items())

@@ -16,7 +16,7 @@ from autotune.step.job import JobType
 from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
 from autotune.step.jobs.prepare import prepare
-from autotune.step.jobs.probe import probe
+from autotune.step.jobs.probe import probe, processes_of, succeeded
 from autotune.step.jobs.read_command import read_command
 from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace_all
@@ -24,7 +24,7 @@ from autotune.step.jobs.trace import trace_all
 JOBS: dict[str, JobType] = {
     Job.PREPARE: JobType(PrepareRequest, prepare),
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
-    Job.PROBE: JobType(ProbeRequest, probe),
+    Job.PROBE: JobType(ProbeRequest, probe, processes_of, succeeded),
     Job.TRACE: JobType(TraceRequests, trace_all),
     Job.BUILD: JobType(BuildRequest, build),
     Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),

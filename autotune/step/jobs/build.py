@@ -20,7 +20,7 @@ from autotune.step.job import JobContext
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.objects import config
-from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual
+from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual, engine_on, world_of
 from autotune.step.trainers import adapter
 from autotune.step.trainers.rewards import reward_function
 from autotune.virtual import trace as run_virtually
@@ -48,14 +48,15 @@ def build(request: BuildRequest, _context: JobContext) -> Built:
     used: dict[str, Any] = {}
 
     def run(device: torch.device) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, engine_on(device, plan):
             planned = config(plan, output_dir=folder, **NOT_TRACED)
             with _listening(said):
                 trainer = build_virtual(known, plan, planned, model_config, processor, TracedRows(request.rows), device)
             used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
 
     try:
-        run_virtually(run, target=request.target, capability=request.capability or _USUAL_CAPABILITY)
+        capability = request.capability or _USUAL_CAPABILITY
+        run_virtually(run, target=request.target, capability=capability, world=world_of(plan))
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 whatever a library raises is what it says of the plan

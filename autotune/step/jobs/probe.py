@@ -8,6 +8,7 @@ import traceback
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
+from autotune.step.distributed.group import import_engine, leave, select_device, world_size
 from autotune.step.environment import set_environment
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
@@ -20,9 +21,21 @@ from autotune.step.run.training import OUTPUT_DIRECTORY, train
 from autotune.step.trainers import adapter
 
 
+def processes_of(request: ProbeRequest) -> int:
+    """Return the number of processes that train together; each replies with its own measurement."""
+    return request.plan.launch.processes
+
+
+def succeeded(reply: ProbeReply) -> bool:
+    """Return whether the training ran to the end."""
+    return all(measurement.ok for measurement in reply.ranks)
+
+
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     set_environment(request.plan.env)
+    select_device(request.device)
+    import_engine(request.plan)
     # Import the architecture's module before the meter takes its baseline.
     model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
@@ -31,6 +44,7 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
         if request.limit_bytes is not None:
             meter.limit(request.limit_bytes)
         trainer = train(request, context.folder, progress)
+        leave()
     except Exception as error:  # noqa: BLE001 any exception of a candidate is its result
         # Lift the limit first: building the reply needs to allocate.
         meter.lift_limit()
@@ -76,7 +90,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
         generation_phases=step.phases(progress.generations),
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
-        pass_seconds=batches.population * pass_seconds_per_row,
+        pass_seconds=batches.population * pass_seconds_per_row / world_size(),
         evaluation_seconds=progress.evaluation_seconds,
         peaks=progress.peaks,
     )

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
+from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse
 from autotune.core.protocol import (
     TRACED_FILE,
-    Replayed,
-    TracedPeak,
     TraceReplies,
     TraceReply,
     TraceRequest,
     TraceRequests,
 )
 from autotune.core.step_time import StepTime
+from autotune.core.timeline import Occurrence
+from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
+from autotune.step.distributed.engines import data_ranks
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor
-from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+from autotune.step.run.traced_training import TracedRows, Trained, traced_training, world_of
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
-from autotune.virtual.costs import Work, step_seconds
+from autotune.virtual.costs import Kind, Work, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.records import Peak, Trace
-from autotune.virtual.replay import OutOfMemoryError, replay
-from autotune.virtual.sections import Timing, sections
+from autotune.virtual.replay import OutOfMemoryError, replay, workspace_bytes
+from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
 from autotune.virtual.varied import SHARES, MicroBatch, varied
 
@@ -70,13 +73,35 @@ def _trace(request: TraceRequest) -> TraceReply:
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
-    rows = TracedRows(request.worst, request.typical, request.trainable, once=True)
+    processes = request.plan.launch.processes
+    # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
+    rows = TracedRows(request.worst, request.typical, request.trainable, once=processes == 1)
     steps = traced_training(request.plan, model_config, load_processor(request.model, known.processor), rows, trained)
-    once = run_virtually(steps, target=request.target, capability=_capability(request) or _USUAL_CAPABILITY)
+    traced = run_virtually(
+        steps,
+        target=request.target,
+        capability=_capability(request.gpu),
+        others=[_capability(gpu) for gpu in request.others],
+        world=world_of(request.plan),
+    )
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart
-    traced = steady(once, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
-    replays = tuple(_replay_of(traced, request, use) for use in request.replayed)
+    if rows.once:
+        traced = steady(traced, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
+    works: list[Sequence[Work]] = []
+    course = sections(
+        traced,
+        traced.phase(step_name(1)),
+        partial(_noted, works),
+        of_run=program.before,
+        of_step=of_step,
+        after=program.after,
+        leading=program.leading,
+    )
+    whole = list(_step_works(traced, step_name(2 if rows.typical else 1), trained, _between(request)))
+    timed = [section.time is not None for section in course]
+    gpus = tuple(_figures(traced, request, works, whole, timed))
+    replays = gpus[0].replays
     own, fits = _allocator(traced, request, replays)
     return TraceReply(
         layers=model_config.get_text_config().num_hidden_layers,
@@ -87,34 +112,52 @@ def _trace(request: TraceRequest) -> TraceReply:
         fits_limit=fits,
         worst_rows=trained.worst_rows,
         worst_tokens=trained.worst_tokens,
-        step=_step_time(traced, rows, trained, request),
-        tokens_per_step=float(trained.micro_batches * trained.tokens[-1].mean()),
+        step=gpus[0].step,
+        between=_between(request),
+        tokens_per_step=float(data_ranks(request.plan) * trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
-        sections=sections(
-            traced,
-            traced.phase(step_name(1)),
-            _timing(request),
-            of_run=program.before,
-            of_step=of_step,
-            after=program.after,
-            leading=program.leading,
-        ),
+        sections=tuple(replace(section, time=time) for section, time in zip(course, gpus[0].times, strict=True)),
         varied_bytes=_varied_bytes(traced, request, trained, replays),
         replays=replays,
+        gpus=gpus,
     )
 
 
-def _timing(request: TraceRequest) -> Timing | None:
-    gpu = request.gpu
-    if gpu is None or gpu.speeds is None:
-        return None
+def _noted(noted: list[Sequence[Work]], works: Iterable[Work]) -> StepTime:
+    """Keep the works of a section, whose time depends on the GPU, and return a time in its place."""
+    noted.append([work for work in works if work.kind is not Kind.NOTHING])
+    return StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def _figures(
+    traced: Trace, request: TraceRequest, works: Sequence[Sequence[Work]], whole: Sequence[Work], timed: Sequence[bool]
+) -> Iterator[GpuFigures]:
+    """Yield the figures of the request's GPU, and of the others whose kernels are the same.
+
+    Args:
+        works: of the sections that have a time, in their order.
+        whole: those of a typical optimizer step.
+        timed: of each section, whether it has a time.
+    """
     factors = replace(request.factors, allow_tf32=request.factors.allow_tf32 or bool(request.plan.args.get("tf32")))
-    return lambda works: step_seconds(works, gpu, factors)
+    replays: dict[int, tuple[Replayed, ...]] = {}
+    alike = [gpu for gpu in request.others if _capability(gpu) in traced.alike]
+    for gpu in dict.fromkeys((request.gpu, *alike)):
+        capability = gpu.compute_capability if gpu is not None else None
+        workspace = workspace_bytes(capability)
+        if workspace not in replays:
+            replays[workspace] = tuple(_replay_of(traced, gpu, use) for use in request.replayed)
+        if gpu is None or gpu.speeds is None:
+            yield GpuFigures(capability, None, replays[workspace], None, (None,) * len(timed))
+            continue
+        found = iter([step_seconds(each, gpu, factors) for each in works])
+        times = tuple(next(found) if is_timed else None for is_timed in timed)
+        yield GpuFigures(capability, gpu.speeds, replays[workspace], step_seconds(whole, gpu, factors), times)
 
 
-def _capability(request: TraceRequest) -> tuple[int, int] | None:
-    return request.gpu.compute_capability if request.gpu is not None else None
+def _capability(gpu: Gpu | None) -> tuple[int, int]:
+    return (gpu.compute_capability if gpu is not None else None) or _USUAL_CAPABILITY
 
 
 def _peak(peak: Peak) -> TracedPeak:
@@ -131,7 +174,7 @@ def _allocator(traced: Trace, request: TraceRequest, replays: Iterable[Replayed]
     if limit_bytes is None:
         return unlimited, True
     try:
-        return _replay_of(traced, request, request.allocator, limit_bytes), True
+        return _replay_of(traced, request.gpu, request.allocator, limit_bytes), True
     except OutOfMemoryError:
         return unlimited, False
 
@@ -144,14 +187,14 @@ def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, replay
     batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
     before = [round(share * batch.tokens) for share in SHARES]
     after = varied(traced, traced.phase(step_name(1)), batch, before)
-    after_reserved_bytes = _replay_of(after, request, request.allocator).reserved_bytes
+    after_reserved_bytes = _replay_of(after, request.gpu, request.allocator).reserved_bytes
     return max(0, (after_reserved_bytes or 0) - reserved_bytes)
 
 
-def _replay_of(traced: Trace, request: TraceRequest, use: AllocatorUse, limit_bytes: int | None = None) -> Replayed:
+def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse, limit_bytes: int | None = None) -> Replayed:
     found = replay(
         traced,
-        capability=_capability(request),
+        capability=gpu.compute_capability if gpu is not None else None,
         limit_bytes=limit_bytes,
         expandable_segments=use.expandable_segments,
         emptied=use.emptied,
@@ -159,20 +202,21 @@ def _replay_of(traced: Trace, request: TraceRequest, use: AllocatorUse, limit_by
     return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes)
 
 
-def _step_time(traced: Trace, rows: TracedRows, trained: Trained, request: TraceRequest) -> StepTime | None:
-    timing = _timing(request)
-    return timing(_step_works(traced, step_name(2 if rows.typical else 1), trained)) if timing is not None else None
+def _between(request: TraceRequest) -> Occurrence:
+    """Return which micro-batch of a step stands for those between its first and its last."""
+    return Occurrence.FURTHER if request.plan.launch.processes == 1 else Occurrence.FIRST
 
 
-def _step_works(traced: Trace, name: str, trained: Trained) -> Iterator[Work]:
-    """Return the works of a whole optimizer step; the last traced micro-batch stands for those left out."""
+def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence) -> Iterator[Work]:
+    """Return the works of a whole optimizer step."""
     step = traced.phase(name)
-    last = micro_batches(traced, step)[-1]
-    repeated = trained.micro_batches - len(micro_batches(traced, step))
+    run = micro_batches(traced, step)
+    last, stands = run[-1], run[-1] if between is Occurrence.FURTHER else run[0]
+    repeated = trained.micro_batches - len(run)
 
     def works(first: int, end: int) -> list[Work]:
         return [operator.work for operator in traced.operators[first:end]]
 
-    again: list[list[Any]] = list(repeat(works(last.first_operator, last.end_operator), repeated))
+    again: list[list[Any]] = list(repeat(works(stands.first_operator, stands.end_operator), repeated))
     before, after = works(step.first_operator, last.end_operator), works(last.end_operator, step.end_operator)
     return chain(before, *again, after)

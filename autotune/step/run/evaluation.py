@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotune.core.program import EVALUATE
+from autotune.step.distributed.group import dealt, world_size
 from autotune.step.rows import Counts, RowSizes
 from autotune.step.run.batches import worst_order
 from autotune.step.run.progress import Progress
@@ -31,7 +32,9 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int) -> flo
         worst = np.stack(worst_order(known.sizes(trainer), count, known.collation(trainer)))
         sample = _sample(len(rows), count, seed)
         largest, timed = (
-            known.arranged(trainer, np.repeat(order, copies, axis=1), np.full(len(order), fill_value=order is worst))
+            known.arranged(
+                trainer, dealt(np.repeat(order, copies, axis=1)), dealt(np.full(len(order), fill_value=order is worst))
+            )
             for order in (worst, sample)
         )
     with progress.inside(EVALUATE):
@@ -43,7 +46,7 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int) -> flo
         trainer.evaluate()
         seconds = time.monotonic() - started
     trainer.eval_dataset = rows
-    return seconds / sample.size * len(rows)
+    return seconds / sample.size * len(rows) / world_size()
 
 
 def rows_at_once(trainer: Any, known: Adapter) -> int:

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.distributed.state import before_update
 from autotune.step.run.phases import around, tell_phases
 from autotune.step.run.progress import Progress
 from autotune.step.trainers.base import Adapter
@@ -68,9 +69,10 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             return [_copied(samples[-1], self.args.device) for _ in range(missing)]
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            began = progress.begin_micro_batch()
-            loss = super().training_step(*args, **kwargs)
-            progress.end_micro_batch(began)
+            progress.begin_micro_batch()
+            with before_update(self.accelerator, progress.begin_update):
+                loss = super().training_step(*args, **kwargs)
+            progress.end_micro_batch()
             return loss
 
         def create_accelerator_and_postprocess(self) -> None:

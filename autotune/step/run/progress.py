@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, program
+from autotune.step.distributed.group import agree
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
 from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, WholeStep, enough
@@ -58,6 +59,7 @@ class Progress(TrainerCallback):
         self._schedule = schedule
         self._meter = meter
         self._fetch_seconds = 0.0
+        self._began: Mark | None = None
         self._marks: list[tuple[Mark, Mark]] = []
         self._generations: list[_Generation] = []
 
@@ -105,13 +107,21 @@ class Progress(TrainerCallback):
         """Record how long it took to collate the next step's micro-batches and place them on the device."""
         self._fetch_seconds = seconds
 
-    def begin_micro_batch(self) -> Mark:
+    def begin_micro_batch(self) -> None:
         """Mark the beginning of a micro-batch."""
-        return self._meter.mark()
+        self._began = self._meter.mark()
 
-    def end_micro_batch(self, began: Mark) -> None:
-        """Mark the end of its backward pass."""
-        self._marks.append((began, self._meter.mark()))
+    def end_micro_batch(self) -> None:
+        """Mark the end of its backward pass, unless that has ended with an update."""
+        if self._began is not None:
+            self._marks.append((self._began, self._meter.mark()))
+            self._began = None
+
+    def begin_update(self) -> None:
+        """Mark the end of a backward pass in which an engine also calls the optimizer."""
+        self.end_micro_batch()
+        self._lap(MICRO_BATCH)
+        self.phase = OPTIMIZER_STEP
 
     def on_step_begin(self, *events: Any, **more: Any) -> None:
         """Record the time of the first training step."""
@@ -128,9 +138,10 @@ class Progress(TrainerCallback):
         self._lap(MICRO_BATCH)
 
     def on_pre_optimizer_step(self, *events: Any, **more: Any) -> None:
-        """Record that the gradients are complete."""
-        self._lap(MICRO_BATCH)
-        self.phase = OPTIMIZER_STEP
+        """Record that the gradients are complete, where that is not known yet."""
+        if self.phase != OPTIMIZER_STEP:
+            self._lap(MICRO_BATCH)
+            self.phase = OPTIMIZER_STEP
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
         """Time the step, and stop the trainer after the last step that is needed."""
@@ -143,8 +154,9 @@ class Progress(TrainerCallback):
             control.should_training_stop = True
         else:
             self._time_step(index, now, self.batches)
-            if self.steps_done >= self.batches.worst_steps and enough(
-                self._schedule, self.timed, self.updates, self.whole_step, self.generations
+            # Ranks time their steps differently, and all have to stop after the same one.
+            if self.steps_done >= self.batches.worst_steps and agree(
+                enough(self._schedule, self.timed, self.updates, self.whole_step, self.generations)
             ):
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing

@@ -32,8 +32,14 @@ def save(trainer: Any, progress: Progress) -> None:
 
 
 def save_tensors(trainer: Any, folder: Path) -> None:
-    """Save what a checkpoint has tensors of: the weights, and the optimizer's state."""
+    """Save what a checkpoint has tensors of: the weights, and the optimizer's state.
+
+    With several processes, how they are gathered or left as shards is up to the engine, and so is the whole checkpoint.
+    """
     with unwritten():
+        if trainer.accelerator.num_processes > 1:
+            trainer._save_checkpoint(trainer.model, None)
+            return
         trainer.model.save_pretrained(str(folder))
         torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
 

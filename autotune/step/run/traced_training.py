@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.state import AcceleratorState, PartialState
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
+from autotune.step.distributed.engines import Engine, data_ranks, engine_of, worst_rank
+from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.rows import Counts
@@ -27,6 +29,7 @@ from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
 from autotune.virtual.addresses import addresses
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
+from autotune.virtual.ranks import World
 from autotune.virtual.tensors import replaced
 
 WORST_STEPS = 2
@@ -98,7 +101,7 @@ def traced_training(
     """
 
     def run(device: torch.device) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, engine_on(device, plan):
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **NOT_TRACED)
@@ -108,7 +111,7 @@ def traced_training(
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
             known.watch(trainer, phase)
-            _choose_batches(trainer, rows, known)
+            _choose_batches(trainer, rows, known, data_ranks(plan))
             trainer.train()
             if plan.evaluates:
                 _evaluate(trainer)
@@ -116,6 +119,24 @@ def traced_training(
                 save_tensors(trainer, Path(folder))
 
     return run
+
+
+def world_of(plan: TrainingPlan) -> World | None:
+    """Return the processes of a plan with the one to trace, or None if there is a single one."""
+    processes = plan.launch.processes
+    return World(processes, worst_rank(plan)) if processes > 1 else None
+
+
+@contextmanager
+def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
+    """Make the engine of a plan run on a device, where that is a virtual one."""
+    if engine_of(plan) is not Engine.DEEPSPEED or not is_tracing():
+        yield
+        return
+    from autotune.step.distributed.zero import deepspeed_on
+
+    with deepspeed_on(device):
+        yield
 
 
 def build_virtual(
@@ -139,14 +160,17 @@ def build_virtual(
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
         **NOT_TRACED,
+        **settled_arguments(plan),
     }
-    arguments = _on_device(device, lambda: config(plan, **overrides))
+    arguments = on_device(device, plan, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
     configured = known.head.configured(model_config, model_config.model_type)
 
     def make_model() -> Any:
-        model = virtual_model(configured, kwargs, quantization_config(plan), device)
+        quantization = quantization_config(plan)
+        place = first_place(device, plan, quantized=quantization is not None)
+        model = virtual_model(configured, kwargs, quantization, place)
         if not is_tracing():
             _draw_weights(model)
         return model
@@ -170,16 +194,6 @@ def _draw_weights(model: Any) -> None:
                 parameter.normal_(std=0.02)
 
 
-def _on_device(device: torch.device, configure: Callable[[], Any]) -> Any:
-    """Return trainer arguments, with accelerate's process-wide state set to the device."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    arguments = configure()
-    arguments._setup_devices  # noqa: B018 (creates the state)
-    PartialState._shared_state["device"] = device
-    arguments.__dict__["_setup_devices"] = device
-    return arguments
-
-
 def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
     """Return a subclass of a trainer that takes its batches from the trace's rows and reports its phases."""
     trainer = known.trainer_class(plan)
@@ -200,7 +214,9 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
             return next(iter(batch))
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            with phase(MICRO_BATCH):
+            with ExitStack() as micro_batch:
+                micro_batch.enter_context(phase(MICRO_BATCH))
+                micro_batch.enter_context(before_update(self.accelerator, micro_batch.close))
                 return super().training_step(*args, **kwargs)
 
     return tell_phases(Traced, known.methods, phase)
@@ -222,7 +238,8 @@ class _Phases(TrainerCallback):
         self._once = once
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for parameter in kwargs["model"].parameters():
+        # Only a step that is traced once has to be told when its gradients are final.
+        for parameter in kwargs["model"].parameters() if self._once else ():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(settled)
 
@@ -258,8 +275,12 @@ class _Batches:
         return (adopt(batch) for batch in self._batches)
 
 
-def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
-    """Make a trainer train on the worst micro-batch, then on typical rows."""
+def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) -> None:
+    """Make a trainer train on the worst micro-batch, then on typical rows.
+
+    Args:
+        ranks: to how many ranks accelerate deals the micro-batches out, in turn; each of them gets all of these.
+    """
     step = StepSize(
         trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps, known.drawing(trainer)
     )
@@ -277,4 +298,5 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter) -> None:
     share = step.rows / at_once
     trainer.noted.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
     is_worst = np.arange(len(chosen)) < rows.worst_steps * step.micro_batches
-    trainer.train_dataset = known.arranged(trainer, np.repeat(chosen, step.drawn.copies, axis=1), is_worst)
+    dealt = np.repeat(np.repeat(chosen, step.drawn.copies, axis=1), ranks, axis=0)
+    trainer.train_dataset = known.arranged(trainer, dealt, np.repeat(is_worst, ranks))

@@ -9,6 +9,7 @@ from datasets import Dataset, load_from_disk
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
+from autotune.step.distributed.group import EngineCheck, as_on_gpu, dealt, join
 from autotune.step.models.loading import load_processor, pretrained_model, random_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
@@ -37,10 +38,10 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     trainer = build_trainer(request, rows, folder, progress)
     step = step_size(request.plan, known.drawing(trainer))
     packed_from = len(rows) if known.packs(trainer.args) else None
-    batches = plan_batches(
-        known.sizes(trainer), step, known.collation(trainer), request.schedule, request.seed, packed_from
-    )
-    trainer.train_dataset = known.arranged(trainer, batches.order, batches.is_worst)
+    # Ranks draw typical rows of their own; the worst ones meet, as they may in training.
+    seed = request.seed + trainer.args.process_index
+    batches = plan_batches(known.sizes(trainer), step, known.collation(trainer), request.schedule, seed, packed_from)
+    trainer.train_dataset = known.arranged(trainer, dealt(batches.order), dealt(batches.is_worst))
     trainer.args.max_steps = batches.steps
     known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
     progress.batches = batches
@@ -66,8 +67,9 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     in_step = step_size(plan).run(whole=request.schedule.whole_steps)
     # The number of steps is set later: the batches are chosen after the trainer has packed and dropped rows.
     overrides = {**run_arguments(1, folder), **known.derived(plan), "gradient_accumulation_steps": in_step}
-    # Before any model: the trainer's arguments set accelerate's device.
-    arguments = config(plan, **overrides)
+    # Before any model: the trainer's arguments set accelerate's device, and the engine that shares weights out.
+    join(plan, request.device)
+    arguments = as_on_gpu(config(plan, **overrides), plan, request.device)
     if source.init == "pretrained" and find_trainer(plan.trainer).loads_by_name:
         arguments.model_init_kwargs["revision"] = source.revision
         model: Any = source.name
@@ -91,6 +93,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         **loading,
     )
     known.watch(trainer, progress.inside)
+    trainer.add_callback(EngineCheck(trainer, plan.launch.processes))
     return trainer
 
 

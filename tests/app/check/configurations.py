@@ -109,7 +109,7 @@ CASES = (
     _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL ends with a KeyError": -5}),
     _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS, nightly=True),
     _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
-    _case("sft: four processes", "num_processes: 4\n", UNKNOWN, {"(8 x 4 processes rows)": None}),
+    _case("sft: four processes", "num_processes: 4\n", FITS, {"(8 x 4 processes rows)": None}),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
         "dpo: legacy",

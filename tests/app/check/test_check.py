@@ -32,11 +32,10 @@ def told(verdict: Verdict) -> str:
 def test_words_of_a_command_come_before_its_file(write: Write, checked: Checked) -> None:
     file = write("dpo", "max_length: 64\nper_device_train_batch_size: 4\n")
     words = ("trl", "dpo", "--config", str(file), "--per_device_train_batch_size", "2", "--max_length", "32")
-    # Of two processes nothing is traced.
     verdict = checked(command=(*words, "--num_processes", "2"), gpu=GPU)
     assert verdict.plan is not None
     assert (verdict.plan.args["per_device_train_batch_size"], verdict.plan.args["max_length"]) == (2, 32)
-    assert (verdict.processes, verdict.outcome) == (2, Outcome.UNKNOWN)
+    assert (verdict.processes, verdict.outcome) == (2, Outcome.FITS)
 
 
 def test_the_trainer_follows_from_keys_that_only_one_has(write: Write, checked: Checked) -> None:

@@ -1,0 +1,114 @@
+"""Reads what shards a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import Configuration
+from autotune.errors import InputError
+
+_FSDP = "fsdp_"
+# Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
+_RENAMED = {"offload_params": "cpu_offload"}
+# Keys that a step depends on; the second ones only where they are set.
+_OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
+_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
+# Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
+_DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
+_AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_DEFAULT_STAGE = 2
+
+
+FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
+"""Fields of ``transformers.TrainingArguments`` that say which engine shards a training, and how."""
+
+
+def without_engine(config: Configuration) -> Configuration:
+    """Return a configuration in which nothing shards the training."""
+    unset = {name: config.defaults.get(name) for name in FIELDS if name in config.values}
+    return replace(config, values={**config.values, **unset})
+
+
+def engine_args(document: Mapping[str, object], config: Configuration, folder: Path) -> Mapping[str, object]:
+    """Return the fields ``deepspeed``, ``fsdp``, ``fsdp_config`` and ``parallelism_config`` of a training.
+
+    What the trainer's own configuration says comes before what accelerate's says, as in transformers.
+
+    Args:
+        document: of ``accelerate launch --config_file``; empty without one.
+        folder: from which relative paths in the documents lead.
+
+    Raises:
+        InputError: a file that is named cannot be read.
+        UnreadError: the documents ask for what cannot be traced.
+    """
+    own, kind = config.values, str(document.get("distributed_type", "NO"))
+    found: dict[str, object] = {}
+    if own.get("deepspeed"):
+        found["deepspeed"] = _document(own["deepspeed"], folder)
+    elif kind == "DEEPSPEED":
+        given = document.get("deepspeed_config")
+        found["deepspeed"] = _deepspeed(given if isinstance(given, Mapping) else {}, folder)
+    elif own.get("fsdp"):
+        given = own.get("fsdp_config")
+        found |= _fsdp(given if isinstance(given, Mapping) else {}, default_version=2)
+    elif kind == "FSDP":
+        given = document.get("fsdp_config")
+        found |= _fsdp(given if isinstance(given, Mapping) else {}, default_version=1)
+    parallel = document.get("parallelism_config")
+    if isinstance(parallel, Mapping) and parallel:
+        found["parallelism_config"] = {
+            str(name).removeprefix("parallelism_config_"): value for name, value in parallel.items()
+        }
+    return found
+
+
+def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object]:
+    """Return DeepSpeed's document as accelerate makes it of its own keys, or reads it from the file that these name."""
+    if given.get("deepspeed_config_file"):
+        return _document(given["deepspeed_config_file"], folder)
+    zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
+    zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
+    if given.get("zero3_save_16bit_model"):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    clipping = {"gradient_clipping": given["gradient_clipping"]} if given.get("gradient_clipping") else {}
+    # accelerate passes on that the precision is the trainer's.
+    precision = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
+    return {
+        **dict.fromkeys(_AUTO, "auto"),
+        "zero_optimization": zero,
+        **clipping,
+        **precision,
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def _fsdp(given: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:
+    keys = {str(name).removeprefix(_FSDP): value for name, value in given.items()}
+    keys = {_RENAMED.get(name, name): value for name, value in keys.items()}
+    if str(keys.get("version", default_version)) != "2":
+        raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
+    kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}
+    return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
+
+
+def _document(named: object, folder: Path) -> Mapping[str, object]:
+    if isinstance(named, Mapping):
+        return {str(name): value for name, value in named.items()}
+    path = Path(str(named))
+    path = path if path.is_absolute() or path.is_file() else folder / path
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"DeepSpeed's document {named} cannot be read: {error.strerror}.", hint="Give the path of a JSON file."
+        ) from error
+    except ValueError as error:
+        raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error
+    if not isinstance(read, dict):
+        raise InputError(f"DeepSpeed's document {named} is no mapping.")
+    return read

@@ -1,0 +1,254 @@
+"""The use case behind ``autotune plan --gpu all`` and ``--num-processes auto``: plans for many GPUs, sharing traces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotune.app.options import Options, check_evaluation
+from autotune.app.plan import Asked, notes_on_processes
+from autotune.app.planned import machines_of, planned_machine, planned_workload, rows_of_length
+from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.requests import traces_of
+from autotune.app.tracking import Tracking
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate
+from autotune.core.events import Event, Listener, Noted, StageStarted, Tracing
+from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
+from autotune.core.workload import Workload
+from autotune.errors import InputError
+from autotune.inspection.budget import memory_budget as checked_budget
+from autotune.inspection.dataset import dataset_source, evaluation_source
+from autotune.inspection.gpus import gpus
+from autotune.inspection.machine import environment
+from autotune.inspection.model import model_source
+from autotune.planning.candidates import estimated_candidates
+from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.tracing.cache import user_cache
+from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import ServerTracer
+from autotune.trainers.geometry import rows_of
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_bytes, parse_size
+
+ALL = "all"
+AUTO: Literal["auto"] = "auto"
+NUMBERS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the table is to have.
+
+    Attributes:
+        num_processes: GPUs that train together, or ``auto`` for the fewest with which something fits.
+        num_machines: machines that they are in; None: as few as have eight each.
+        prices: of an hour of one GPU, by the catalogue's name; None without prices.
+    """
+
+    num_processes: int | Literal["auto"]
+    num_machines: int | None = None
+    prices: Mapping[str, float] | None = None
+
+
+def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> Rent:
+    """Return what training would take on each GPU; see :func:`autotune.rent`.
+
+    Raises:
+        InputError: something that was given cannot be used on any of the GPUs.
+    """
+    started = time.monotonic()
+    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
+    source = model_source(asked.model, "random")
+    rows = dataset_source(asked.dataset) if asked.dataset is not None else None
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
+    first = 1 if wanted.num_processes == AUTO else wanted.num_processes
+    machines_of(first, wanted.num_machines)
+    planned = [planned_machine(word, first) for word in words]
+    batch = global_batch_of(options, planned[0].machine)
+    numbers = [number for number in NUMBERS if batch % number == 0] if wanted.num_processes == AUTO else [first]
+    cache = user_cache()
+    with ServerTracer(planned[0].cores, _progress(listener)) as tracer:
+        workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
+        if asked.seq_len is not None:
+            workload = rows_of_length(workload, asked.seq_len, batch)
+        targets = [each.described for each in planned]
+        traces = traces_of(workload, planned[0].machine, tracer, cache, targets)
+        survey = _Survey(asked, options, workload, batch, traces, wanted.prices, listener)
+        offers = [offer for word in words for offer in _offers_of(survey, word, numbers, alone=len(words) == 1)]
+    if survey.refused and all(offer.estimate is None for offer in offers):
+        raise survey.refused[0]
+    return Rent(
+        schema=SCHEMA,
+        model=workload.model.name,
+        dataset=workload.dataset.name,
+        trainer=options.trainer.name,
+        unit=survey.unit,
+        global_batch_size=batch,
+        num_processes=wanted.num_processes,
+        num_machines=max(machines_of(offer.processes, wanted.num_machines) for offer in offers),
+        priced=wanted.prices is not None,
+        offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
+        notes=tuple(_notes(offers, wanted, batch)),
+        trace_count=traces.count,
+        new_trace_count=traces.new_count,
+        wall_seconds=time.monotonic() - started,
+        settings=asked.settings,
+        environment=environment(planned[0].machine),
+    )
+
+
+def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alone: bool) -> Iterator[Offer]:
+    """Yield the offer with the fewest GPUs of a kind that fit.
+
+    Args:
+        alone: whether it is the only kind: then each number that was tried is yielded, and the next one after the first
+            that fits, which shows what more GPUs bring.
+    """
+    fitted = False
+    for number in numbers:
+        offer = survey.offer(word, number)
+        last = fitted or number == numbers[-1]
+        if alone or offer.fits or last:
+            yield offer
+        if fitted or (offer.fits and not alone):
+            return
+        fitted = offer.fits
+
+
+class _Survey:
+    """Plans for one GPU after another; what they have in common is computed once.
+
+    Attributes:
+        refused: why GPUs could not be planned for at all.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        options: Options,
+        workload: Workload,
+        batch: int,
+        traces: Traces,
+        prices: Mapping[str, float] | None,
+        listener: Listener,
+    ) -> None:
+        self._asked = asked
+        self._options = options
+        self._workload = workload
+        self._batch = batch
+        self._traces = traces
+        self._prices = prices or {}
+        self._listener = listener
+        self._candidates: dict[object, tuple[Candidate, ...]] = {}
+        self.refused: list[InputError] = []
+        self.unit: Literal["epoch", "billion tokens"] = "epoch" if asked.dataset is not None else "billion tokens"
+
+    def offer(self, word: str | None, processes: int) -> Offer:
+        """Return what a number of GPUs come to."""
+        planned = planned_machine(word, processes)
+        gpu, hardware = planned.described, planned.machine.hardware
+        self._listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{gpu.name}"))
+        try:
+            problem = problem_of(self._options, self._workload, planned.machine, self._batch)
+            budget_bytes = checked_budget(_within(self._asked.memory_budget, hardware.memory_bytes), hardware)
+        except InputError as error:
+            self.refused.append(error)
+            return Offer(gpu, processes, reason=error.message)
+        planner = Planner(
+            problem,
+            Accelerator(planned.gpu, budget_bytes),
+            self._traces,
+            self._workload.model.layer_kinds,
+            self._candidates_of(problem),
+        )
+        Tracking(_progress(self._listener)).trace(planner, self._traces, problem.baseline, 1)
+        best = next(iter(planner.traced(1)), None)
+        if best is None:
+            return Offer(gpu, processes, planner.estimate(problem.baseline), reason=_untraced(planner))
+        offer = Offer(gpu, processes, best, best.candidate.differences(problem.baseline))
+        if not best.fits:
+            return replace(offer, reason=_lacking(best, budget_bytes))
+        return self._priced(offer, problem)
+
+    def _priced(self, offer: Offer, problem: TrainerProblem) -> Offer:
+        estimate, price = offer.estimate, self._prices.get(offer.gpu.name)
+        rate = estimate.tokens_per_second if estimate is not None else None
+        seconds = self._tokens(estimate.candidate, problem) / rate if estimate is not None and rate else None
+        cost = seconds / 3600 * price * offer.processes if seconds is not None and price is not None else None
+        return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
+
+    def _tokens(self, candidate: Candidate, problem: TrainerProblem) -> float:
+        """Return the tokens of the unit of the table, padding excluded, that a candidate trains on."""
+        if self._asked.dataset is None:
+            return float(BILLION)
+        plan = problem.trainer.plan(candidate, problem.setting)
+        geometry = problem.trainer.geometry(plan, self._workload.dataset.documents)
+        return geometry.tokens / rows_of(plan) * geometry.rows
+
+    def _candidates_of(self, problem: TrainerProblem) -> tuple[Candidate, ...]:
+        """Return the candidates of a problem, which are the same for GPUs that can do the same."""
+        choices = tuple((knob, tuple(offered)) for knob, offered in problem.choices.items())
+        key = problem.setting.machine.hardware.processes, choices, problem.baseline
+        if key not in self._candidates:
+            self._candidates[key] = tuple(estimated_candidates(problem))
+        return self._candidates[key]
+
+
+def _within(asked: str | int | None, memory_bytes: int) -> str | int | None:
+    """Return the budget asked for, or all memory of a GPU that has less."""
+    if asked is None:
+        return None
+    return min(parse_size(asked) if isinstance(asked, str) else asked, memory_bytes)
+
+
+def _lacking(least: Estimate, budget_bytes: int) -> str:
+    needs = least.memory.device_bytes if least.memory is not None else 0
+    return f"the least needs {format_bytes(needs)} of {format_bytes(budget_bytes)}"
+
+
+def _untraced(planner: Planner) -> str:
+    return next(iter(planner.untraceable.values()), "nothing could be predicted")
+
+
+def _order(offer: Offer) -> tuple[object, ...]:
+    missing = offer.cost is None, offer.seconds is None
+    need = offer.estimate.spare_bytes if offer.estimate is not None and offer.estimate.spare_bytes is not None else 0
+    return not offer.fits, *missing, offer.cost or 0.0, offer.seconds or 0.0, -need
+
+
+def _progress(listener: Listener) -> Listener:
+    """Return a listener that hears how far the traces are, and not the stages and rankings of each GPU."""
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Tracing | Noted):
+            listener(event)
+
+    return hear
+
+
+def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int) -> Iterator[str]:
+    yield "Nothing was measured, and times are by the roofline of each GPU: they rank, and are shorter than real ones."
+    yield (
+        "What batches of varied lengths may add was not traced for each GPU: plan for the one that you choose, with"
+        " --gpu NAME."
+    )
+    if wanted.num_processes == AUTO and any(batch % number for number in NUMBERS):
+        most = max(number for number in NUMBERS if batch % number == 0)
+        yield (
+            f"A global batch of {batch} documents can be shared out among at most {most} GPUs, of the numbers that are"
+            f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
+        )
+    most_processes = max(offer.processes for offer in offers)
+    machines = machines_of(most_processes, wanted.num_machines)
+    yield from notes_on_processes(most_processes, machines, at_most=wanted.num_processes == AUTO)
+    for offer in offers:
+        if not offer.gpu.verified:
+            yield f"Whether autotune's rules hold for {offer.gpu.name} has not been verified."
+    unpriced = [offer.gpu.name for offer in offers if wanted.prices is not None and offer.gpu.name not in wanted.prices]
+    if unpriced:
+        yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."

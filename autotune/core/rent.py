@@ -1,0 +1,90 @@
+"""What training would take on each of several GPUs: which fits, how fast it is there, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autotune.core.candidate import Choice
+from autotune.core.estimate import Estimate
+from autotune.core.gpu import Gpu
+
+SCHEMA = 1
+BILLION = 1_000_000_000
+Unit = Literal["epoch", "billion tokens"]
+"""What hours and costs are of: an epoch of the dataset or, where there is none, so many tokens."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Training on a number of GPUs of one kind.
+
+    Attributes:
+        processes: number of GPUs, each with a process of its own.
+        estimate: of the fastest configuration that fits there; of the one that needs the least where none does; None
+            where nothing could be predicted.
+        differences: the choices in which that differs from TRL's default there.
+        tokens_per_second: of all GPUs together; None where the speed of the GPU is not known, or nothing fits.
+        seconds: time of the unit of the table.
+        price: of an hour of one GPU, in the currency of the user's prices; None if there is none.
+        cost: of the unit of the table on all GPUs, in that currency.
+        reason: why nothing fits, or why nothing could be predicted; empty where something fits.
+    """
+
+    gpu: Gpu
+    processes: int
+    estimate: Estimate | None = None
+    differences: Mapping[str, Choice] = field(default_factory=dict)
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+    price: float | None = None
+    cost: float | None = None
+    reason: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether a configuration is predicted to fit."""
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class Rent:
+    """The result of ``autotune plan --gpu all``. Encoded by ``core.codec``, this is its JSON document.
+
+    Attributes:
+        offers: those that fit, the cheapest first where there are prices, else the fastest; then those that do not fit.
+        unit: what ``seconds`` and ``cost`` of the offers are of.
+        priced: whether prices were given.
+        trace_count, new_trace_count: traces that the table stands on, and how many of them were run now.
+        environment: versions of the software that was traced, by package.
+    """
+
+    schema: int
+    model: str
+    dataset: str
+    trainer: str
+    unit: Unit
+    global_batch_size: int | None
+    num_processes: int | Literal["auto"]
+    num_machines: int
+    priced: bool
+    offers: tuple[Offer, ...]
+    notes: tuple[str, ...] = ()
+    trace_count: int = 0
+    new_trace_count: int = 0
+    wall_seconds: float = 0.0
+    settings: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fastest(self) -> Offer | None:
+        """The offer that fits and takes the least time; None where no time is known."""
+        known = [offer for offer in self.offers if offer.fits and offer.seconds is not None]
+        return min(known, key=lambda offer: offer.seconds or 0.0, default=None)
+
+    @property
+    def cheapest(self) -> Offer | None:
+        """The offer that fits and costs the least; None without prices."""
+        known = [offer for offer in self.offers if offer.fits and offer.cost is not None]
+        return min(known, key=lambda offer: offer.cost or 0.0, default=None)

@@ -1,0 +1,64 @@
+"""The figures of a trace: peaks of tensors, what an allocator counts, and what differs between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.plan import AllocatorUse
+from autotune.core.step_time import StepTime
+
+
+@dataclass(frozen=True)
+class TracedPeak:
+    """The most bytes that tensors held at once, without any allocator's rounding.
+
+    Attributes:
+        bytes: sum of the parts.
+        categories: the parts, by PyTorch's names: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
+            ``activation``, ``temporary``, ``other``. Those of zero bytes are left out.
+    """
+
+    bytes: int
+    categories: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What the caching allocator counts at most for the same trace, if it is used in one way.
+
+    Attributes:
+        allocated_bytes, reserved_bytes: as in :class:`autotune.core.protocol.TraceReply`.
+    """
+
+    allocator: AllocatorUse
+    allocated_bytes: int
+    reserved_bytes: int | None
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    """What of a trace differs between GPUs that run the same kernels.
+
+    Attributes:
+        capability, speeds: of these GPUs.
+        replays, step: as in :class:`autotune.core.protocol.TraceReply`.
+        times: of its sections, in their order.
+    """
+
+    capability: tuple[int, int] | None
+    speeds: GpuSpeeds | None
+    replays: tuple[Replayed, ...]
+    step: StepTime | None
+    times: tuple[StepTime | None, ...]
+
+    def are_of(self, gpu: Gpu | None) -> bool:
+        """Return whether they are the figures of a GPU; of none means without times."""
+        asked = (gpu.compute_capability, gpu.speeds) if gpu is not None else (None, None)
+        return (self.capability, self.speeds) == asked
+
+    @property
+    def gpu(self) -> Gpu:
+        """A GPU that has these figures, with all else left open."""
+        return Gpu("", 0, "given", "", 0, speeds=self.speeds, compute_capability=self.capability)

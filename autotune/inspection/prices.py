@@ -1,0 +1,92 @@
+"""Reads the user's prices of GPUs, per hour of one GPU, from YAML or CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+
+import yaml
+
+from autotune.errors import InputError
+from autotune.inspection.gpus import gpus, listed_gpu
+
+_EXAMPLE = "Write a line such as H100-80GB: 2.99 (YAML) or H100-80GB,2.99 (CSV)."
+_MOST_BYTES = 128 * 1024
+
+
+def read_prices(file: str | Path) -> Mapping[str, float]:
+    """Return prices by the catalogue's name of the GPU, from a file ending in ``.csv`` or else in YAML.
+
+    Raises:
+        InputError: the file cannot be read, has another form, or what :func:`checked_prices` refuses.
+    """
+    path = Path(file)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path} has more than {_MOST_BYTES:,} bytes, so it is no list of prices.", hint=_EXAMPLE)
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.", hint="Give a file of prices.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text in UTF-8.", hint=_EXAMPLE) from error
+    return checked_prices(_of_csv(path, text) if path.suffix.lower() == ".csv" else _of_yaml(path, text), str(path))
+
+
+def checked_prices(prices: Iterable[tuple[object, object]], where: str) -> Mapping[str, float]:
+    """Return prices by the catalogue's name of the GPU.
+
+    Args:
+        prices: name and price of each.
+        where: what messages call the place where they are from.
+
+    Raises:
+        InputError: a GPU is not in the catalogue or named twice, or a price is no number above zero.
+    """
+    found: dict[str, float] = {}
+    for name, price in prices:
+        gpu = listed_gpu(str(name))
+        if gpu is None:
+            known = ", ".join(each.name for each in gpus())
+            raise InputError(f"{where}: {str(name)!r} is not a known GPU.", hint=f"There are {known}.")
+        if gpu.name in found:
+            raise InputError(f"{where} has two prices of {gpu.name}.", hint="Give one.")
+        found[gpu.name] = _number(price, f"{where}: the price of {name}")
+    if not found:
+        raise InputError(f"{where} has no prices.", hint=_EXAMPLE)
+    return found
+
+
+def _number(price: object, what: str) -> float:
+    try:
+        number = float(price) if isinstance(price, int | float | str) and not isinstance(price, bool) else None
+    except ValueError:
+        number = None
+    if number is None or not isfinite(number) or number <= 0:
+        raise InputError(f"{what} is {price!r}, which is no number above zero.", hint="Write for instance 2.99.")
+    return number
+
+
+def _of_yaml(path: Path, text: str) -> Iterator[tuple[object, object]]:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark is not None else ""
+        raise InputError(f"{path} is not YAML{line}.", hint=_EXAMPLE) from error
+    if document is not None and not isinstance(document, Mapping):
+        raise InputError(f"{path} does not map names of GPUs to prices.", hint=_EXAMPLE)
+    yield from (document or {}).items()
+
+
+def _of_csv(path: Path, text: str) -> Iterator[tuple[object, object]]:
+    for number, row in enumerate(csv.reader(text.splitlines()), 1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells):
+            continue
+        if len(cells) != 2:
+            raise InputError(f"{path}, line {number}: {len(cells)} columns instead of two.", hint=_EXAMPLE)
+        is_heading = number == 1 and listed_gpu(cells[0]) is None and not cells[1][:1].isdigit()
+        if not is_heading:
+            yield cells[0], cells[1]

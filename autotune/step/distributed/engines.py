@@ -1,0 +1,65 @@
+"""Which library trains with several processes, and how many of them get data of their own: what a plan's fields say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from autotune.core.plan import TrainingPlan
+
+# What the ranks of a group of these share: each has a part of the tokens, or of every layer, of the same micro-batch.
+_SHARING = ("cp_size", "sp_size", "tp_size")
+
+
+class Engine(StrEnum):
+    """The library that shards, replicates and reduces."""
+
+    NONE = "none"
+    DDP = "ddp"
+    FSDP2 = "fsdp2"
+    DEEPSPEED = "deepspeed"
+
+
+def engine_of(plan: TrainingPlan) -> Engine:
+    """Return the engine that transformers and accelerate choose for a plan on GPUs."""
+    if plan.args.get("deepspeed"):
+        return Engine.DEEPSPEED
+    if plan.launch.processes == 1:
+        return Engine.NONE
+    return Engine.FSDP2 if plan.args.get("fsdp") or parallelism_of(plan) else Engine.DDP
+
+
+def parallelism_of(plan: TrainingPlan) -> Mapping[str, object]:
+    """Return the fields of accelerate's ``ParallelismConfig`` that a plan sets."""
+    given = plan.args.get("parallelism_config")
+    return given if isinstance(given, Mapping) else {}
+
+
+def data_ranks(plan: TrainingPlan) -> int:
+    """Return how many ranks train on micro-batches of their own."""
+    ranks = plan.launch.processes
+    for name in _SHARING:
+        size = parallelism_of(plan).get(name)
+        ranks //= size if isinstance(size, int) else 1
+    return ranks
+
+
+def worst_rank(plan: TrainingPlan) -> int:
+    """Return the rank that holds the most.
+
+    Shards are equal, but for FSDP2's of a tensor whose size is not a multiple of the number of ranks: ``torch.chunk``
+    gives the first ranks the larger pieces. So it is rank 0, which also holds what is gathered for a checkpoint. With
+    ZeRO-2 it is the last rank: each allocates its share of the gradients when the first of them arrives
+    (``stage_1_and_2.py``, ``copy_grads_in_partition``), and the gradients of the last layers, which that rank owns,
+    arrive first, while all activations are held. With ZeRO-1 ranks differ by little, in either direction
+    (``tests/virtual/test_against_ranks.py``).
+    """
+    return plan.launch.processes - 1 if zero_stage(plan) == 2 else 0
+
+
+def zero_stage(plan: TrainingPlan) -> int:
+    """Return the stage of DeepSpeed's ZeRO, 0 without DeepSpeed or ZeRO."""
+    document = plan.args.get("deepspeed")
+    zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    return stage if isinstance(stage, int) else 0

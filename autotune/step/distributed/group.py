@@ -1,0 +1,149 @@
+"""Trains with several ranks: joins the group, deals micro-batches out, and checks that the planned engine runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from transformers import TrainerCallback
+
+from autotune.core.machine import DeviceKind
+from autotune.core.plan import TrainingPlan
+
+_Array = TypeVar("_Array", bound=npt.NDArray[Any])
+# What a step of DeepSpeed imports.
+_DEEPSPEED = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")
+
+
+class WrongEngineError(NotImplementedError):
+    """A library trains in another way than was planned, without having said so."""
+
+
+def world_size() -> int:
+    """Return the number of processes that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def select_device(device: DeviceKind) -> None:
+    """Make this rank's own device the current one, before anything measures it."""
+    if device == "cuda" and world_size() > 1:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+
+def import_engine(plan: TrainingPlan) -> None:
+    """Import the engine of a plan, before a meter takes its baseline."""
+    if plan.args.get("deepspeed"):
+        for name in _DEEPSPEED:
+            importlib.import_module(name)
+
+
+def join(plan: TrainingPlan, device: DeviceKind) -> None:
+    """Join the group where DeepSpeed on a CPU needs it earlier than the trainer's arguments do.
+
+    DeepSpeed would compile an operator for shared memory, which takes minutes and does the same as gloo. Without a
+    group, transformers takes a single process for granted when it fills in DeepSpeed's document.
+    """
+    if device != "cpu" or not plan.args.get("deepspeed"):
+        return
+    engine: Any = importlib.import_module("deepspeed")
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None
+    engine.init_distributed("gloo")
+
+
+def as_on_gpu(arguments: Any, plan: TrainingPlan, device: DeviceKind) -> Any:
+    """Return the trainer's arguments such that accelerate makes FSDP on CPUs, as it does on GPUs.
+
+    It does so for ``DistributedType.MULTI_GPU`` only (``Accelerator.__init__``), and silently falls back to DDP.
+    """
+    if device == "cpu" and plan.args.get("fsdp"):
+        cpu = arguments.device
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        PartialState._shared_state["device"] = cpu
+        arguments.__dict__["_setup_devices"] = cpu
+    return arguments
+
+
+def dealt(per_micro_batch: _Array) -> _Array:
+    """Return what each of this rank's micro-batches has, repeated for every rank.
+
+    accelerate deals micro-batches out to the ranks in turn (``BatchSamplerShard``), so that each rank gets its own.
+    """
+    repeated: _Array = np.repeat(per_micro_batch, world_size(), axis=0)  # type: ignore[assignment]
+    return repeated
+
+
+class EngineCheck(TrainerCallback):
+    """Checks at the beginning of training that the engine, the stage and the number of processes are as planned."""
+
+    def __init__(self, trainer: Any, processes: int) -> None:
+        self._trainer = trainer
+        self._processes = processes
+        document = trainer.args.deepspeed
+        self._stage = document["zero_optimization"]["stage"] if isinstance(document, Mapping) else None
+        self._fsdp = bool(trainer.args.fsdp)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Check it before the first step.
+
+        Raises:
+            WrongEngineError: something else runs.
+        """
+        if state.global_step == 0:
+            planned, running = self._planned(), running_engine(self._trainer)
+            print(f"Trained by {running}.", flush=True)  # noqa: T201 the job's log
+            if planned != running:
+                raise WrongEngineError(f"planned was {planned}, and what runs is {running}")
+
+    def _planned(self) -> str:
+        processes = f"{self._processes} processes" if self._processes > 1 else "1 process"
+        if self._stage is not None:
+            return f"DeepSpeed's ZeRO stage {self._stage} with {processes}"
+        if self._fsdp:
+            return f"FSDP2 with {processes}"
+        return f"DDP with {processes}" if self._processes > 1 else processes
+
+
+def running_engine(trainer: Any) -> str:
+    """Return which engine trains a built trainer's model, in words, as the wrapped model shows it."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.nn.parallel import DistributedDataParallel
+
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    processes = f"{world} processes" if world > 1 else "1 process"
+    wrapped = trainer.model_wrapped
+    if hasattr(wrapped, "zero_optimization_stage"):
+        return f"DeepSpeed's ZeRO stage {wrapped.zero_optimization_stage()} with {processes}"
+    if any(isinstance(module, FSDPModule) for module in wrapped.modules()):
+        return f"FSDP2 with {processes}"
+    if isinstance(wrapped, DistributedDataParallel):
+        return f"DDP with {processes}"
+    return f"no engine with {processes}" if world > 1 else processes
+
+
+def agree(decision: bool) -> bool:
+    """Return the first rank's decision on every rank; without several ranks, this one's own."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return decision
+    said = torch.tensor([decision], dtype=torch.uint8, device=_device_of_group())
+    dist.broadcast(said, src=0)
+    return bool(said.item())
+
+
+def leave() -> None:
+    """Leave the group once all ranks are done."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _device_of_group() -> torch.device:
+    return torch.device("cpu" if dist.get_backend() == "gloo" else f"cuda:{torch.cuda.current_device()}")

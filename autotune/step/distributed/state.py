@@ -1,0 +1,74 @@
+"""Sets accelerate's process-wide state to a device, as it would be on GPUs of that kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.distributed.engines import Engine, engine_of, zero_stage
+
+
+def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], Any]) -> Any:
+    """Return trainer arguments, with accelerate's process-wide state set to the device.
+
+    Args:
+        configure: builds the arguments, with ``use_cpu``.
+    """
+    AcceleratorState._reset_state(reset_partial_state=True)
+    arguments = configure()
+    arguments._setup_devices  # noqa: B018 (creates the state)
+    PartialState._shared_state["device"] = device
+    engine = engine_of(plan)
+    # accelerate shards by FSDP only on accelerators (state.py, AcceleratorState), and would take this for a CPU.
+    if engine is Engine.FSDP2 or (engine is Engine.DDP and device.type != "cpu"):
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    arguments.__dict__["_setup_devices"] = device
+    return arguments
+
+
+def settled_arguments(plan: TrainingPlan) -> Mapping[str, object]:
+    """Return the arguments that a trace with several processes sets, as it cannot run what they switch on.
+
+    ``DistributedDataParallel`` looks for parameters that were not used in C++, on a vector of four bytes for each.
+    """
+    return {"ddp_find_unused_parameters": False} if engine_of(plan) is Engine.DDP else {}
+
+
+@contextmanager
+def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]:
+    """Call ``ended`` when a micro-batch ends and the update begins.
+
+    With DeepSpeed, the backward pass of a step's last micro-batch calls the optimizer
+    (``accelerate/utils/deepspeed.py``, ``DeepSpeedEngineWrapper.backward``).
+    """
+    wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
+    if wrapped is None:
+        yield
+        return
+    update = wrapped.engine.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        ended()
+        return update(*args, **kwargs)
+
+    # Not by a context manager: that is on the stack which `ended` closes.
+    wrapped.engine.step = step
+    yield
+    wrapped.engine.step = update
+
+
+def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) -> torch.device:
+    """Return where the weights are loaded to.
+
+    TRL loads them to the device where there is a single process, and else to the host (trl/trainer/utils.py,
+    ``create_model_from_path``), from where the engine takes them. ZeRO-3 partitions each weight as it is created, on
+    the device, and bitsandbytes quantises there.
+    """
+    alone = engine_of(plan) is Engine.NONE
+    return device if alone or quantized or zero_stage(plan) == 3 else torch.device("cpu")

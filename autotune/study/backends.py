@@ -1,0 +1,160 @@
+"""Connects to the storage that a URL names: a database, a journal on a file system, or Optuna's gRPC proxy."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage
+from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from autotune.errors import InputError
+from autotune.study.patience import passes
+
+JOURNAL, GRPC = "journal://", "grpc://"
+_CHOOSE = "Choose another --storage or --output."
+_EXAMPLES = (
+    "Write for instance sqlite:///study.db, journal:///shared/study.log, postgresql+psycopg://user@host/name or "
+    "grpc://host:13000."
+)
+_CONNECT_SECONDS = 10
+_DEFAULT_PORT = 13000
+"""Port of ``optuna.storages.run_grpc_proxy_server``."""
+
+_ATTEMPTS = 8
+"""Attempts to open a database while others create its tables, which Optuna does not do in one transaction."""
+
+
+def connected(url: str) -> tuple[BaseStorage, Callable[[], object]]:
+    """Return the storage of a URL, and what closes it.
+
+    Raises:
+        InputError: the URL is none, or the storage cannot be reached.
+    """
+    if url.startswith(JOURNAL):
+        return _journal(url), _nothing
+    if url.startswith(GRPC):
+        return _proxy(url)
+    return _database(url)
+
+
+def shown(url: str) -> str:
+    """Return a URL without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):
+        return url
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the storage's own message: the innermost of Optuna's, SQLAlchemy's and the driver's exceptions."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    # A failed call of gRPC prints as several lines of its state.
+    details = getattr(error, "details", None)
+    said = str(details() if callable(details) else error).strip()
+    return said.splitlines()[0].rstrip(".") if said else type(error).__name__
+
+
+def _nothing() -> None:
+    pass
+
+
+def _unusable(url: str, error: BaseException, hint: str = _CHOOSE) -> InputError:
+    return InputError(f"The study storage {shown(url)} cannot be used: {cause_of(error)}.", hint=hint)
+
+
+def _journal(url: str) -> BaseStorage:
+    path = Path(url.removeprefix(JOURNAL)).expanduser()
+    if not path.name:
+        raise InputError(f"{url!r} names no file.", hint="Write for instance journal:///shared/study.log.")
+    try:
+        # The lock is a link to the file beside it, which a relative path would not name.
+        return optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
+    except OSError as error:
+        raise _unusable(url, error) from error
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
+        raise InputError(f"The file {path} is not a journal of Optuna.", hint=_CHOOSE) from error
+
+
+def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
+    try:
+        asked = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise InputError(f"{url!r} is not a storage URL.", hint=_EXAMPLES) from error
+    try:
+        proxy = optuna.storages.GrpcStorageProxy(host=asked.host or "localhost", port=asked.port or _DEFAULT_PORT)
+        proxy.wait_server_ready(timeout=_CONNECT_SECONDS)
+    except ImportError as error:
+        raise InputError(
+            f"The packages for the study storage {shown(url)} are not installed.",
+            hint="Install autotune's extra `grpc`.",
+        ) from error
+    except ConnectionError as error:
+        raise InputError(
+            f"The study storage {shown(url)} cannot be used: no proxy answered within {_CONNECT_SECONDS} s.",
+            hint="Start one with optuna.storages.run_grpc_proxy_server.",
+        ) from error
+    return proxy, proxy.close
+
+
+def _database(url: str) -> tuple[BaseStorage, Callable[[], object]]:
+    try:
+        rdb = _first_opened(url, _engine_options(url))
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise InputError(f"{shown(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
+    except ImportError as error:
+        raise InputError(
+            f"The database driver for the study storage {shown(url)} is not installed ({error.__cause__ or error}).",
+            hint="For PostgreSQL install autotune's extra `postgres` and write postgresql+psycopg://….",
+        ) from error
+    except (StorageInternalError, SQLAlchemyError) as error:
+        raise _unusable(url, error) from error
+    except RuntimeError as error:
+        raise InputError(f"Another version of Optuna made the study storage {shown(url)}.", hint=_CHOOSE) from error
+    return optuna.storages.get_storage(rdb), rdb.engine.dispose
+
+
+def _first_opened(url: str, options: dict[str, Any]) -> optuna.storages.RDBStorage:
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=dict(options))
+        except (StorageInternalError, SQLAlchemyError) as error:
+            if not _is_being_made(error):
+                raise
+        time.sleep(random.uniform(0.1, 0.5))
+    return optuna.storages.RDBStorage(url, engine_kwargs=dict(options))
+
+
+def _is_being_made(error: BaseException) -> bool:
+    """Whether another process creates the tables at this moment."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, IntegrityError) or "already exists" in str(cause):
+            return True
+        cause = cause.__cause__
+    return "database is locked" in cause_of(error) and passes(error)
+
+
+def _engine_options(url: str) -> dict[str, Any]:
+    asked = make_url(url)
+    if asked.get_backend_name() == "sqlite":
+        # Threads of one process share a database in memory only through one connection.
+        in_memory = asked.database in (None, "", ":memory:")
+        return {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}} if in_memory else {}
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    psycopg = asked.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
+    if psycopg and "connect_timeout" not in asked.query:
+        options["connect_args"] = {"connect_timeout": _CONNECT_SECONDS}
+    return options

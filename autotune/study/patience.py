@@ -1,0 +1,197 @@
+"""A storage that survives what passes: a database that restarts, a lock of another process, a lost connection."""
+
+from __future__ import annotations
+
+import errno
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+from typing import Any, TypeVar
+
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import DuplicatedStudyError, StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+
+T = TypeVar("T")
+
+_FIRST_DELAY_SECONDS = 0.1
+
+_ANSWERS = (KeyError, DuplicatedStudyError, UpdateFinishedTrialError)
+"""What a storage that works says of something that is not there, is there already, or has ended."""
+
+_PASSING = frozenset({
+    errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+})  # fmt: skip
+"""Errors of a network file system that a server's restart ends."""
+
+
+def storage_failures() -> tuple[type[Exception], ...]:
+    """Return the exceptions by which the storages of Optuna fail: databases, files, gRPC."""
+    # JournalStorage raises RuntimeError for a lock that was taken from it, and ValueError for a broken file.
+    known: tuple[type[Exception], ...] = (StorageInternalError, SQLAlchemyError, OSError, RuntimeError, ValueError)
+    try:
+        import grpc
+    except ImportError:
+        return known
+    return (*known, grpc.RpcError)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the same call may succeed some time later, with nothing done about it by the user."""
+    if type(error).__module__.startswith("grpc"):
+        return True
+    if isinstance(error, RuntimeError) and "did not possess lock" in str(error):
+        return True
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, DBAPIError):
+            return _database_passes(cause)
+        if isinstance(cause, OSError):
+            return cause.errno in _PASSING
+        cause = cause.__cause__
+    return False
+
+
+def _database_passes(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError))
+
+
+class PatientStorage(BaseStorage):
+    """Passes every call on to another storage, one at a time, and repeats those that fail for a while.
+
+    A call may have succeeded although it failed: the answer was lost. To repeat it is harmless for attributes; a trial
+    that is created twice or ended twice is for the caller to notice.
+    """
+
+    def __init__(
+        self,
+        backend: BaseStorage,
+        patience_seconds: float,
+        longest_delay_seconds: float,
+        failed: Callable[[BaseException], Exception],
+        waits: Callable[[BaseException], object],
+    ) -> None:
+        """Make it.
+
+        Args:
+            patience_seconds: time after which a call that still fails is given up.
+            longest_delay_seconds: longest time between two attempts. After an outage, every worker has to renew its
+                lease before another counts it as dead.
+            failed: returns what is raised for a failure that did not pass.
+            waits: is called once for each time that the storage stops answering, in the thread that made this object.
+        """
+        self._backend = backend
+        self._patience_seconds = patience_seconds
+        self._longest_delay_seconds = longest_delay_seconds
+        self._failed = failed
+        self._waits = waits
+        self._lock = threading.RLock()
+        self._owner = threading.get_ident()
+        self._failures = storage_failures()
+        self.closing = threading.Event()
+
+    def _call(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        delay, started = _FIRST_DELAY_SECONDS, time.monotonic()
+        while True:
+            try:
+                with self._lock:
+                    return method(*arguments, **named)
+            except _ANSWERS:
+                raise
+            except self._failures as error:
+                over = time.monotonic() - started > self._patience_seconds or self.closing.is_set()
+                if over or not passes(error):
+                    raise self._failed(error) from error
+                if delay == _FIRST_DELAY_SECONDS and threading.get_ident() == self._owner:
+                    self._waits(error)
+            self.closing.wait(delay * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, self._longest_delay_seconds)
+
+    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
+        """Pass on."""
+        return self._call(self._backend.create_new_study, directions, study_name)
+
+    def delete_study(self, study_id: int) -> None:
+        """Pass on."""
+        self._call(self._backend.delete_study, study_id)
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Pass on."""
+        self._call(self._backend.set_study_user_attr, study_id, key, value)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Pass on."""
+        self._call(self._backend.set_study_system_attr, study_id, key, value)
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        """Pass on."""
+        return self._call(self._backend.get_study_id_from_name, study_name)
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        """Pass on."""
+        return self._call(self._backend.get_study_name_from_id, study_id)
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        """Pass on."""
+        return self._call(self._backend.get_study_directions, study_id)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """Pass on."""
+        return self._call(self._backend.get_study_user_attrs, study_id)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        """Pass on."""
+        return self._call(self._backend.get_study_system_attrs, study_id)
+
+    def get_all_studies(self) -> list[Any]:
+        """Pass on."""
+        return self._call(self._backend.get_all_studies)
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """Pass on; a trial whose answer was lost is created twice."""
+        return self._call(self._backend.create_new_trial, study_id, template_trial)
+
+    def set_trial_param(
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
+    ) -> None:
+        """Pass on."""
+        self._call(self._backend.set_trial_param, trial_id, param_name, param_value_internal, distribution)
+
+    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
+        """Pass on."""
+        return self._call(self._backend.get_trial_id_from_study_id_trial_number, study_id, trial_number)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """Pass on; a trial whose answer was lost has ended when this is repeated."""
+        return self._call(self._backend.set_trial_state_values, trial_id, state, values)
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        """Pass on."""
+        self._call(self._backend.set_trial_intermediate_value, trial_id, step, intermediate_value)
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Pass on."""
+        self._call(self._backend.set_trial_user_attr, trial_id, key, value)
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Pass on."""
+        self._call(self._backend.set_trial_system_attr, trial_id, key, value)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Pass on."""
+        return self._call(self._backend.get_trial, trial_id)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """Pass on."""
+        return self._call(self._backend.get_all_trials, study_id, deepcopy, states)

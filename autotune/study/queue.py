@@ -1,0 +1,160 @@
+"""Decides which worker of a study confirms and attributes, when nobody probes any more; the others take its result.
+
+Who comes next is drawn by Lamport's bakery algorithm: a ticket above all that the study shows. It needs nothing of a
+storage but that each worker can write a line of its own and read those of the others. A worker whose lease has lapsed
+counts as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.events import Listener, Noted, StageStarted
+from autotune.core.result import Contribution
+from autotune.study.contributions import contributions, unmeasured
+from autotune.study.problem import Record
+from autotune.study.roster import Doing, Roster, Worker
+from autotune.study.session import Session
+from autotune.study.storage import OpenStudy
+
+_SETTLED = "autotune:settled"
+
+
+class Turn(Enum):
+    """What a worker that has waited does next.
+
+    Attributes:
+        SETTLE: it confirms and attributes.
+        SEARCH: there are candidates to probe again.
+        ADOPT: another worker has settled; its result is this one's too.
+        LEAVE: its time is over; what there is so far is its result.
+    """
+
+    SETTLE = auto()
+    SEARCH = auto()
+    ADOPT = auto()
+    LEAVE = auto()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a worker has settled, for the others.
+
+    Attributes:
+        after: number of the last record that it knew, -1 for none.
+        winner: number of the recommended trial, or None.
+        complete: whether the time limit left something to do.
+        asked: the limits that it settled by.
+    """
+
+    after: int
+    winner: int | None
+    contributions: tuple[Contribution, ...]
+    complete: bool
+    asked: str
+
+
+class Queue:
+    """This worker's place among those that have nothing left to probe."""
+
+    def __init__(self, opened: OpenStudy, roster: Roster, session: Session, listener: Listener) -> None:
+        self._opened = opened
+        self._roster = roster
+        self._session = session
+        self._listener = listener
+        self._said = ""
+
+    def wait(self, may_search: Callable[[], bool]) -> Turn:
+        """Wait until nobody probes and it is this worker's turn, or there is nothing left to wait for."""
+        roster, session = self._roster, self._session
+        self._take_ticket()
+        while True:
+            # What a worker stored before it left is read after it is seen to have left.
+            ahead = [worker for worker in roster.others() if self._is_ahead(worker)]
+            session.refresh()
+            # Whoever is first of those that wait may be settling: nothing is to change under it.
+            if all(worker.doing is Doing.SEARCHING for worker in ahead) and may_search():
+                roster.does(Doing.SEARCHING)
+                return Turn.SEARCH
+            if not ahead:
+                return Turn.SETTLE if self.settled() is None else Turn.ADOPT
+            # Whoever settles needs minutes; whoever searches may have no limit at all.
+            if session.clock.over() and all(worker.doing is Doing.SEARCHING for worker in ahead):
+                self._listener(Noted(f"The time limit ended the wait for {_named(ahead)}; --resume goes on."))
+                return Turn.LEAVE
+            self._say(ahead)
+            self._opened.storage.closing.wait(roster.sharing.poll_seconds)
+
+    def settled(self) -> Settled | None:
+        """Return what a worker or an earlier run has settled, if nothing has changed and nothing is left to do."""
+        found = _decoded(self._opened.study.user_attrs.get(_SETTLED))
+        records = self._session.log.records
+        last = records[-1].number if records else -1
+        if found is None or found.after != last or found.asked != self._asked():
+            return None
+        return found if found.complete or self._session.clock.over() else None
+
+    def settle(self) -> Settled:
+        """Store what this worker has settled, and return it."""
+        session = self._session
+        records, winner = session.log.records, session.leader()
+        found = Settled(
+            after=records[-1].number if records else -1,
+            winner=winner.number if winner else None,
+            contributions=contributions(session, winner) if winner else (),
+            complete=self._is_complete(winner),
+            asked=self._asked(),
+        )
+        self._opened.study.set_user_attr(_SETTLED, encode(found))
+        return found
+
+    def is_disturbed(self) -> bool:
+        """Whether a worker that joined while this one settled has found, or may find, what has to be settled too."""
+        known = len(self._session.log.records)
+        searching = any(worker.doing is not Doing.WAITING for worker in self._roster.others())
+        self._session.refresh()
+        return searching or len(self._session.log.records) > known
+
+    def _take_ticket(self) -> None:
+        self._roster.does(Doing.ARRIVING)
+        drawn = max((worker.ticket for worker in self._roster.others()), default=0)
+        self._roster.does(Doing.WAITING, drawn + 1)
+
+    def _is_ahead(self, worker: Worker) -> bool:
+        mine = self._roster.me
+        return worker.doing is not Doing.WAITING or (worker.ticket, worker.key) < (mine.ticket, mine.key)
+
+    def _is_complete(self, winner: Record | None) -> bool:
+        session = self._session
+        if winner is None:
+            return not session.clock.over()
+        measured = session.probes_left <= 0 or not unmeasured(session, winner)
+        return winner.confirmed and session.next_turn(winner) is None and measured
+
+    def _asked(self) -> str:
+        return repr((self._session.trials, self._session.effort))
+
+    def _say(self, ahead: list[Worker]) -> None:
+        searching = [worker for worker in ahead if worker.doing is Doing.SEARCHING]
+        said = f"Waiting for {_named(searching)}" if searching else f"Waiting while {_named(ahead[:1])} confirms"
+        if said != self._said:
+            self._said = said
+            self._listener(StageStarted(said))
+
+
+def _named(workers: list[Worker]) -> str:
+    return ", ".join(sorted(worker.name for worker in workers))
+
+
+def _decoded(document: Any) -> Settled | None:
+    if document is None:
+        return None
+    try:
+        return decode(Settled, document)
+    except DecodeError:
+        # Another version of autotune settled it.
+        return None

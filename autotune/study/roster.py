@@ -1,0 +1,221 @@
+"""Tells which processes work on a study and are alive: each renews its lease in the study, the others watch it.
+
+A lease is seen to lapse by the watcher's own monotonic clock, and only while the study can be read: clocks of machines
+need not agree, and a database that is down for a while kills nobody. A process of the same machine is known to be gone
+at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.errors import AutotuneError
+from autotune.study.problem import Sharing
+from autotune.study.storage import OpenStudy
+
+_ROW = "autotune:worker:"
+_SAME_START_SECONDS = 1.0
+
+
+class Doing(StrEnum):
+    """What a worker does.
+
+    Attributes:
+        SEARCHING: it probes candidates.
+        ARRIVING: it is about to wait, and draws its ticket.
+        WAITING: it has nothing to probe, and waits for its turn to settle, or settles.
+        LEFT: it works on the study no longer.
+    """
+
+    SEARCHING = "searching"
+    ARRIVING = "arriving"
+    WAITING = "waiting"
+    LEFT = "left"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a worker says of itself in the study.
+
+    Attributes:
+        machine: names the machine since its last start, and the namespace of its process numbers.
+        process_started: when the process started, in seconds of that machine's clock.
+        renewed: changes with every renewal of the lease; a time, for those who look.
+        ticket: place in the queue of those who wait, 0 for none.
+    """
+
+    key: str
+    host: str
+    pid: int
+    machine: str
+    process_started: float
+    renewed: str
+    doing: Doing = Doing.SEARCHING
+    ticket: int = 0
+
+    @property
+    def name(self) -> str:
+        """How the worker is called in messages."""
+        return f"{self.host} (process {self.pid})"
+
+
+@dataclass
+class _Watched:
+    renewed: str
+    missed: int = 0
+
+
+class Roster:
+    """This process's place among the workers of a study; its lease is renewed while the context is active.
+
+    Attributes:
+        lapses: how often this process renewed its lease too late: others may have taken it for dead.
+    """
+
+    def __init__(self, opened: OpenStudy, sharing: Sharing) -> None:
+        self.lapses = 0
+        self.sharing = sharing
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._watched: dict[str, _Watched] = {}
+        self._me = Worker(
+            key=_key(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            machine=_machine(),
+            process_started=psutil.Process().create_time(),
+            renewed=_now(),
+        )
+        self._renewed_at = time.monotonic()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    @property
+    def me(self) -> Worker:
+        """This process."""
+        return self._me
+
+    def __enter__(self) -> Roster:
+        """Sign in, and begin to renew the lease."""
+        self._renew()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Sign off."""
+        self._ended.set()
+        self._opened.storage.closing.set()
+        self._thread.join()
+        # A storage that cannot be written to is told by the call that failed before.
+        try:
+            self.does(Doing.LEFT)
+        except AutotuneError:
+            return
+
+    def does(self, doing: Doing, ticket: int = 0) -> None:
+        """Tell the others what this process does from now on."""
+        with self._lock:
+            self._me = replace(self._me, doing=doing, ticket=ticket)
+        self._renew()
+
+    def others(self) -> list[Worker]:
+        """Return the other workers that are alive, as the study says it now."""
+        return [worker for worker in self._rows().values() if worker.key != self._me.key and self._lives(worker)]
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self.sharing.interval_seconds):
+            try:
+                self._watch()
+                self._renew()
+            except AutotuneError:
+                # The search itself tells of a storage that fails, when it next needs it.
+                continue
+
+    def _renew(self) -> None:
+        with self._lock:
+            self._me = replace(self._me, renewed=_now())
+            self._write(self._me)
+            now = time.monotonic()
+            self.lapses += now - self._renewed_at > self.sharing.lease_seconds
+            self._renewed_at = now
+
+    def _watch(self) -> None:
+        for key, worker in self._rows().items():
+            watched = self._watched.get(key)
+            if watched is None or watched.renewed != worker.renewed:
+                watched = self._watched[key] = _Watched(worker.renewed)
+            else:
+                watched.missed += 1
+            if watched.missed >= self.sharing.missed and worker.doing is not Doing.LEFT and key != self._me.key:
+                # For those who come later; a worker that is alive after all writes its own line again.
+                self._write(replace(worker, doing=Doing.LEFT))
+
+    def _lives(self, worker: Worker) -> bool:
+        return worker.doing is not Doing.LEFT and not _known_to_be_gone(worker, self._me.machine)
+
+    def _write(self, worker: Worker) -> None:
+        opened = self._opened
+        opened.storage.set_study_system_attr(opened.study_id, f"{_ROW}{worker.key}", encode(worker))
+
+    def _rows(self) -> dict[str, Worker]:
+        opened = self._opened
+        return _workers(opened.storage.get_study_system_attrs(opened.study_id))
+
+
+def _workers(attributes: Mapping[str, Any]) -> dict[str, Worker]:
+    found = {}
+    for name, document in attributes.items():
+        if name.startswith(_ROW):
+            try:
+                found[name.removeprefix(_ROW)] = decode(Worker, document)
+            except DecodeError:
+                # A later version of autotune wrote it; its trials are of no use here.
+                continue
+    return found
+
+
+def _known_to_be_gone(worker: Worker, machine: str) -> bool:
+    """Whether a worker's process ran on this machine, and runs no longer."""
+    if worker.machine != machine:
+        return False
+    try:
+        process = psutil.Process(worker.pid)
+        another = abs(process.create_time() - worker.process_started) > _SAME_START_SECONDS
+        return another or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
+def _key() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def _machine() -> str:
+    """Return a name that two processes share only if each can see whether the other runs."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return uuid.uuid4().hex
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,78 @@
+"""``offload``: which of the state that processes share out lies in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.techniques.base import Option, Technique
+from autotune.techniques.sharding import DDP, FSDP2, ZERO_STAGES
+
+NONE, OPTIMIZER, PARAMETERS, BOTH = "none", "optimizer", "parameters", "both"
+_OPTIMIZER_DEVICE = "args.deepspeed.zero_optimization.offload_optimizer.device"
+_PARAMETERS_DEVICE = "args.deepspeed.zero_optimization.offload_param.device"
+_FSDP_OFFLOAD = "args.fsdp_config.cpu_offload"
+_EXISTS: Mapping[Choice, frozenset[Choice]] = {
+    "zero1": frozenset({OPTIMIZER}),
+    "zero2": frozenset({OPTIMIZER}),
+    "zero3": frozenset({OPTIMIZER, PARAMETERS, BOTH}),
+    FSDP2: frozenset({BOTH}),
+}
+"""What each choice of sharding can offload: DeepSpeed's ``offload_param`` needs stage 3 (deepspeed/runtime/zero), and
+FSDP2's ``CPUOffloadPolicy`` moves weights, gradients and state together (torch/distributed/fsdp/_fully_shard)."""
+# Optimizers of bitsandbytes are CUDA kernels.
+_ON_GPU_ONLY = ("bnb", "8bit", "paged")
+
+
+class Offload(Technique):
+    """``offload_optimizer`` and ``offload_param`` of DeepSpeed, ``cpu_offload`` of FSDP2. Offloading is exact."""
+
+    name = "offload"
+    summary = "Keeps optimizer state or weights in the host's memory, where the optimizer then runs."
+    options = (
+        Option(NONE, "all on the device"),
+        Option(OPTIMIZER, "optimizer state, with zero1 to zero3"),
+        Option(PARAMETERS, "weights, with zero3"),
+        Option(BOTH, "both, with zero3 or fsdp2"),
+    )
+    trl_default = NONE
+    needs = "sharding"
+    unplanned = (
+        "the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on a GPU"
+    )
+    untimed = frozenset({OPTIMIZER, BOTH})
+    writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD})
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are several processes; for a single one it is taken if it is fixed."""
+        return setting.machine.hardware.processes > 1
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where the engine cannot offload that, or the optimizer cannot run on the host."""
+        if choice == NONE:
+            return None
+        sharding = candidate.get("sharding", DDP)
+        if choice not in _EXISTS.get(sharding, frozenset()):
+            return f"sharding={sharding} has no offload={choice}"
+        if sharding == FSDP2 and setting.machine.hardware.kind == "cpu":
+            return "FSDP2 offloads from an accelerator, and there is no accelerator"
+        optimizer = str(candidate.get("optimizer", ""))
+        if choice != PARAMETERS and any(part in optimizer for part in _ON_GPU_ONLY):
+            return f"optimizer={optimizer} runs on a GPU only, and offload={choice} runs it on the host"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        if choice == NONE:
+            return {}
+        sharding = candidate.get("sharding", DDP)
+        if sharding == FSDP2:
+            return {_FSDP_OFFLOAD: True}
+        if sharding not in ZERO_STAGES:
+            return {}
+        wanted = {_OPTIMIZER_DEVICE: (OPTIMIZER, BOTH), _PARAMETERS_DEVICE: (PARAMETERS, BOTH)}
+        return {path: "cpu" for path, choices in wanted.items() if choice in choices}
+
+
+TECHNIQUE = Offload()

@@ -1,0 +1,41 @@
+"""``reshard_after_forward``: whether FSDP2 frees the gathered weights of a layer between forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.sharding import FSDP2
+
+
+class ReshardAfterForward(Technique):
+    """The key of that name in ``fsdp_config``."""
+
+    name = "reshard_after_forward"
+    summary = "Frees the weights that FSDP2 gathered for a layer after its forward pass, and gathers them again."
+    options = (
+        Option(ON, "weights of one layer at a time"),
+        Option(OFF, "all weights stay from forward to backward: less communication"),
+    )
+    trl_default = ON
+    needs = f"sharding={FSDP2}"
+    writes = frozenset({"args.fsdp_config.reshard_after_forward"})
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are several processes."""
+        return setting.machine.hardware.processes > 1
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return ``on`` where FSDP2 is not used."""
+        return choice if candidate.get("sharding") == FSDP2 else ON
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        if candidate.get("sharding") != FSDP2:
+            return {}
+        return {"args.fsdp_config.reshard_after_forward": choice == ON}
+
+
+TECHNIQUE = ReshardAfterForward()

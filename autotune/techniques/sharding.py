@@ -1,0 +1,98 @@
+"""``sharding``: which state the processes of a training share out among each other, and by which engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import Option, Technique
+
+DDP = "ddp"
+FSDP2 = "fsdp2"
+ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""DeepSpeed's stages by choice."""
+WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
+"""The choices in which no process holds all weights."""
+_AUTO = "auto"
+# `auto` takes the value of the trainer's own argument, and sizes of buckets that go with the model's width
+# (transformers/integrations/deepspeed.py); DeepSpeed's own buckets hold 5e8 elements, which is much for a small model.
+_DOCUMENT: Mapping[str, object] = {
+    "args.deepspeed.train_batch_size": _AUTO,
+    "args.deepspeed.train_micro_batch_size_per_gpu": _AUTO,
+    "args.deepspeed.gradient_accumulation_steps": _AUTO,
+    "args.deepspeed.gradient_clipping": _AUTO,
+    "args.deepspeed.bf16.enabled": _AUTO,
+    "args.deepspeed.fp16.enabled": _AUTO,
+    "args.deepspeed.zero_optimization.reduce_bucket_size": _AUTO,
+    # DeepSpeed otherwise refuses optimizers that it has no list entry for, and offloading to others than its own.
+    "args.deepspeed.zero_allow_untested_optimizer": True,
+    "args.deepspeed.zero_force_ds_cpu_optimizer": False,
+}
+_DOCUMENT_3: Mapping[str, object] = {
+    "args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": _AUTO,
+    "args.deepspeed.zero_optimization.stage3_param_persistence_threshold": _AUTO,
+    "args.deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save": True,
+}
+_STAGE = "args.deepspeed.zero_optimization.stage"
+_FSDP2: Mapping[str, object] = {
+    "args.fsdp": True,
+    "args.fsdp_config.version": 2,
+    "args.fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+}
+
+
+class Sharding(Technique):
+    """Data parallelism of PyTorch (DDP, FSDP2) or DeepSpeed (ZeRO), through ``fsdp`` or ``deepspeed``."""
+
+    name = "sharding"
+    summary = "Shares optimizer state, gradients and weights out among the processes, instead of copying them."
+    options = (
+        Option(DDP, "each process holds everything"),
+        Option("zero1", "DeepSpeed shares the optimizer state out"),
+        Option("zero2", "and the gradients"),
+        Option("zero3", "and the weights, which are gathered where they are used"),
+        Option(FSDP2, "PyTorch shares weights, gradients and optimizer state out, layer by layer"),
+    )
+    trl_default = DDP
+    needs = "several processes (--num-processes), or one that offloads; zero1 to zero3: the package deepspeed"
+    writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2})
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are several processes; for a single one it is taken if it is fixed."""
+        return setting.machine.hardware.processes > 1
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return a reason where DeepSpeed is missing, or where there is nobody to share with and nowhere to offload."""
+        if choice == DDP:
+            return None
+        if choice in ZERO_STAGES and "deepspeed" not in machine.packages:
+            return "the package deepspeed is not installed"
+        if machine.hardware.processes > 1:
+            return None
+        if choice not in ("zero2", "zero3"):
+            return "there is one process, so nothing is shared out (--num-processes)"
+        if machine.hardware.kind == "cpu":
+            return "there is one process, and a CPU has no other memory to offload to"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason for one process that offloads nothing, and for quantised weights that would be shared out."""
+        alone = setting.machine.hardware.processes == 1
+        if choice != DDP and alone and candidate.get("offload", "none") == "none":
+            return f"sharding={choice} of one process does nothing without offload"
+        if choice in WEIGHTS_SHARED and candidate.get("quantization", "none") != "none":
+            return f"sharding={choice} cannot share out quantised weights, which lie in packed integers"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        if choice == FSDP2:
+            return _FSDP2
+        if choice in ZERO_STAGES:
+            return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **(_DOCUMENT_3 if choice == "zero3" else {})}
+        return {}
+
+
+TECHNIQUE = Sharding()

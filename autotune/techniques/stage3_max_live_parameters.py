@@ -1,0 +1,56 @@
+"""``stage3_max_live_parameters``: how many gathered parameters ZeRO-3 holds at once, and how long for another use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.techniques.base import Option, Technique
+
+_DEFAULT = 1_000_000_000
+_LIVE = "args.deepspeed.zero_optimization.stage3_max_live_parameters"
+_REUSE = "args.deepspeed.zero_optimization.stage3_max_reuse_distance"
+
+
+class MaxLiveParameters(Technique):
+    """``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` of DeepSpeed, both to the same number.
+
+    With DeepSpeed's default of 1e9, ZeRO-3 holds all parameters of a model with fewer from its second step on.
+    """
+
+    name = "stage3_max_live_parameters"
+    summary = "Limits how many gathered parameters ZeRO-3 keeps for another use; fewer means more communication."
+    options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory"),)
+    trl_default = _DEFAULT
+    needs = "sharding=zero3"
+    writes = frozenset({_LIVE, _REUSE})
+    ordered = True
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are several processes."""
+        return setting.machine.hardware.processes > 1
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return the number of parameters."""
+        if str(text).isdigit() and int(text) > 0:
+            return int(text)
+        raise self.unknown(text)
+
+    def representative(self, choice: Choice) -> Choice:
+        """Return the default for every number."""
+        return _DEFAULT
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return the default where ZeRO-3 is not used, or where the model has no more parameters anyway."""
+        enough = int(choice) >= setting.workload.model.parameters
+        return _DEFAULT if candidate.get("sharding") != "zero3" or enough else choice
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        if candidate.get("sharding") != "zero3" or choice == _DEFAULT:
+            return {}
+        return {_LIVE: int(choice), _REUSE: int(choice)}
+
+
+TECHNIQUE = MaxLiveParameters()

@@ -1,0 +1,105 @@
+"""What collective operators send, and what is known of what they receive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from autotune.virtual.costs import Kind, Work
+from autotune.virtual.known import known
+from autotune.virtual.tensors import tensors_of
+
+_C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
+# The share of its largest tensors that each of n ranks sends: the factors of NCCL's bus bandwidth, by which a time
+# follows from the speed of a rank's links whatever the number of ranks
+# (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+_TWICE = frozenset({
+    _C10D.allreduce_, _C10D.allreduce_coalesced_, _FUNCTIONAL.all_reduce, _FUNCTIONAL.all_reduce_,
+    _FUNCTIONAL.all_reduce_coalesced, _FUNCTIONAL.all_reduce_coalesced_,
+})  # fmt: skip
+_ONCE = frozenset({
+    _C10D.allgather_, _C10D._allgather_base_, _C10D.allgather_coalesced_, _C10D.allgather_into_tensor_coalesced_,
+    _C10D.reduce_scatter_, _C10D._reduce_scatter_base_, _C10D.reduce_scatter_tensor_coalesced_, _C10D.alltoall_,
+    _C10D.alltoall_base_, _FUNCTIONAL.all_gather_into_tensor, _FUNCTIONAL.all_gather_into_tensor_out,
+    _FUNCTIONAL.all_gather_into_tensor_coalesced, _FUNCTIONAL.reduce_scatter_tensor,
+    _FUNCTIONAL.reduce_scatter_tensor_out, _FUNCTIONAL.reduce_scatter_tensor_coalesced, _FUNCTIONAL.all_to_all_single,
+})  # fmt: skip
+_WHOLE = frozenset({
+    _C10D.broadcast_, _C10D.reduce_, _C10D.gather_, _C10D.scatter_, _C10D.send, _FUNCTIONAL.broadcast,
+    _FUNCTIONAL.broadcast_,
+})  # fmt: skip
+# Operators after which a tensor has the values of another rank, or their mean or maximum.
+_SAME = frozenset({_C10D.allreduce_, _C10D.broadcast_})
+
+
+class Collectives:
+    """The collective operators of PyTorch, for :class:`autotune.virtual.dispatch.Sharing`."""
+
+    wrappers: frozenset[type] = frozenset({DTensor, AsyncCollectiveTensor})
+
+    def sent(self, func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool) -> Work:
+        """Return the work of a collective operator: the bytes that each rank sends.
+
+        Args:
+            func, args, kwargs, result: the operator, its arguments, and what it returned.
+            on_side_stream: whether it runs on another than the default stream of the device.
+        """
+        ranks = _ranks(args)
+        # One argument or the result is whole, and another one the part of it that a rank has.
+        whole = max(map(_bytes, (*args, result)))
+        size = whole * _ring_steps(func.overloadpacket, ranks) // ranks
+        if not size or ranks == 1:
+            return Work(Kind.NOTHING)
+        waits = not on_side_stream and not _is_asynchronous(func, args, kwargs)
+        return Work(Kind.COMMUNICATION, bytes_read=size, bytes_written=size, waits=waits)
+
+    def received(self, func: Any, args: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what is known of the tensors that an operator is about to change, each with its values to come.
+
+        Every rank is taken to have what this one has: the lengths of its micro-batches, for instance.
+        """
+        packet = func.overloadpacket
+        with _disable_current_modes():
+            if packet in _SAME:
+                return [(tensor, value.clone()) for tensor in args[0] if (value := known(tensor)) is not None]
+            if packet is _C10D.allgather_ and (value := known(args[1][0])) is not None:
+                return [(output, value.clone()) for output in args[0][0]]
+            if packet is _C10D._allgather_base_ and (value := known(args[1])) is not None:
+                return [(args[0], value.flatten().repeat(_ranks(args)).view(args[0].shape))]
+        return []
+
+
+def _ring_steps(packet: Any, ranks: int) -> int:
+    """Return how many times each rank sends one of ``ranks`` equal pieces of the whole tensor."""
+    if packet in _TWICE:
+        return 2 * (ranks - 1)
+    if packet in _ONCE:
+        return ranks - 1
+    return ranks if packet in _WHOLE else 0
+
+
+def _ranks(args: Any) -> int:
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject) and argument._type().name() == "ProcessGroup":
+            return int(ProcessGroup.unbox(argument).size())
+    # A functional collective names its group, as its last argument.
+    return int(_resolve_process_group(args[-1]).size()) if isinstance(args[-1], str) else 1
+
+
+def _is_asynchronous(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether the current stream goes on at once; a functional collective is waited for by an operator."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "async_op":
+            given = args[position] if position < len(args) else kwargs.get("async_op", argument.default_value)
+            return bool(given)
+    return str(func.namespace) != "c10d"
+
+
+def _bytes(tree: Any) -> int:
+    return sum(int(tensor.numel() * tensor.itemsize) for tensor in tensors_of(tree))

@@ -1,0 +1,40 @@
+"""A process group of ranks that are not there: PyTorch's fake backend, and the variables that a launcher sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from autotune.virtual.ranks import World
+
+
+@contextmanager
+def process_group(world: World) -> Iterator[None]:
+    """Initialise the default process group with so many ranks, none of which exists but this one.
+
+    Its collectives return at once. What they would receive is not there; fake tensors have no values anyway, and the
+    real ones of a data loader keep what this rank put in.
+
+    Raises:
+        ValueError: this process has a default process group already.
+    """
+    # Registers the backend.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    # As torchrun sets them on a single machine. LOCAL_RANK counts devices, and a trace has one.
+    launched = {
+        "RANK": world.rank, "LOCAL_RANK": 0, "WORLD_SIZE": world.size, "LOCAL_WORLD_SIZE": world.size,
+        "MASTER_ADDR": "localhost", "MASTER_PORT": 0,
+    }  # fmt: skip
+    with mock.patch.dict(os.environ, {name: str(value) for name, value in launched.items()}):
+        dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()

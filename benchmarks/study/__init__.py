@@ -1,0 +1,1 @@
+"""Benchmarks of the study that workers share."""

@@ -1,0 +1,90 @@
+"""What accelerate's and DeepSpeed's documents say of an engine is what the trainer's own fields would say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.app.check.engine import engine_args, without_engine
+from autotune.app.check.launch import _document
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import Configuration
+from autotune.core.plan import TrainingPlan
+from autotune.core.verdict import Outcome
+from autotune.emit.launch import ACCELERATE, launch_files
+from autotune.errors import InputError
+from tests.app.check.conftest import Checked, Write
+from tests.emit.test_launch import HERE
+from tests.settings import plan_with
+from tests.step.test_ranks import needs_deepspeed
+
+NOTHING = Configuration("SFTConfig", {}, {})
+
+
+def zero(args: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return what is said of ZeRO."""
+    document: Any = args["deepspeed"]
+    found: Mapping[str, Any] = document["zero_optimization"]
+    return found
+
+
+@pytest.mark.parametrize(("name", "stage"), [("zero1", 1), ("zero2", 2), ("zero3", 3)])
+def test_trl_s_own_documents_of_deepspeed_are_read(name: str, stage: int) -> None:
+    document, folder = _document(name)
+    assert zero(engine_args(document, NOTHING, folder))["stage"] == stage
+
+
+def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
+    found = engine_args(*reordered("fsdp2"))
+    assert found["fsdp"] is True
+    assert found["fsdp_config"] == {
+        "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"
+    }  # fmt: skip
+    with pytest.raises(UnreadError, match="fsdp_version: 2"):
+        engine_args(*reordered("fsdp1"))
+    assert engine_args(*reordered("multi_gpu")) == {}
+
+
+def reordered(name: str) -> tuple[Mapping[str, object], Configuration, Path]:
+    document, folder = _document(name)
+    return document, NOTHING, folder
+
+
+@pytest.mark.parametrize("choices", [{"sharding": "zero3", "offload": "both"}, {"sharding": "zero1"}], ids=str)
+def test_what_is_handed_over_is_read_as_it_was_planned(choices: dict[str, str | int], tmp_path: Path) -> None:
+    plan: TrainingPlan = plan_with(HERE, choices)
+    for name, text in launch_files(plan, tmp_path).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    document = yaml.safe_load((tmp_path / ACCELERATE).read_text())
+    assert engine_args(document, NOTHING, tmp_path)["deepspeed"] == plan.args["deepspeed"]
+
+
+def test_the_trainer_s_own_file_comes_before_accelerate_s(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}), encoding="utf-8")
+    own = Configuration("SFTConfig", {"deepspeed": "own.json"}, {"deepspeed": None})
+    document, _ = _document("zero3")
+    assert zero(engine_args(document, own, tmp_path))["stage"] == 1
+    assert without_engine(own).values == {"deepspeed": None}
+    with pytest.raises(InputError, match=r"absent\.json cannot be read"):
+        engine_args({}, Configuration("SFTConfig", {"deepspeed": "absent.json"}, {}), tmp_path)
+
+
+@needs_deepspeed
+def test_a_configuration_of_eight_processes_is_judged_by_what_the_worst_of_them_needs(
+    write: Write, checked: Checked
+) -> None:
+    needs = {}
+    for name in ("multi_gpu", "zero3"):
+        file = write("sft", f"accelerate_config: {name}\nmax_length: 64\nper_device_train_batch_size: 1\n")
+        verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+        assert (verdict.outcome, verdict.processes) == (Outcome.FITS, 8), verdict.findings
+        assert verdict.need is not None
+        assert verdict.need.memory is not None
+        needs[name] = verdict.need.memory.breakdown["optimizer state"]
+    # Shards are rounded up to whole elements.
+    assert needs["zero3"] == pytest.approx(needs["multi_gpu"] / 8, rel=0.1)

@@ -1,0 +1,105 @@
+"""Plans of several processes: what each of them needs, and the tokens of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.core.batch_geometry import Layout
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate, Plan
+from autotune.core.step_time import StepTime
+from autotune.core.timeline import Occurrence, Part
+from autotune.planning.additive.group import group_of
+from autotune.planning.extrapolation.forecast import Forecast
+from tests.small import write_small_model
+from tests.step.test_ranks import needs_deepspeed
+
+SPACE = """
+trainer: sft
+techniques:
+  sharding: [ddp, zero2, fsdp2]
+  offload: [none, optimizer]
+  per_device_train_batch_size: [1, 2]
+"""
+ONE_WAY = {"gradient_checkpointing": "off", "precision": "float32", "attention": "sdpa"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    return str(write_small_model(folder, "llama", weights=False, hidden_size=128, intermediate_size=256))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def shown(plan: Plan, **choices: object) -> Estimate:
+    wanted = choices.items()
+    return next(item for item in plan.estimates if all(item.candidate[name] == value for name, value in wanted))
+
+
+@pytest.mark.nightly
+@needs_deepspeed
+def test_shards_need_less_and_the_tokens_are_those_of_all_processes(model: str, tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(SPACE, encoding="utf-8")
+    plan = autotune.plan(
+        model, seq_len=64, gpu="RTX4090", num_processes=4, global_batch_size=8, space=space, fix=ONE_WAY
+    )
+    two = {"per_device_train_batch_size": 2}
+    ddp, zero2, fsdp2 = (shown(plan, sharding=name, offload="none", **two) for name in ("ddp", "zero2", "fsdp2"))
+    for estimate in (ddp, zero2, fsdp2):
+        assert estimate.memory is not None
+        assert estimate.tokens_per_second is not None
+        assert estimate.memory.step_seconds is not None
+        assert estimate.tokens_per_second == pytest.approx(8 * 64 / estimate.memory.step_seconds)
+    assert ddp.memory is not None
+    assert zero2.memory is not None
+    assert fsdp2.memory is not None
+    assert fsdp2.memory.breakdown["optimizer state"] < ddp.memory.breakdown["optimizer state"] / 3
+    assert zero2.memory.breakdown["optimizer state"] < ddp.memory.breakdown["optimizer state"] / 3
+    # The optimizer then runs on the host, of which no speed is known.
+    offloaded = shown(plan, sharding="zero2", offload="optimizer", **two)
+    assert offloaded.memory is not None
+    assert offloaded.tokens_per_second is None
+    assert offloaded.memory.host_bytes > zero2.memory.host_bytes
+
+
+def test_a_step_of_one_micro_batch_is_traced_for_itself_with_several_processes() -> None:
+    candidate = Candidate({"sharding": "fsdp2", "per_device_train_batch_size": 1})
+    alone = group_of(candidate, Layout.EQUAL)
+    one, several = (group_of(candidate, Layout.EQUAL, count) for count in (1, 2))
+    assert len({alone, one, several}) == 3
+    assert one.differences(several) == ("micro-batches",)
+
+
+@pytest.mark.parametrize(
+    ("between", "micro_batches", "seconds"),
+    [
+        (Occurrence.FURTHER, 1, 1 + 100),
+        (Occurrence.FURTHER, 4, 1 + 3 * 10 + 100),
+        (Occurrence.FIRST, 1, 1 + 100),
+        (Occurrence.FIRST, 4, 3 * 1 + 10 + 100),
+    ],
+)
+def test_gradients_are_exchanged_in_the_last_micro_batch_alone(
+    between: Occurrence, micro_batches: int, seconds: float
+) -> None:
+    def taking(time: float) -> StepTime:
+        return StepTime(time, time, 0.0, 0.0, 0.0, 0.0, 0)
+
+    times = {
+        Part("micro-batch", Occurrence.FIRST): taking(1.0),
+        Part("optimizer step", Occurrence.ONCE): taking(100.0),
+    }
+    if micro_batches > 1:
+        times[Part("micro-batch", Occurrence.FURTHER)] = taking(10.0)
+    assert Forecast({}, 0.0, 0, 0, 0, times, between).step_seconds(micro_batches) == seconds

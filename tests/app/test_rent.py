@@ -1,0 +1,208 @@
+"""``autotune.rent`` from Python: which GPUs fit, the fastest and the cheapest, and how many of them it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.core.candidate import Choice
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.rent import BILLION, Offer, Rent
+from autotune.core.step_time import StepTime
+from autotune.core.traced import GpuFigures, Replayed
+from autotune.errors import InputError
+from autotune.inspection.gpus import find_gpu
+from autotune.probing.tracing import Traced
+from autotune.units import MIB
+from tests.planning.stand_in import AnalyticTracer
+from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+
+ONE_WAY: Mapping[str, Choice] = {
+    "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
+    "optimizer": "adamw_torch", "packing": "none", "pad_to_multiple_of": "none", "padding_free": "off",
+    "precision": "float32", "allocator": "default", "torch_empty_cache_steps": "off", "sharding": "ddp",
+}  # fmt: skip
+WORDS = ("T4", "A100-80GB", "H100-SXM", "H200", "700MiB")
+PRICES = {"T4": 0.1, "A100-80GB": 1.8, "H100": 4}
+BANDWIDTH = 1e12
+pytestmark = pytest.mark.slow
+
+
+class FollowingTracer(AnalyticTracer):
+    """The stand-in for traces, on GPUs that are the faster the larger their bandwidth, and share all memory equally."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        """Answer requests."""
+        for request, reply in zip(requests, super().__call__(requests), strict=True):
+            assert isinstance(reply, TraceReply)
+            yield _shared(reply, request.plan.launch.processes)
+
+
+def _shared(reply: TraceReply, ranks: int) -> TraceReply:
+    return replace(
+        reply,
+        sections=tuple(
+            replace(item, levels={name: tuple(size // ranks for size in sizes) for name, sizes in item.levels.items()})
+            for item in reply.sections
+        ),
+        gpus=tuple(_figures(figures, ranks) for figures in reply.gpus),
+    )
+
+
+def _figures(figures: GpuFigures, ranks: int) -> GpuFigures:
+    speeds = figures.speeds
+    times = [StepTime(time.seconds * BANDWIDTH / speeds.bandwidth, 0, 0, 0, 0, 0, 0) if time and speeds else None
+             for time in figures.times]  # fmt: skip
+    replays = [
+        Replayed(each.allocator, each.allocated_bytes // ranks, (each.reserved_bytes or 0) // ranks)
+        for each in figures.replays
+    ]
+    return replace(figures, times=tuple(times), replays=tuple(replays))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    return str(write_small_model(folder, "llama", weights=False, max_position_embeddings=2048))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", text_rows(long_tailed_texts(64))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FollowingTracer]:
+    """Read the model once for all tests, and trace by a formula; the catalogue is small, and one GPU is too."""
+    tracer = FollowingTracer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
+        patch.setattr("autotune.app.rent.gpus", lambda: tuple(map(find_gpu, WORDS)))
+        yield tracer
+
+
+@pytest.fixture(scope="module")
+def table(model: str, rows: str) -> Rent:
+    return autotune.rent(model, rows, fix=ONE_WAY, prices=PRICES)
+
+
+def of(table: Rent, name: str) -> Offer:
+    return next(offer for offer in table.offers if offer.gpu.name == name)
+
+
+def test_what_fits_comes_first_by_cost_and_what_does_not_has_its_reason(table: Rent) -> None:
+    assert [offer.gpu.name for offer in table.offers] == ["T4", "A100-80GB", "H100-SXM", "H200", "700MiB"]
+    assert [offer.fits for offer in table.offers] == [True, True, True, True, False]
+    assert "the least needs " in of(table, "700MiB").reason
+    assert of(table, "700MiB").tokens_per_second is None
+
+
+def test_the_cheapest_and_the_fastest_are_found(table: Rent) -> None:
+    assert table.cheapest is of(table, "T4")
+    assert table.fastest is of(table, "H200")
+
+
+def test_the_cost_is_that_of_the_hours_of_all_gpus(table: Rent, model: str, rows: str) -> None:
+    offer = of(table, "H100-SXM")
+    assert offer.seconds is not None
+    assert offer.cost == pytest.approx(4 * offer.seconds / 3600)
+    assert of(table, "H200").cost is None
+    assert "Without a price: H200, 700MiB." in table.notes
+    pair = of(autotune.rent(model, rows, fix=ONE_WAY, prices=PRICES, num_processes=2), "H100-SXM")
+    assert pair.seconds is not None
+    assert pair.cost == pytest.approx(2 * 4 * pair.seconds / 3600)
+
+
+def test_each_row_says_what_a_plan_for_that_gpu_says(table: Rent, model: str, rows: str) -> None:
+    for name in ("T4", "H200"):
+        plan, offer = autotune.plan(model, rows, gpu=name, fix=ONE_WAY), of(table, name)
+        assert plan.fastest is not None
+        assert offer.estimate is not None
+        assert offer.estimate.candidate == plan.fastest.candidate
+        assert offer.tokens_per_second == plan.fastest.tokens_per_second
+        assert offer.estimate.memory == replace(plan.fastest.memory, varied_bytes=None)  # type: ignore[type-var]
+
+
+def test_an_epoch_is_all_tokens_of_the_rows_at_that_rate(table: Rent, model: str, rows: str) -> None:
+    whole = autotune.rent(model, rows, fix=ONE_WAY, token_coverage=1.0)
+    tokens = autotune.lengths(model, rows).tokens
+    for offer in whole.offers:
+        if offer.seconds is not None and offer.tokens_per_second is not None:
+            assert offer.seconds * offer.tokens_per_second == pytest.approx(tokens)
+    without = autotune.rent(model, seq_len=64, fix=ONE_WAY)
+    assert (table.unit, without.unit) == ("epoch", "billion tokens")
+    fastest = without.fastest
+    assert fastest is not None
+    assert fastest.seconds == pytest.approx(BILLION / (fastest.tokens_per_second or 0))
+
+
+def test_gpus_that_run_the_same_kernels_share_their_traces(model: str, tracer: FollowingTracer) -> None:
+    before = len(tracer.requests)
+    table = autotune.rent(model, seq_len=96, fix=ONE_WAY)
+    run = len(tracer.requests) - before
+    assert run == table.new_trace_count == table.trace_count
+    autotune.plan(model, seq_len=97, gpu="H200", fix=ONE_WAY)
+    alone = len(tracer.requests) - before - run
+    # One more for a plan: what batches of varied lengths add.
+    assert run <= alone
+
+
+def test_a_plan_is_of_one_gpu(model: str) -> None:
+    with pytest.raises(InputError, match=r"autotune\.rent compares all"):
+        autotune.plan(model, seq_len=64, gpu="all")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rates_are_those_of_all_gpus_together(processes: int, model: str) -> None:
+    found = of(autotune.rent(model, seq_len=64, fix=ONE_WAY, num_processes=processes, global_batch_size=8), "T4")
+    alone = of(autotune.rent(model, seq_len=64, fix=ONE_WAY, global_batch_size=8 // processes), "T4")
+    assert found.tokens_per_second == pytest.approx(processes * (alone.tokens_per_second or 0))
+
+
+def test_auto_takes_the_fewest_gpus_that_fit(model: str) -> None:
+    table = autotune.rent(model, seq_len=64, fix=ONE_WAY, num_processes="auto", global_batch_size=8)
+    assert of(table, "T4").processes == 1
+    small = of(table, "700MiB")
+    assert small.fits
+    assert small.processes > 1
+
+
+def test_auto_for_one_gpu_shows_each_number_up_to_the_one_after_the_first_that_fits(model: str) -> None:
+    table = autotune.rent(model, seq_len=64, gpu="700MiB", fix=ONE_WAY, num_processes="auto", global_batch_size=8)
+    assert [offer.fits for offer in table.offers][-2:] == [True, True]
+    assert not any(offer.fits for offer in table.offers[:-2])
+    assert [offer.processes for offer in table.offers] == [1, 2, 4, 8][: len(table.offers)]
+    assert any("can be shared out among at most 8 GPUs" in note for note in table.notes)
+
+
+def test_a_choice_that_some_gpus_lack_is_the_reason_of_these_alone(model: str) -> None:
+    table = autotune.rent(model, seq_len=64, fix={**ONE_WAY, "precision": "bfloat16"})
+    assert "the GPU has no bf16" in of(table, "T4").reason
+    assert of(table, "H200").fits
+
+
+def test_a_budget_holds_where_a_gpu_has_more(model: str) -> None:
+    table = autotune.rent(model, seq_len=64, fix=ONE_WAY, memory_budget=700 * MIB)
+    assert not any(offer.fits for offer in table.offers)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fix": {**ONE_WAY, "precision": "float64"}}, "float64"),
+        ({"num_processes": 3, "global_batch_size": 8}, "A global batch of 8 documents cannot be reached with 3"),
+        ({"num_processes": 8, "num_machines": 3}, "8 processes cannot be shared out among 3 machines"),
+        ({"num_processes": 0}, "A number of processes of 0 is not possible"),
+        ({"prices": {"T5": 1.0}}, "'T5' is not a known GPU"),
+        ({"prices": Path("nowhere.yaml")}, "nowhere.yaml cannot be read"),
+        ({"memory_budget": "0GiB"}, "'0GiB' is not a size"),
+    ],
+)
+def test_what_can_be_used_on_no_gpu_is_one_message(model: str, options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        autotune.rent(model, seq_len=64, **{"fix": ONE_WAY, **options})  # type: ignore[arg-type]

@@ -1,0 +1,99 @@
+"""``autotune plan --gpu all`` as its user meets it: what it prints, what it ends with, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from autotune.cli.boundary import run
+from autotune.core.codec import decode
+from autotune.core.rent import Rent
+from tests.reporting.rents import TOO_SMALL, a_rent
+
+
+def plan(*words: object) -> int:
+    """Run the command in this process and return its exit code."""
+    return run(["autotune", "plan", *map(str, words)])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Put a table in the place of what the API would find; returns what the API was asked for."""
+    given: dict[str, Any] = {}
+
+    def found(**options: Any) -> Rent:
+        given.update(options)
+        given.pop("listener")
+        table: Rent = given.pop("table", a_rent())
+        return table
+
+    module = ModuleType("autotune.api.rent")
+    vars(module)["rent"] = found
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return given
+
+
+def test_the_options_reach_the_api(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    words = "M D --gpu all --prices p.yaml --num-processes auto --num-machines 2 --allow lora"
+    assert plan(*words.split()) == 0
+    assert asked == {
+        "model": "M", "dataset": "D", "gpu": "all", "prices": "p.yaml", "num_processes": "auto", "num_machines": 2,
+        "allow": ("lora",),
+    }  # fmt: skip
+    assert "The cheapest: 1 x L40S" in capsys.readouterr().out
+
+
+def test_auto_is_a_table_for_one_gpu_too(asked: dict[str, Any]) -> None:
+    plan("M", "D", "--gpu", "T4", "--num-processes", "auto")
+    assert (asked["gpu"], asked["num_processes"]) == ("T4", "auto")
+    plan("M", "D", "--num-processes", "auto")
+    assert asked["gpu"] is None
+
+
+def test_where_nothing_fits_the_exit_code_is_1(asked: dict[str, Any]) -> None:
+    asked["table"] = a_rent(offers=(TOO_SMALL,))
+    assert plan("M", "D", "--gpu", "all") == 1
+
+
+def test_json_is_the_whole_table_and_all_that_is_on_stdout(
+    asked: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert plan("M", "D", "--gpu", "all", "--json") == 0
+    assert decode(Rent, json.loads(capfdbinary.readouterr().out)) == a_rent()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("M D --gpu all --html plan.html", "--html writes the plan for one GPU, not a table of many."),
+        ("M D --num-processes auto --html plan.html", "--html writes the plan for one GPU, not a table of many."),
+        ("M D --gpu all --explain", "--explain is for the plan of one GPU"),
+        ("M D --gpu all --top 3", "--top is for the plan of one GPU"),
+        ("M D --gpu T4 --prices p.yaml", "--prices is for a table of GPUs. Add --gpu all"),
+        ("M D --gpu T4 --num-processes many", "'many' is neither a number nor auto"),
+        ("M --gpu all", "There is neither a dataset nor a length."),
+        ("M --seq-len 8 --gpu all --prices nowhere.yaml", "nowhere.yaml cannot be read"),
+        ("M --seq-len 8 --gpu all --num-processes 8 --global-batch-size 12", "Take a multiple of 8."),
+    ],
+)
+def test_what_cannot_be_used_is_one_message(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(*words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("autotune: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_prices_with_an_unknown_gpu_end_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("H1000: 2.99")
+    assert plan("nowhere/at/all", "--seq-len", 8, "--gpu", "all", "--prices", file) == 2
+    assert "'H1000' is not a known GPU" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""What starts the processes of a plan is what accelerate, DeepSpeed and transformers themselves read."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from autotune.core.candidate import Choice
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.techniques import find
+from autotune.trainers import find_trainer
+from autotune.units import GIB
+from tests.settings import GPU, TWO, plan_with, problem, setting
+
+EIGHT = replace(
+    GPU,
+    hardware=replace(GPU.hardware, processes=8, memory_bytes=80 * GIB),
+    packages={**GPU.packages, "deepspeed": "0.19.8"},
+)
+HERE = setting(machine=EIGHT, global_batch_size=64, token_coverage=0.0)
+KNOBS = ("sharding", "offload", "reshard_after_forward", "stage3_max_live_parameters")
+
+
+def legal() -> Iterator[Mapping[str, Choice]]:
+    """Yield every legal combination of what the shipped space says of several processes."""
+    known, found = find_trainer("sft"), problem(HERE)
+    seen = set()
+    for combination in itertools.product(*(found.space.choices[knob] for knob in KNOBS)):
+        candidate = known.normal(found.baseline.but(**dict(zip(KNOBS, combination, strict=True))), HERE)
+        chosen = {knob: candidate[knob] for knob in KNOBS}
+        if known.illegal(candidate, HERE) is None and tuple(chosen.values()) not in seen:
+            seen.add(tuple(chosen.values()))
+            yield chosen
+
+
+LEGAL = list(legal())
+EVERY = pytest.mark.parametrize("choices", LEGAL, ids=lambda chosen: ",".join(map(str, chosen.values())))
+
+
+def written(plan: TrainingPlan, folder: Path) -> dict[str, Any]:
+    """Return the documents of the files that are written for a plan, by their names."""
+    files = launch_files(plan, folder)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return {name: yaml.safe_load(text) if name == ACCELERATE else json.loads(text) for name, text in files.items()}
+
+
+def test_every_engine_and_every_way_to_offload_is_searched() -> None:
+    assert {(chosen["sharding"], chosen["offload"]) for chosen in LEGAL} == {
+        ("ddp", "none"), ("zero1", "none"), ("zero1", "optimizer"), ("zero2", "none"), ("zero2", "optimizer"),
+        ("zero3", "none"), ("zero3", "optimizer"), ("zero3", "parameters"), ("zero3", "both"),
+        ("fsdp2", "none"), ("fsdp2", "both"),
+    }  # fmt: skip
+
+
+@EVERY
+def test_accelerate_reads_its_file_as_it_is_meant(choices: Mapping[str, Choice], tmp_path: Path) -> None:
+    plan = plan_with(HERE, choices)
+    documents = written(plan, tmp_path)
+    read = load_config_from_file(str(tmp_path / ACCELERATE))
+    assert read.num_processes == plan.launch.processes == 8
+    shared = str(choices["sharding"]).startswith("zero")
+    assert read.distributed_type == ("DEEPSPEED" if shared else "MULTI_GPU")
+    assert (DEEPSPEED in documents) == shared
+    if shared:
+        assert json.loads(Path(read.deepspeed_config["deepspeed_config_file"]).read_text()) == plan.args["deepspeed"]
+
+
+@EVERY
+def test_transformers_reads_what_the_trainer_is_given(choices: Mapping[str, Choice], tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    plan = plan_with(HERE, choices)
+    given = {name: plan.args[name] for name in ("fsdp", "fsdp_config") if name in plan.args}
+    read = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, **given)
+    if choices["sharding"] != "fsdp2":
+        assert not read.fsdp
+        return
+    assert read.fsdp_plugin_args["fsdp_version"] == 2
+    assert read.fsdp_plugin_args["reshard_after_forward"] == (choices["reshard_after_forward"] == "on")
+    assert read.fsdp_plugin_args.get("cpu_offload", False) == (choices["offload"] == "both")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed")
+@pytest.mark.parametrize(
+    "choices",
+    [chosen for chosen in LEGAL if str(chosen["sharding"]).startswith("zero")],
+    ids=str,
+)
+def test_deepspeed_reads_its_document_once_transformers_has_filled_it_in(
+    choices: Mapping[str, Choice], tmp_path: Path
+) -> None:
+    reader: Any = importlib.import_module("deepspeed.runtime.config")
+    from transformers import LlamaConfig, TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    documents = written(plan_with(HERE, choices), tmp_path)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    model = type("Model", (), {"config": LlamaConfig(hidden_size=64)})()
+    filled = HfTrainerDeepSpeedConfig(documents[DEEPSPEED])
+    filled.trainer_config_process(arguments)
+    filled.trainer_config_finalize(arguments, model, 10)
+    assert "auto" not in json.dumps(filled.config)
+    read = reader.DeepSpeedConfig(filled.config).zero_config
+    assert read.stage == int(str(choices["sharding"])[-1])
+    assert (read.offload_optimizer is not None) == (choices["offload"] in ("optimizer", "both"))
+    assert (read.offload_param is not None) == (choices["offload"] in ("parameters", "both"))
+    most = int(find("stage3_max_live_parameters", find_trainer("sft").techniques).trl_default)
+    assert read.max_live_parameters == min(most, int(choices["stage3_max_live_parameters"]))
+
+
+def test_one_process_without_deepspeed_needs_no_file(tmp_path: Path) -> None:
+    assert launch_files(plan_with(setting(), {}), tmp_path) == {}
+
+
+def test_one_process_that_offloads_is_started_with_deepspeed(tmp_path: Path) -> None:
+    alone = setting(machine=replace(EIGHT, hardware=replace(EIGHT.hardware, processes=1)))
+    documents = written(plan_with(alone, {"sharding": "zero2", "offload": "optimizer"}), tmp_path)
+    assert documents[ACCELERATE]["distributed_type"] == "DEEPSPEED"
+    assert documents[ACCELERATE]["num_processes"] == 1
+
+
+def test_the_processes_of_several_machines_are_all_counted(tmp_path: Path) -> None:
+    plan = replace(plan_with(setting(machine=TWO), {}), launch=Launch(processes=16, machines=2))
+    assert {"num_processes": 16, "num_machines": 2}.items() <= written(plan, tmp_path)[ACCELERATE].items()

@@ -1,0 +1,72 @@
+"""The table of GPUs in a terminal: sentences, figures, and what fits nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from autotune.reporting.rent import cells, said_best, said_unfit, show_rent, titles
+from tests.reporting.rents import CHEAPEST, FASTEST, TOO_SMALL, UNPRICED, a_rent
+
+
+def drawn(width: int, **changes: object) -> str:
+    console = Console(width=width, record=True, file=StringIO())
+    show_rent(a_rent(**changes), console)
+    return console.export_text()
+
+
+def test_the_cheapest_and_the_fastest_are_each_a_sentence() -> None:
+    assert said_best(a_rent()) == (
+        "The cheapest: 1 x L40S, 10,000 tok/s, 100 h 00 min per epoch for 80.00."
+        " The fastest: 4 x H200, 120,000 tok/s, 8 h 20 min per epoch for 133.33."
+    )
+
+
+def test_one_gpu_that_is_both_is_named_once() -> None:
+    assert said_best(a_rent(offers=(CHEAPEST, TOO_SMALL))).startswith("The cheapest and the fastest: 1 x L40S, ")
+
+
+def test_without_prices_there_is_no_cost() -> None:
+    free = a_rent(priced=False, offers=(replace(FASTEST, cost=None, price=None), TOO_SMALL))
+    assert said_best(free) == "The fastest: 4 x H200, 120,000 tok/s, 8 h 20 min per epoch."
+    assert not any("cost" in title for title in titles(free))
+    assert len(cells(FASTEST, free)) == len(titles(free))
+
+
+def test_a_cost_below_one_keeps_its_digits() -> None:
+    small = replace(CHEAPEST, cost=0.001234)
+    assert cells(small, a_rent())[-1] == "0.0012"
+
+
+def test_a_gpu_without_a_price_has_a_dash() -> None:
+    assert cells(UNPRICED, a_rent())[-1] == "-"
+
+
+def test_where_nothing_fits_that_is_said_with_each_reason() -> None:
+    nothing = a_rent(offers=(TOO_SMALL,))
+    assert said_best(nothing) == "Nothing is predicted to fit on any of these GPUs."
+    assert said_unfit(nothing) == ("1 x T4: the least needs 20.00 GiB of 14.56 GiB",)
+
+
+def test_speeds_that_are_not_known_are_said() -> None:
+    unknown = replace(CHEAPEST, tokens_per_second=None, seconds=None, cost=None)
+    assert said_best(a_rent(offers=(unknown,))) == "1 of these fits, and its speed is not known."
+
+
+def test_gpus_with_the_same_configuration_share_its_line() -> None:
+    text = drawn(100)
+    assert text.count("packing=bfd lora=r16") == 1
+    assert "1 x L40S, 4 x H200, 1 x B200" in text
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_no_line_is_wider_than_the_terminal_and_every_figure_is_there(width: int) -> None:
+    text = drawn(width)
+    assert max(map(len, text.splitlines())) <= width
+    flat = " ".join(text.split())
+    assert "12 traces (10 new) in 33 s." in flat
+    if width >= 100:
+        assert all(cell in text for offer in (CHEAPEST, FASTEST, UNPRICED) for cell in cells(offer, a_rent()))

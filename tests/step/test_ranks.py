@@ -1,0 +1,154 @@
+"""Probes with two real ranks on the CPU: the planned engine is the one that runs, and a failure says whose it is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import Job, PrepareReply, PrepareRequest, ProbeReply, ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.probing import JobServer, prepare, probe
+from autotune.step.job import JobContext, JobType
+from autotune.step.jobs.probe import probe as real_probe
+from autotune.step.jobs.probe import processes_of, succeeded
+from autotune.units import MIB
+from tests.probing.processes import running, wait_until
+from tests.settings import TWO, plan_with, setting
+from tests.small import write_rows, write_small_model
+from tests.step.requests import probe_request
+
+MODULE = "tests.step.test_ranks"
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
+)
+PIDS = "pids"
+ENGINES = [
+    ({}, "DDP"),
+    ({"sharding": "fsdp2"}, "FSDP2"),
+    ({"sharding": "fsdp2", "reshard_after_forward": "off"}, "FSDP2"),
+    *(
+        pytest.param(choices, engine, marks=needs_deepspeed)
+        for choices, engine in [
+            ({"sharding": "zero1"}, "DeepSpeed's ZeRO stage 1"),
+            ({"sharding": "zero2"}, "DeepSpeed's ZeRO stage 2"),
+            ({"sharding": "zero2", "offload": "optimizer"}, "DeepSpeed's ZeRO stage 2"),
+            ({"sharding": "zero3", "stage3_max_live_parameters": 1000}, "DeepSpeed's ZeRO stage 3"),
+            ({"sharding": "zero3", "offload": "both"}, "DeepSpeed's ZeRO stage 3"),
+        ]
+    ),
+]
+ROWS = [64, 60, 30, 50, 64, 20, 10, 33]
+
+
+def planned(**choices: str | int) -> TrainingPlan:
+    """Return a plan of two processes, each with two micro-batches of two short rows in a step."""
+    sizes: dict[str, str | int] = {"per_device_train_batch_size": 2, "max_length": 64, "precision": "float32"}
+    return plan_with(setting(machine=TWO), {**sizes, **choices})
+
+
+# A module of jobs that behave otherwise; what they do is chosen by the seed of the request.
+_SILENT, _KILLED, _HELD, _UPDATE = 101, 102, 103, 104
+
+
+def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
+    training: Any = importlib.import_module("autotune.step.run.training")
+
+    (context.folder.parent / f"{PIDS}-{os.environ['RANK']}").write_text(str(os.getpid()))
+    if request.seed == _SILENT:
+        # What accelerate does on a CPU if nothing keeps it from it.
+        training.as_on_gpu = lambda arguments, *_: arguments
+    elif request.seed == _KILLED and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif request.seed == _HELD and os.environ["RANK"] == "1":
+        request = replace(request, limit_bytes=MIB)
+    elif request.seed == _UPDATE:
+        optimizer: Any = importlib.import_module("deepspeed.runtime.zero.stage_1_and_2").DeepSpeedZeroOptimizer
+        optimizer.step = _run_out
+    return real_probe(request, context)
+
+
+def _run_out(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+JOBS = {Job.PROBE: JobType(ProbeRequest, _behave, processes_of, succeeded)}
+
+
+@pytest.fixture
+def workload(job_server: JobServer, tmp_path: Path) -> PrepareReply:
+    model = write_small_model(tmp_path / "model", weights=False)
+    file = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [7] * length} for length in ROWS])
+    source, rows = ModelSource(str(model)), DatasetSource("rows", "json", str(file))
+    return prepare(job_server, PrepareRequest(source, rows, "sft", str(tmp_path / "tokens")), tmp_path / "prepare")
+
+
+@pytest.fixture(scope="module")
+def misbehaving() -> Iterator[JobServer]:
+    with JobServer("cpu", threads=1, jobs_module=MODULE) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("choices", "engine"), ENGINES, ids=str)
+def test_two_ranks_train_with_the_engine_that_was_planned(
+    job_server: JobServer, workload: PrepareReply, tmp_path: Path, choices: Mapping[str, str | int], engine: str
+) -> None:
+    found = probe(job_server, probe_request(workload, planned(**choices)), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+    assert found.documents_per_step == 8
+    assert found.worst_tokens == 2 * 64
+    for rank in range(2):
+        assert f"{engine} with 2 processes" in (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
+
+
+def test_an_engine_that_a_library_silently_replaces_is_unsupported(
+    misbehaving: JobServer, workload: PrepareReply, tmp_path: Path
+) -> None:
+    request = replace(probe_request(workload, planned(sharding="fsdp2")), seed=_SILENT)
+    found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.UNSUPPORTED
+    assert "planned was FSDP2 with 2 processes, and what runs is DDP with 2 processes" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("seed", "status", "reason"),
+    [
+        (_KILLED, ProbeStatus.CRASHED, "rank 1: killed by signal 9 (SIGKILL)"),
+        (_HELD, ProbeStatus.OUT_OF_MEMORY, "rank 1: in construction: "),
+    ],
+)
+def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
+    misbehaving: JobServer, workload: PrepareReply, tmp_path: Path, seed: int, status: ProbeStatus, reason: str
+) -> None:
+    request = replace(probe_request(workload, planned()), seed=seed)
+    found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is status
+    assert found.reason.startswith(reason)
+    pids = [int((tmp_path / "probe" / f"{PIDS}-{rank}").read_text()) for rank in range(2)]
+    assert wait_until(lambda: not running(pids), seconds=5)
+
+
+@needs_deepspeed
+def test_an_optimizer_that_deepspeed_calls_in_the_backward_pass_is_no_part_of_a_micro_batch(
+    misbehaving: JobServer, workload: PrepareReply, tmp_path: Path
+) -> None:
+    request = replace(probe_request(workload, planned(sharding="zero2")), seed=_UPDATE)
+    found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OUT_OF_MEMORY
+    assert "in optimizer step: MemoryError" in found.reason
+
+
+def test_a_timeout_ends_all_ranks(misbehaving: JobServer, workload: PrepareReply, tmp_path: Path) -> None:
+    found = probe(misbehaving, probe_request(workload, planned()), tmp_path / "probe", timeout_seconds=0.2)
+    assert found.status is ProbeStatus.TIMEOUT
+    started = [int(file.read_text() or 0) for file in (tmp_path / "probe").glob(f"{PIDS}-*")]
+    assert wait_until(lambda: not running([pid for pid in started if pid]), seconds=5)

@@ -1,0 +1,218 @@
+"""The job ``trace`` for plans with several processes: what is sharded, kept, sent and offloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.timeline import Occurrence, Part, Section
+from autotune.core.workload import ModelSource
+from autotune.inspection.gpus import find_gpu
+from autotune.probing import JobServer, trace, trace_all
+from autotune.techniques.traits import libraries_of, same_step
+from tests.small import VOCABULARY, write_small_model
+from tests.step.plans import context_parallel, fsdp2, zero
+
+RANKS = 8
+LAYERS, WIDTH, INNER = 2, 256, 768
+LENGTH, ROWS = 256, 2
+# Per layer: queries and output, keys and values, three of the feed-forward, two norms; then the words and a norm.
+PARAMETERS = LAYERS * (2 * WIDTH**2 + WIDTH**2 + 3 * WIDTH * INNER + 2 * WIDTH) + VOCABULARY * WIDTH + WIDTH
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+TO_HOST = {"device": "cpu", "pin_memory": True}
+LORA: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
+A100 = find_gpu("A100-80GB")
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+pytestmark = pytest.mark.slow
+
+
+def a_plan(
+    args: Mapping[str, object], words: Mapping[str, object] | None = None, processes: int = RANKS
+) -> TrainingPlan:
+    """Return a plan in bfloat16, with batches that every case has."""
+    shape = {"per_device_train_batch_size": ROWS, "max_length": LENGTH, "gradient_checkpointing": False, "bf16": True}
+    return TrainingPlan("sft", {**shape, **args}, words or {}, launch=Launch(processes))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose words are tied to its output."""
+    return write_small_model(
+        tmp_path_factory.mktemp("ranks") / "model",
+        weights=False,
+        num_hidden_layers=LAYERS,
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+    )
+
+
+def a_request(plan: TrainingPlan, model: Path) -> TraceRequest:
+    """Return the request to trace a plan on rows of full length."""
+    return TraceRequest(plan=plan, model=ModelSource(str(model)), target="cuda", worst=((LENGTH,),) * ROWS, gpu=A100)
+
+
+@pytest.fixture(scope="module")
+def traced(job_server: JobServer, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TraceReply]:
+    """A function that traces a plan, once: its arguments and model words."""
+    folder = tmp_path_factory.mktemp("traces")
+    replies: dict[str, TraceReply] = {}
+
+    def run(args: Mapping[str, object], words: Mapping[str, object] | None = None, **more: int) -> TraceReply:
+        request = a_request(a_plan(args, words, **more), model)
+        if repr(request) not in replies:
+            replies[repr(request)] = trace(job_server, request, folder / str(len(replies)))
+        return replies[repr(request)]
+
+    return run
+
+
+def section(reply: TraceReply, phase: str, occurrence: Occurrence) -> Section:
+    """Return one section of a reply."""
+    return next(found for found in reply.sections if found.part == Part(phase, occurrence))
+
+
+def at_rest(reply: TraceReply) -> dict[str, int]:
+    """Return what is held between steps, by category."""
+    return {name: levels[0] for name, levels in section(reply, SAVE, Occurrence.AFTER).levels.items()}
+
+
+def highest(reply: TraceReply, occurrence: Occurrence) -> int:
+    """Return the peak of a micro-batch."""
+    return max(section(reply, MICRO_BATCH, occurrence).totals)
+
+
+@pytest.mark.parametrize(
+    ("args", "parameters", "gradients", "states"),
+    [
+        # In bytes per parameter. The buckets of DDP hold gradients all the time.
+        ({}, 4, 4, 8),
+        (fsdp2(), 4 / RANKS, 0, 8 / RANKS),
+        (fsdp2(cpu_offload=True), 0, 0, 0),
+        ({**fsdp2(), "parallelism_config": {"dp_shard_size": 4, "dp_replicate_size": 2}}, 1, 0, 2),
+        pytest.param(zero(1), 2 + 4 / RANKS, 0, 8 / RANKS, marks=needs_deepspeed),
+        pytest.param(zero(2), 2 + 4 / RANKS, 0, 8 / RANKS, marks=needs_deepspeed),
+        pytest.param(zero(2, offload_optimizer=TO_HOST), 2, 0, 0, marks=needs_deepspeed),
+    ],
+    ids=["ddp", "fsdp2", "fsdp2-offloaded", "hybrid", "zero1", "zero2", "zero2-offloaded"],
+)
+def test_a_rank_holds_its_shares_between_steps(
+    traced: Any, args: dict[str, Any], parameters: float, gradients: float, states: float
+) -> None:
+    held = at_rest(traced(args))
+
+    # Single numbers, such as the optimizer's count of steps, and the padding of shards.
+    expected = {"parameter": parameters, "gradient": gradients, "optimizer state": states}
+    for category, bytes_each in expected.items():
+        assert held.get(category, 0) == pytest.approx(bytes_each * PARAMETERS, rel=0.01, abs=0.02 * PARAMETERS)
+
+
+@needs_deepspeed
+def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any) -> None:
+    # Weights and gradients in bfloat16, weights in float32, two states. By default, DeepSpeed also holds all weights of
+    # few elements whole. The bucket that it reduces in has as many elements as a square of the model's width.
+    held = sum(at_rest(traced(zero(3, stage3_param_persistence_threshold=0))).values())
+    assert held == pytest.approx(16 * PARAMETERS / RANKS + 2 * WIDTH**2, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("args", "offloaded", "bytes_per_parameter"),
+    [
+        (fsdp2(), fsdp2(cpu_offload=True), 12),
+        pytest.param(zero(2), zero(2, offload_optimizer=TO_HOST), 12, marks=needs_deepspeed),
+        pytest.param(zero(3), zero(3, offload_optimizer=TO_HOST), 12, marks=needs_deepspeed),
+        pytest.param(zero(3), zero(3, offload_optimizer=TO_HOST, offload_param=TO_HOST), 14, marks=needs_deepspeed),
+    ],
+    ids=["fsdp2", "zero2", "zero3-optimizer", "zero3-both"],
+)
+def test_what_is_offloaded_lies_on_the_host(
+    traced: Any, args: dict[str, Any], offloaded: dict[str, Any], bytes_per_parameter: int
+) -> None:
+    plain, moved = traced(args), traced(offloaded)
+    on_host = section(moved, MICRO_BATCH, Occurrence.FIRST).host_bytes
+
+    assert on_host >= 0.99 * bytes_per_parameter * PARAMETERS / RANKS
+    assert sum(at_rest(moved).values()) < sum(at_rest(plain).values())
+
+
+def test_weights_that_are_kept_after_the_forward_pass_are_part_of_the_peak(traced: Any) -> None:
+    assert traced(fsdp2(reshard_after_forward=False)).device.bytes > traced(fsdp2()).device.bytes
+    assert traced({**fsdp2(), "gradient_checkpointing": True}).device.bytes < traced(fsdp2()).device.bytes
+
+
+def test_fsdp2_keeps_whole_gradients_between_micro_batches(traced: Any) -> None:
+    reply = traced({**fsdp2(), **ACCUMULATED})
+    grown = highest(reply, Occurrence.FURTHER) - highest(reply, Occurrence.FIRST)
+    assert grown == pytest.approx(2 * PARAMETERS, rel=0.1)
+
+
+@needs_deepspeed
+def test_zero_1_keeps_whole_gradients_between_micro_batches_and_zero_2_its_share(traced: Any) -> None:
+    grown = []
+    for stage in (1, 2):
+        reply = traced({**zero(stage), **ACCUMULATED})
+        grown.append(highest(reply, Occurrence.FURTHER) - highest(reply, Occurrence.FIRST))
+    assert grown[0] == pytest.approx(2 * PARAMETERS, rel=0.1)
+    assert 0 <= grown[1] <= 4 * PARAMETERS / RANKS
+
+
+def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> None:
+    whole, half, quarter = (traced(args) for args in (fsdp2(), context_parallel(2, 4), context_parallel(4, 2)))
+
+    activations = [reply.device.categories["activation"] for reply in (whole, half, quarter)]
+    assert activations[1] == pytest.approx(activations[0] / 2, rel=0.25)
+    assert activations[2] == pytest.approx(activations[1] / 2, rel=0.25)
+    # Two ranks train on one micro-batch.
+    assert half.tokens_per_step == whole.tokens_per_step / 2 == (RANKS // 2) * ROWS * LENGTH
+
+
+@pytest.mark.parametrize(
+    ("args"), [fsdp2(), pytest.param(zero(2), marks=needs_deepspeed), pytest.param(zero(3), marks=needs_deepspeed)],
+    ids=["fsdp2", "zero2", "zero3"],
+)  # fmt: skip
+def test_adapters_are_sharded_too(traced: Any, args: dict[str, Any]) -> None:
+    reply = traced(args, LORA)
+
+    # Queries and output are square, keys and values half as wide; three are the feed-forward's.
+    adapters = LAYERS * LORA["lora_r"] * (2 * 2 * WIDTH + 2 * 3 * WIDTH // 2 + 3 * (WIDTH + INNER))
+    assert at_rest(reply)["optimizer state"] == pytest.approx(8 * adapters / RANKS, rel=0.05)
+    assert sum(at_rest(reply).values()) < sum(at_rest(traced(args)).values())
+
+
+def test_ranks_send_what_their_engine_reduces_and_gathers(traced: Any) -> None:
+    speed = A100.speeds.nvlink if A100.speeds else None
+    assert speed is not None
+
+    # A ring: float32 gradients are reduced in pieces, then the pieces gathered.
+    sent = traced({}).step.communication_seconds * speed
+    assert sent == pytest.approx(2 * (RANKS - 1) / RANKS * 4 * PARAMETERS, rel=0.02)
+    # bfloat16 weights are gathered for each pass, and gradients are reduced to shards. The tail of the model (the
+    # words and a norm) is kept after the forward pass.
+    tail = (VOCABULARY + 1) * WIDTH
+    sent = traced(fsdp2()).step.communication_seconds * speed
+    assert sent == pytest.approx((RANKS - 1) / RANKS * 2 * (3 * PARAMETERS - tail), rel=0.02)
+
+
+def test_a_job_traces_one_engine_several_times_and_other_engines_run_apart(
+    job_server: JobServer, model: Path, tmp_path: Path
+) -> None:
+    plan = a_plan(zero(2)) if importlib.util.find_spec("deepspeed") else a_plan(fsdp2())
+    request = a_request(plan, model)
+    replies, failure = trace_all(job_server, [request, request], tmp_path / "job", 200.0)
+    assert failure is None
+    assert replies[0].sections == replies[1].sections
+
+    plans = [a_plan({}), a_plan({}, processes=1), a_plan({}, processes=2), a_plan(fsdp2()), a_plan(zero(2))]
+    assert len({libraries_of(plan) for plan in plans}) == len({same_step(plan) for plan in plans}) == len(plans)
+
+
+def test_weights_are_loaded_to_the_host_first(traced: Any) -> None:
+    reply = traced(fsdp2())
+    assert reply.host.bytes >= 4 * PARAMETERS
+    assert max(section(reply, CONSTRUCTION, Occurrence.BEFORE).totals) < 4 * PARAMETERS

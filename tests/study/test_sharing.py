@@ -1,0 +1,160 @@
+"""Several processes search one study: nothing finished is lost, nothing runs twice, and all end with one result."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+from tests.study.postgres import Postgres, lacking
+from tests.study.workers import Workers, assert_shared
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Workers]:
+    """Workers that share a journal on a file system."""
+    workers = Workers(f"journal://{tmp_path / 'study.log'}", tmp_path)
+    yield workers
+    workers.end()
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    """A server of PostgreSQL."""
+    if why := lacking():
+        pytest.skip(why)
+    server = Postgres()
+    yield server
+    server.remove()
+
+
+def journal_study(workers: Workers) -> optuna.Study:
+    storage = optuna.storages.JournalStorage(JournalFileBackend(workers.url.removeprefix("journal://")))
+    return optuna.load_study(storage=storage, study_name="s")
+
+
+def test_three_workers_share_a_journal_and_one_of_them_is_killed(journal: Workers) -> None:
+    journal.start(3)
+    journal.until_ended(3)
+    journal.kill(1)
+    outcomes = journal.outcomes()
+    assert len(outcomes) == 2
+    assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
+
+
+def test_a_worker_of_another_machine_that_is_killed_is_missed_when_its_lease_has_lapsed(journal: Workers) -> None:
+    journal.apart = True
+    journal.start(3)
+    journal.until_ended(3)
+    journal.kill(1)
+    outcomes = journal.outcomes()
+    assert len(outcomes) == 2
+    assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
+
+
+def test_a_worker_that_stops_for_longer_than_its_lease_joins_again(journal: Workers) -> None:
+    journal.trials, journal.probe_seconds = 16, 0.4
+    journal.start(2)
+    journal.until_ended(2)
+    journal.strike(0, signal.SIGSTOP)
+    stopped = int(next(words[2] for words in reversed(journal.lines()) if words[0] == str(journal.processes[0].pid)))
+    study = journal_study(journal)
+    journal.until(lambda _: study.get_trials(deepcopy=False)[stopped].state is optuna.trial.TrialState.FAIL)
+    journal.processes[0].send_signal(signal.SIGCONT)
+    first, second = journal.outcomes()
+    assert first == second
+    assert first.confirmed
+
+
+def test_three_workers_share_a_file_of_sqlite(tmp_path: Path) -> None:
+    workers = Workers(f"sqlite:///{tmp_path / 'study.db'}", tmp_path)
+    try:
+        workers.start(3)
+        outcomes = workers.outcomes()
+        assert len(outcomes) == 3
+        assert assert_shared(workers, outcomes, optuna.load_study(storage=workers.url, study_name="s")) == []
+    finally:
+        workers.end()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1])
+def test_four_workers_share_postgresql_through_two_kills_and_a_restart(
+    postgres: Postgres, tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    workers = Workers(postgres.url, tmp_path, trials=30, probe_seconds=0.5, lease_seconds=6.0, apart=seed == 1)
+    moments = sorted(chance.sample(range(3, 22), 3))
+    events = ["kill", "kill", "restart"]
+    chance.shuffle(events)
+    killed = chance.sample(range(4), 2)
+    try:
+        workers.start(4)
+        for moment, event in zip(moments, events, strict=True):
+            workers.until_ended(moment)
+            if event == "kill":
+                workers.kill(killed.pop())
+            else:
+                postgres.stop()
+                # An outage that is longer than a lease makes nobody count as dead.
+                time.sleep(1.5 * workers.lease_seconds if workers.apart else 0)
+                postgres.start()
+        outcomes = workers.outcomes()
+        assert len(outcomes) == 2
+        study = optuna.load_study(storage=postgres.url, study_name="s")
+        assert len(assert_shared(workers, outcomes, study)) == 2
+    finally:
+        workers.end()
+
+
+@pytest.mark.nightly
+def test_three_workers_share_a_grpc_proxy_that_is_killed_and_started_again(tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="grpcio is not installed (extra `grpc`)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    journal = tmp_path / "study.log"
+    command = [sys.executable, "-m", "tests.study.proxy", str(journal), str(port)]
+    workers = Workers(f"grpc://127.0.0.1:{port}", tmp_path)
+    proxy = subprocess.Popen(command)
+    try:
+        workers.start(3)
+        workers.until_ended(4)
+        proxy.kill()
+        proxy.wait()
+        time.sleep(1)
+        proxy = subprocess.Popen(command)
+        outcomes = workers.outcomes()
+        assert len(outcomes) == 3
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        study = optuna.load_study(storage=storage, study_name="s")
+        assert assert_shared(workers, outcomes, study) == []
+    finally:
+        workers.end()
+        proxy.kill()
+        proxy.wait()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1])
+def test_four_workers_share_a_journal_through_two_kills(journal: Workers, seed: int) -> None:
+    chance = random.Random(seed)
+    journal.trials, journal.probe_seconds, journal.apart = 30, 0.5, seed == 1
+    # Longer than the time after which Optuna removes the lock of a writer that was killed.
+    journal.lease_seconds = 60.0 if journal.apart else 6.0
+    journal.start(4)
+    for moment, killed in zip(sorted(chance.sample(range(3, 22), 2)), chance.sample(range(4), 2), strict=True):
+        journal.until_ended(moment)
+        journal.kill(killed)
+    outcomes = journal.outcomes()
+    assert len(outcomes) == 2
+    assert len(assert_shared(journal, outcomes, journal_study(journal))) == 2

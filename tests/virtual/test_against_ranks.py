@@ -1,0 +1,90 @@
+"""The check for several processes: what a trace says of each rank is what PyTorch's CPU allocator hands out there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.step.distributed.engines import worst_rank
+from tests.step.plans import fsdp2, zero
+from tests.virtual.real_ranks import STEPS, Case, Measured, on_ranks
+
+RANKS = 2
+LENGTH = 96
+# Wide enough that no scalar or padding is a share of the peak.
+MODEL = {
+    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+CHECKPOINTED = {"gradient_checkpointing": True}
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+nightly = pytest.mark.nightly
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+
+def compared(args: Mapping[str, object], tmp_path: Path) -> list[dict[str, tuple[Measured, Measured]]]:
+    """Return, for each rank and step, what was traced and what was measured."""
+    shape = {"per_device_train_batch_size": 2, "max_length": LENGTH, "gradient_checkpointing": False, "bf16": False}
+    plan = TrainingPlan("sft", {**shape, **args}, launch=Launch(RANKS))
+    case = Case(plan, "llama", MODEL, ((LENGTH,), (LENGTH,)))
+    folders = tmp_path / "real", tmp_path / "virtual"
+    for folder in folders:
+        folder.mkdir()
+    real, traced = on_ranks(case, folders[0]), on_ranks(case, folders[1], virtual=True)
+    both = zip(traced, real, strict=True)
+    return [{name: (of_trace[name], of_run[name]) for name in STEPS} for of_trace, of_run in both]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "args",
+    [
+        fsdp2(),
+        pytest.param({}, marks=nightly),
+        pytest.param({**CHECKPOINTED, **ACCUMULATED}, marks=nightly),
+        pytest.param(fsdp2(reshard_after_forward=False), marks=nightly),
+        pytest.param({**fsdp2(), **CHECKPOINTED}, marks=nightly),
+        pytest.param({**fsdp2(), **ACCUMULATED}, marks=nightly),
+    ],
+    ids=["fsdp2", "ddp", "ddp-checkpointed-accumulated", "fsdp2-not-resharded", "fsdp2-checkpointed",
+         "fsdp2-accumulated"],
+)  # fmt: skip
+def test_the_peak_of_each_rank_is_that_of_the_cpu(args: dict[str, Any], tmp_path: Path) -> None:
+    for rank in compared(args, tmp_path):
+        for traced, real in rank.values():
+            assert traced.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
+            assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)
+
+
+@nightly
+@needs_deepspeed
+@pytest.mark.parametrize(
+    "args",
+    [zero(1), {**zero(1), **ACCUMULATED}, zero(2), {**zero(2), **ACCUMULATED}, {**zero(2), **CHECKPOINTED}],
+    ids=["zero1", "zero1-accumulated", "zero2", "zero2-accumulated", "zero2-checkpointed"],
+)
+def test_each_rank_of_zero_needs_what_its_trace_says_and_none_more_than_the_one_that_is_traced(
+    args: dict[str, Any], tmp_path: Path
+) -> None:
+    ranks = compared(args, tmp_path)
+    worst = worst_rank(TrainingPlan("sft", args, launch=Launch(RANKS)))
+    for name in STEPS:
+        for traced, real in (rank[name] for rank in ranks):
+            assert traced.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
+            assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)
+        assert ranks[worst][name][1].peak_bytes >= 0.98 * max(rank[name][1].peak_bytes for rank in ranks)
+
+
+@nightly
+@needs_deepspeed
+@pytest.mark.parametrize("args", [zero(3), {**zero(3), **ACCUMULATED}], ids=["zero3", "zero3-accumulated"])
+def test_zero_3_holds_what_the_cpu_hands_out(args: dict[str, Any], tmp_path: Path) -> None:
+    # Ranks are alike here, and DeepSpeed can only be traced as the first of them.
+    for traced, real in compared(args, tmp_path)[0].values():
+        assert traced.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
+        assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)
