@@ -114,7 +114,7 @@ def _loading(init_kwargs: Mapping[str, Any], quantization_config: Any | None, de
         kwargs["quantization_config"] = quantization_config
     if device == "cuda":
         # Equals TRL's own choice if the model fits, and raises out of memory if it does not. With several processes,
-        # TRL leaves the weights on the host, from where the engine takes them (SFTTrainer.__init__).
+        # TRL leaves the weights on the host, from where the engine takes them (``__init__`` of its trainers).
         kwargs["device_map"] = {"": torch.cuda.current_device()} if world_size() == 1 else None
     return kwargs
 
