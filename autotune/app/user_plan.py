@@ -18,6 +18,7 @@ from typing import Any
 from autotune.core.configuration import Configuration
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
 from autotune.errors import InputError
+from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import EVALUATED
 
@@ -109,7 +110,8 @@ def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
     """Return the fields of a trainer's configuration on which a step depends, those that set sizes included."""
     sizes = _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
-    return _TRACED | trainer.config_fields.traced | _fields(trainer, only_sizes=False) | sizes
+    written = _fields(trainer, only_sizes=False) - set(ENGINE_FIELDS)
+    return _TRACED | trainer.config_fields.traced | written | sizes
 
 
 def trainer_of(config: Configuration) -> Trainer:

@@ -9,6 +9,8 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
 
+ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
+"""Fields of ``transformers.TrainingArguments`` that say which engine shards a training, and how."""
 DDP = "ddp"
 FSDP2 = "fsdp2"
 ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}

@@ -116,7 +116,10 @@ def unread(base: UserBase, plan: TrainingPlan, longest: int) -> list[str]:
     """Return the fields of a plan that TRL's classes have otherwise."""
     cuts_nothing = {"max_length": longest, "attn_implementation": "sdpa"}
     found = []
-    for values, wanted in ((base.config.values, plan.args), (base.model.values, plan.model)):
+    loading = base.config.values.get("model_init_kwargs")
+    # TRL takes these before its own arguments of the same names.
+    model = {**base.model.values, **(loading if isinstance(loading, dict) else {})}
+    for values, wanted in ((base.config.values, plan.args), (model, plan.model)):
         for name, value in wanted.items():
             read = values[name]
             within = isinstance(value, dict) and isinstance(read, dict) and value.items() <= read.items()

@@ -27,6 +27,7 @@ ONE_WAY: dict[str, Choice] = {
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_dropping_the_longest_prompts_saves_what_the_offer_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ CASES = (PACKED, CHECKPOINTED, TOO_LARGE, IMPOSSIBLE, GENERATED)
 
 # Traces take their time where others use the cores too.
 SECONDS = 800.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 100)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(SECONDS + 100)]
 
 
 @pytest.fixture(scope="module")

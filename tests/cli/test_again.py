@@ -18,8 +18,8 @@ from autotune.cli.parser import build_parser, read_arguments
 from autotune.reporting.page.values import command_again
 
 COMMANDS: dict[str, Callable[..., object]] = {"probe": autotune.probe, "plan": autotune.plan}
-# What these write is another form of the same result.
-OF_THE_OUTPUT = {"help", "json", "html", "debug"}
+# What these write is another form of the same result; prices are for the table of GPUs, which has no page.
+OF_THE_OUTPUT = {"help", "json", "html", "debug", "prices"}
 ROWS = {"model": "a model", "dataset": "rows of mine.jsonl"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.runs import Ended, autotune
 from tests.small import long_tailed_texts, preference_rows, write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SPACE = """
 trainer: dpo
@@ -61,7 +61,6 @@ def test_trl_trains_with_the_configuration_unchanged(found: tuple[Ended, Path]) 
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.nightly
 def test_the_script_trains_by_itself(found: tuple[Ended, Path]) -> None:
     _, bundle = found
     words = [sys.executable, "train.py", "--max_steps", "2", "--report_to", "none"]

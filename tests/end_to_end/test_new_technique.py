@@ -61,6 +61,7 @@ def test_a_misspelling_of_it_is_recognised(checkout: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_searched_by_a_space_file_and_written_to_the_configuration(
     checkout: Path, small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
 ) -> None:

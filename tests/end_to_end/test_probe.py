@@ -238,9 +238,10 @@ def test_a_budget_that_nothing_fits_in_ends_with_1_and_says_what_might_help(
     assert "--max-length" in ended.err
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model_type", "packs"),
-    [("opt", False), *(pytest.param(name, True, marks=pytest.mark.nightly) for name in ("llama", "qwen2"))],
+    [("opt", False), ("llama", True), ("qwen2", True)],
 )
 def test_rows_are_packed_only_where_packed_documents_stay_apart(
     model_type: str, packs: bool, small_dataset_file: Path, space: Path, tmp_path: Path

@@ -37,7 +37,7 @@ def rows_of(trainer: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("trainer", "fixed", "stage"),
     [
-        pytest.param("sft", ["sharding=zero2", "offload=optimizer"], 2, marks=needs_deepspeed),
+        pytest.param("sft", ["sharding=zero2", "offload=optimizer"], 2, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param("sft", ["sharding=ddp"], None, marks=pytest.mark.nightly),
         pytest.param("sft", ["sharding=zero3"], 3, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param("dpo", ["sharding=ddp"], None, marks=pytest.mark.nightly),

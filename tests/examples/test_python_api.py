@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "python_api.py"
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_searches_and_trains_two_steps(
     small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
 ) -> None:

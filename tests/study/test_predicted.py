@@ -151,6 +151,7 @@ def test_without_audits_nothing_that_is_vetoed_is_probed(run: Run) -> None:
     assert probed(outcome, Purpose.AUDIT) == []
 
 
+@pytest.mark.nightly
 def test_rough_predictions_spare_probes_and_running_out_of_memory() -> None:
     def distorted(candidate: Candidate) -> float:
         """Up to a third too fast or too slow, by technique, as a roofline is."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.errors import InputError
+from autotune.techniques.sharding import ENGINE_FIELDS
 
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
@@ -23,13 +24,9 @@ _AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 _DEFAULT_STAGE = 2
 
 
-FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
-"""Fields of ``transformers.TrainingArguments`` that say which engine shards a training, and how."""
-
-
 def without_engine(config: Configuration) -> Configuration:
     """Return a configuration in which nothing shards the training."""
-    unset = {name: config.defaults.get(name) for name in FIELDS if name in config.values}
+    unset = {name: config.defaults.get(name) for name in ENGINE_FIELDS if name in config.values}
     return replace(config, values={**config.values, **unset})
 
 

@@ -17,6 +17,7 @@ from trl.trainer.utils import create_model_from_path
 from autotune.core.machine import DeviceKind
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError
+from autotune.step.distributed.group import world_size
 from autotune.step.models.heads import Head
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
@@ -112,8 +113,9 @@ def _loading(init_kwargs: Mapping[str, Any], quantization_config: Any | None, de
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     if device == "cuda":
-        # Equals TRL's own choice if the model fits, and raises out of memory if it does not.
-        kwargs["device_map"] = {"": torch.cuda.current_device()}
+        # Equals TRL's own choice if the model fits, and raises out of memory if it does not. With several processes,
+        # TRL leaves the weights on the host, from where the engine takes them (``__init__`` of its trainers).
+        kwargs["device_map"] = {"": torch.cuda.current_device()} if world_size() == 1 else None
     return kwargs
 
 
