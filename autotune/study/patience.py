@@ -15,7 +15,7 @@ from optuna.exceptions import DuplicatedStudyError, StorageInternalError, Update
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 T = TypeVar("T")
 
@@ -54,6 +54,9 @@ def passes(error: BaseException) -> bool:
             return _database_passes(cause)
         if isinstance(cause, OSError):
             return cause.errno in _PASSING
+        if isinstance(cause, PendingRollbackError):
+            # The connection was lost in a transaction that Optuna rolls back as it raises.
+            return True
         cause = cause.__cause__
     return False
 

@@ -23,7 +23,7 @@ from benchmarks.shapes import LLAMA_8B, write_model
 
 _IMPORTS = """
 from autotune.step.imports import prepare_environment, preload
-prepare_environment("cpu")
+prepare_environment("cpu", 1)
 preload("cpu")
 """
 _FIRST = "first ranking"
@@ -82,6 +82,8 @@ def _seconds(command: Sequence[str], cache: Path | None = None, until: str | Non
             process.send_signal(signal.SIGINT)
     if until is not None and said is None:
         raise SystemExit(f"{command} ended without saying {until!r}.")
+    if until is None and process.returncode:
+        raise SystemExit(f"{command} ended with exit status {process.returncode}.")
     return seconds
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.storages import InMemoryStorage
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, PendingRollbackError
 
 from autotune.core.events import Noted
 from autotune.core.measurement import Measurement
@@ -95,6 +95,7 @@ def test_a_storage_that_does_not_come_back_is_told_and_named(
         (OSError(errno.ENOSPC, "No space left on device"), False),
         (RuntimeError("Error: did not possess lock"), True),
         (ValueError("Invalid log format."), False),
+        (PendingRollbackError("Can't reconnect until invalid transaction is rolled back."), True),
     ],
 )
 def test_what_a_restart_ends_passes_and_what_the_user_has_to_change_does_not(error: Exception, expected: bool) -> None:
