@@ -51,6 +51,10 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             f"{ACCELERATE} says how `accelerate launch` starts {'1 process' if count == 1 else f'{count} processes'}."
             + moved
         )
+    if result.hardware.kind == "cpu" and chosen.plan.args.get("fsdp"):
+        sentences.append(
+            "On a CPU, accelerate has no FSDP: trl trains with DDP there, which needs more memory than was measured."
+        )
     if chosen.plan.peft:
         sentences.append(
             f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."

@@ -18,9 +18,12 @@ from accelerate.commands.config.config_args import load_config_from_file
 from autotune.core.candidate import Choice
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.emit.provenance import provenance
+from autotune.emit.rows import training_rows
 from autotune.techniques import find
 from autotune.trainers import find_trainer
 from autotune.units import GIB
+from tests.reporting.examples import a_result
 from tests.settings import GPU, TWO, plan_with, problem, setting
 
 EIGHT = replace(
@@ -134,3 +137,15 @@ def test_one_process_that_offloads_is_started_with_deepspeed(tmp_path: Path) -> 
 def test_the_processes_of_several_machines_are_all_counted(tmp_path: Path) -> None:
     plan = replace(plan_with(setting(machine=TWO), {}), launch=Launch(processes=16, machines=2))
     assert {"num_processes": 16, "num_machines": 2}.items() <= written(plan, tmp_path)[ACCELERATE].items()
+
+
+def test_a_bundle_says_that_accelerate_has_no_fsdp_on_a_cpu(tmp_path: Path) -> None:
+    result = a_result()
+    assert result.recommended is not None
+    plan = plan_with(setting(machine=TWO), {"sharding": "fsdp2"})
+    chosen = replace(result.recommended, plan=plan)
+    rows = training_rows(result.workload, plan, tmp_path)
+    cpu, gpu = (replace(result, hardware=machine.hardware) for machine in (TWO, EIGHT))
+    said = "trl trains with DDP there"
+    assert said in " ".join(provenance(cpu, chosen, rows))
+    assert said not in " ".join(provenance(gpu, chosen, rows))
