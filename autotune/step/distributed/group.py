@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from transformers import TrainerCallback
 
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
+from autotune.step.distributed.engines import Engine, engine_of, zero_stage
 
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])
 # What a step of DeepSpeed imports.
@@ -84,12 +84,9 @@ def dealt(per_micro_batch: _Array) -> _Array:
 class EngineCheck(TrainerCallback):
     """Checks at the beginning of training that the engine, the stage and the number of processes are as planned."""
 
-    def __init__(self, trainer: Any, processes: int) -> None:
+    def __init__(self, trainer: Any, plan: TrainingPlan) -> None:
         self._trainer = trainer
-        self._processes = processes
-        document = trainer.args.deepspeed
-        self._stage = document["zero_optimization"]["stage"] if isinstance(document, Mapping) else None
-        self._fsdp = bool(trainer.args.fsdp)
+        self._plan = plan
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Check it before the first step.
@@ -98,18 +95,25 @@ class EngineCheck(TrainerCallback):
             WrongEngineError: something else runs.
         """
         if state.global_step == 0:
-            planned, running = self._planned(), running_engine(self._trainer)
+            planned, running = planned_engine(self._plan), running_engine(self._trainer)
             print(f"Trained by {running}.", flush=True)  # noqa: T201 the job's log
             if planned != running:
                 raise WrongEngineError(f"planned was {planned}, and what runs is {running}")
 
-    def _planned(self) -> str:
-        processes = f"{self._processes} processes" if self._processes > 1 else "1 process"
-        if self._stage is not None:
-            return f"DeepSpeed's ZeRO stage {self._stage} with {processes}"
-        if self._fsdp:
-            return f"FSDP2 with {processes}"
-        return f"DDP with {processes}" if self._processes > 1 else processes
+
+def planned_engine(plan: TrainingPlan) -> str:
+    """Return which engine a plan asks for, in the words of :func:`running_engine`."""
+    engine, processes = engine_of(plan), _said_processes(plan.launch.processes)
+    named = {
+        Engine.DDP: "DDP",
+        Engine.FSDP2: "FSDP2",
+        Engine.DEEPSPEED: f"DeepSpeed's ZeRO stage {zero_stage(plan)}",
+    }
+    return f"{named[engine]} with {processes}" if engine in named else processes
+
+
+def _said_processes(count: int) -> str:
+    return f"{count} processes" if count > 1 else "1 process"
 
 
 def running_engine(trainer: Any) -> str:
@@ -118,7 +122,7 @@ def running_engine(trainer: Any) -> str:
     from torch.nn.parallel import DistributedDataParallel
 
     world = dist.get_world_size() if dist.is_initialized() else 1
-    processes = f"{world} processes" if world > 1 else "1 process"
+    processes = _said_processes(world)
     wrapped = trainer.model_wrapped
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"DeepSpeed's ZeRO stage {wrapped.zero_optimization_stage()} with {processes}"

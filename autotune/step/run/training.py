@@ -93,7 +93,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         **loading,
     )
     known.watch(trainer, progress.inside)
-    trainer.add_callback(EngineCheck(trainer, plan.launch.processes))
+    trainer.add_callback(EngineCheck(trainer, plan))
     return trainer
 
 
