@@ -23,6 +23,11 @@ class Launch:
     processes: int = 1
     machines: int = 1
 
+    @property
+    def per_machine(self) -> int:
+        """Processes on each machine."""
+        return -(-self.processes // self.machines)
+
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 """The variable with the settings of PyTorch's caching allocator; torch before 2.9 calls it PYTORCH_CUDA_ALLOC_CONF."""

@@ -13,7 +13,7 @@ from autotune.app.user_plan import traced_fields
 from autotune.core.base import Base
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
-from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
@@ -52,7 +52,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to what autotune does not know.
     """
     trainer = options.trainer
-    plan = trainer.completed(replace(base.plan, launch=Launch(machine.hardware.processes)), workload)
+    plan = trainer.completed(replace(base.plan, launch=machine.hardware.launch), workload)
     plan = _with_length(plan, trainer, workload)
     documents = max(1, round(trainer.geometry(plan, workload.dataset.documents).documents))
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
