@@ -44,7 +44,7 @@ def process_group(world: World) -> Iterator[None]:
 def _same_of_all(object_list: list[Any], own: Any, group: Any = None) -> None:
     """Take every rank to have the same object, for ``torch.distributed.all_gather_object``.
 
-    That pickles it into a tensor on the device, and reads what it received, which a trace cannot. TRL gathers prompts and
-    completions as texts so, for its logs.
+    That pickles it into a tensor on the device, and reads what it received, which a trace cannot. TRL so gathers
+    prompts and completions as texts, for its logs.
     """
     object_list[:] = [own] * len(object_list)
