@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -81,6 +82,18 @@ class Workers:
     def kill(self, index: int) -> None:
         """Kill one with -9, in the middle of a probe."""
         self.strike(index, signal.SIGKILL)
+
+    def kill_one(self, chance: random.Random) -> None:
+        """Kill one of those that probe at this moment: another may have none left to begin, or starts just now."""
+        self.until(lambda lines: bool(self._probing(lines)))
+        chance.choice(self._probing(self.lines()) or self._alive()).kill()
+
+    def _alive(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is None]
+
+    def _probing(self, lines: list[list[str]]) -> list[subprocess.Popen[bytes]]:
+        last = {words[0]: words[1] for words in lines if words[1] in ("begins", "ends")}
+        return [process for process in self._alive() if last.get(str(process.pid)) == "begins"]
 
     def strike(self, index: int, number: signal.Signals) -> None:
         """Send one a signal, in the middle of a probe."""
