@@ -67,7 +67,7 @@ def _soak(workers: Workers, asked: argparse.Namespace, server: Postgres | None) 
             server.stop()
             server.start()
         else:
-            workers.kill_one(chance)
+            workers.kill(chance)
             workers.start(1)
     outcomes = workers.outcomes()
     seconds = time.monotonic() - started
