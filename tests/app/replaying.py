@@ -9,6 +9,7 @@ import zlib
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from autotune.app import search
 from autotune.app.workers import worker
@@ -51,6 +52,5 @@ def replay(server: JobServer, request: ProbeRequest, folder: Path, timeout_secon
 
 
 if __name__ == "__main__":
-    search.run_probe = replay
-    worker.JobServer = _NoServer  # type: ignore[misc]
-    worker.main(Connection(int(sys.argv[1])))
+    with mock.patch.object(search, "run_probe", replay), mock.patch.object(worker, "JobServer", _NoServer):
+        worker.main(Connection(int(sys.argv[1])))

@@ -52,7 +52,14 @@ def replies(folder: Path) -> dict[Path, int]:
 
 def started_by(running: Popen[str], module: str) -> list[psutil.Process]:
     """Return the processes of a command that run a module."""
-    return [process for process in descendants(running.pid) if module in process.cmdline()]
+    return [process for process in descendants(running.pid) if module in words_of(process)]
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_two_workers_probe_on_cores_of_their_own_and_hand_over_one_bundle(
