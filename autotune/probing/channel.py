@@ -88,6 +88,12 @@ class Channel(ABC):
         return event
 
 
+def environment_of(further: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that runs a module of this package: this one's, with further variables."""
+    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **further, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class Started(Channel):
     """A server that was started as a process of its own.
 
@@ -103,7 +109,6 @@ class Started(Channel):
             environment: variables beside those of this process.
             twins: number of servers to fork from it.
         """
-        paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
         pairs = [socket.socketpair() for _ in range(twins)]
         theirs = [their.fileno() for _, their in pairs]
@@ -113,7 +118,7 @@ class Started(Channel):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env=environment_of(environment),
             start_new_session=True,
             pass_fds=theirs,
         )
