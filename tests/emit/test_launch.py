@@ -19,6 +19,7 @@ from accelerate import ParallelismConfig
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
+from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.candidate import Choice
 from autotune.core.plan import Launch, TrainingPlan
@@ -105,9 +106,9 @@ def test_accelerate_reads_its_file_as_it_is_meant(choices: Mapping[str, Choice],
 def test_accelerate_launch_hands_the_sizes_of_groups_on(choices: Mapping[str, Choice], tmp_path: Path) -> None:
     plan = plan_with(HERE, choices)
     written(plan, tmp_path)
-    arguments = launch_command_parser().parse_args(["--config_file", str(tmp_path / ACCELERATE), "train.py"])
-    arguments.nondefault = ["config_file"]
-    arguments, _, _ = _validate_launch_command(arguments)
+    # As trl does with the key of its own file.
+    words = resolve_accelerate_config_argument(["--accelerate_config", str(tmp_path / ACCELERATE)])
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*words, "train.py"]))
     assert arguments.use_deepspeed == str(choices["sharding"]).startswith("zero")
     if arguments.use_deepspeed or (choices["context_parallel"], choices["dp_replicate_size"]) == (1, 1):
         assert not arguments.use_parallelism_config
