@@ -10,6 +10,8 @@ from autotune.core.plan import TrainingPlan
 
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
+PARALLELISM = "parallelism_config_"
+"""How keys of ``parallelism_config`` begin in accelerate's file."""
 FILES = (ACCELERATE, DEEPSPEED)
 """The files of a bundle that say how its processes are started."""
 
@@ -42,6 +44,7 @@ def accelerate_document(plan: TrainingPlan, directory: Path) -> dict[str, object
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED" if deepspeed else "MULTI_GPU" if plan.launch.processes > 1 else "NO",
+        **({"parallelism_config": _parallelism_config(plan)} if plan.parallelism else {}),
         **({"deepspeed_config": _deepspeed_config(deepspeed, directory)} if isinstance(deepspeed, Mapping) else {}),
         "num_processes": plan.launch.processes,
         "num_machines": plan.launch.machines,
@@ -51,6 +54,11 @@ def accelerate_document(plan: TrainingPlan, directory: Path) -> dict[str, object
         "same_network": True,
         "use_cpu": False,
     }
+
+
+def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:
+    """Return the sizes by the words of ``accelerate launch``, which hands them on in the environment."""
+    return {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
 
 
 def _deepspeed_config(document: Mapping[str, object], directory: Path) -> dict[str, object]:

@@ -57,6 +57,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     documents = max(1, round(trainer.geometry(plan, workload.dataset.documents).documents))
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
     setting = Setting(workload, machine, documents, 0.0, everything)
+    setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
     known = _unsaid_left(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()

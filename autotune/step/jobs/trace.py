@@ -23,7 +23,6 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
-from autotune.step.distributed.engines import data_ranks
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor
@@ -114,7 +113,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         worst_tokens=trained.worst_tokens,
         step=gpus[0].step,
         between=_between(request),
-        tokens_per_step=float(data_ranks(request.plan) * trained.micro_batches * trained.tokens[-1].mean()),
+        tokens_per_step=float(request.plan.data_ranks * trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(replace(section, time=time) for section, time in zip(course, gpus[0].times, strict=True)),
