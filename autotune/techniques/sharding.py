@@ -60,6 +60,7 @@ class Sharding(Technique):
     trl_default = DDP
     needs = "several processes (--num-processes), or one that offloads; zero1 to zero3: the package deepspeed"
     writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2})
+    tells = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes; for a single one it is taken if it is fixed."""

@@ -59,7 +59,7 @@ def _nearest(
         except InputError:
             continue
         beside = candidate.but(**{technique.name: choice})
-        entries = _own(technique, technique.plan(choice, beside, setting))
+        entries = _telling(technique, technique.plan(choice, beside, setting))
         agreeing = sum(_agrees(value, lookup(plan, path), unsaid.get(path)) for path, value in entries.items())
         whole = agreeing == len(entries)
         # Of choices with the same entries, one that is possible beside the others is meant.
@@ -81,8 +81,10 @@ def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:
     return tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
-def _own(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
+def _telling(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
     """Return the entries that tell a choice: rows of a micro-batch alone, where accumulation follows from them."""
+    if technique.tells:
+        return {path: value for path, value in entries.items() if path in technique.tells}
     named = f"args.{technique.name}"
     return {named: entries[named]} if named in entries and technique.only_sizes else entries
 
