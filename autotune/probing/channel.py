@@ -20,6 +20,13 @@ from typing import Any
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _CLOSING_SECONDS = 10.0
 _SHOWN_BYTES = 4000
+# Variables by which torchrun, accelerate and DeepSpeed tell a process its place in a group, and its engine
+# (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``).
+_OF_LAUNCHES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CROSS_RANK",
+    "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+_OF_LAUNCHES_BEGINNINGS = ("ROLE_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 
 
 class Gone(Exception):  # noqa: N818 an event, told by an exception
@@ -113,7 +120,7 @@ class Started(Channel):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**_outside_of_launches(), **environment, "PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,
             pass_fds=theirs,
         )
@@ -196,6 +203,15 @@ class Twin(Channel):
                 pass
             return False
         return True
+
+
+def _outside_of_launches() -> dict[str, str]:
+    """Return the environment without what a launcher says: this process may be a rank of it, and jobs are none."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_LAUNCHES and not name.startswith(_OF_LAUNCHES_BEGINNINGS)
+    }
 
 
 def _end_of(file: int) -> str:

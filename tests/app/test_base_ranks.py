@@ -1,4 +1,4 @@
-"""A search that starts from a configuration of several processes keeps its engine's document, and searches its choices."""
+"""A search from a configuration of several processes keeps its engine's document, and searches its choices."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> No
     baseline = search.problem.baseline
     assert (baseline["sharding"], baseline["offload"]) == ("zero2", "optimizer")
     # What follows from the trainer's arguments is searched, and so written as `auto`.
-    assert search.plan.args["deepspeed"] == {**ZERO2, "train_micro_batch_size_per_gpu": "auto"}
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert search.plan.args["deepspeed"] == {**ZERO2, **dict.fromkeys(sizes, "auto")}
     assert search.plan.launch.processes == 2
     assert set(search.problem.choices["sharding"]) == {"zero2", "ddp", "zero1", "zero3", "fsdp2"}
     assert search.problem.illegal(baseline) is None

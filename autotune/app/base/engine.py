@@ -26,6 +26,7 @@ _SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
 _FILLED = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 # Numbers of DeepSpeed's document that follow from the trainer's own arguments, which are searched
 # (transformers/integrations/deepspeed.py, ``trainer_config_process``).
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _ROWS, _ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
@@ -114,7 +115,8 @@ def _deepspeed(
         number = zero.get(name)
         if isinstance(number, float) and number.is_integer():
             zero[name] = int(number)
-    found = {**document, "zero_optimization": zero}
+    # accelerate takes one micro-batch for a step where its document does not say (accelerate/utils/deepspeed.py).
+    found = {**dict.fromkeys(_SIZES, _AUTO), **document, "zero_optimization": zero}
     for path, expected in _following(config, processes):
         _follow(found, path, expected, place)
     return found

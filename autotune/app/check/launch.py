@@ -56,6 +56,10 @@ class Launching:
         return self.processes == 1 and not self.engine
 
 
+ALONE = Launching()
+"""A single process, of which nothing else is known."""
+
+
 def launching(written: Written, read: ReadCommand, config: Configuration) -> Launching:
     """Return how the processes of a command are started.
 
