@@ -100,6 +100,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         limit_bytes = int(budget_bytes * (1 - options.margin))
         traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
         with traced as ahead:
+            problem = ahead.problem or problem
             run = Run(
                 options=ahead.left_of(options),
                 problem=problem,

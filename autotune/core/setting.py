@@ -24,6 +24,7 @@ class Setting:
         allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
             other global batches.
         base: the user's configuration that candidates start from; None: TRL's defaults.
+        last_resorts: whether choices are searched that are for where nothing else fits.
     """
 
     workload: Workload
@@ -32,6 +33,7 @@ class Setting:
     token_coverage: float
     allowed: frozenset[str] = frozenset()
     base: Base | None = None
+    last_resorts: bool = False
 
     @property
     def documents_per_process(self) -> int:

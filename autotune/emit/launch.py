@@ -26,7 +26,7 @@ _LAUNCHERS = frozenset({
 
 def launches(plan: TrainingPlan) -> bool:
     """Return whether a plan needs a file for ``accelerate launch``: without one, a single process is started."""
-    return plan.launch.processes > 1 or bool(plan.args.get("deepspeed"))
+    return plan.in_group
 
 
 def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, str]:

@@ -58,7 +58,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     plan = _with_length(plan, trainer, workload)
     documents = _documents(base, plan, trainer, workload)
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
-    setting = Setting(workload, machine, documents, 0.0, everything)
+    setting = Setting(workload, machine, documents, 0.0, everything, last_resorts="deepspeed" in plan.args)
     known = _unsaid_left(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()

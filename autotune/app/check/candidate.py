@@ -47,7 +47,7 @@ def _nearest(
     technique: Technique, plan: TrainingPlan, candidate: Candidate, setting: Setting, listed: tuple[Choice, ...]
 ) -> tuple[Choice, bool]:
     """Return the choice whose entries agree with a plan the most, and whether all of them do."""
-    found: list[tuple[tuple[bool, bool, float], Choice]] = []
+    found: list[tuple[tuple[bool, float, bool], Choice]] = []
     default = technique.plan(technique.default(setting), candidate, setting)
     # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
     unsaid = {path: value for path, value in default.items() if path.startswith("model.")}
@@ -64,8 +64,8 @@ def _nearest(
         whole = agreeing == len(entries)
         # Of choices with the same entries, one that is possible beside the others is meant.
         possible = technique.conflict(choice, beside, setting) is None
-        found.append(((whole, possible, agreeing if whole else agreeing / len(entries)), choice))
-    (whole, _, agreed), choice = max(found, key=lambda item: item[0])
+        found.append(((whole, agreeing if whole else agreeing / len(entries), possible), choice))
+    (whole, agreed, _), choice = max(found, key=lambda item: item[0])
     # A choice without entries agrees with everything; another one's switch may be on.
     switched = not agreed and any(lookup(plan, path) not in (None, False) for path in technique.writes)
     return choice, whole and not switched

@@ -201,7 +201,8 @@ def test_two_real_ranks_are_stopped_together_or_train(budget: str, trains: bool,
     if trains:
         assert [f"TRAINED {rank}" in log for rank, log in enumerate(logs)] == [True, True]
         return
-    said = [next(line for line in log.splitlines() if "WillNotFit" in line) for log in logs]
+    lines = [next(line for line in log.splitlines() if "WillNotFit" in line) for log in logs]
+    said = [line.removeprefix(f"[rank{rank}]: ") for rank, line in enumerate(lines)]
     assert said[0] == said[1]
     assert "does not fit" in said[0]
     assert "1.00 MiB" in said[0]
