@@ -87,6 +87,11 @@ class TrainingPlan:
     completions: Completions | None = None
 
     @property
+    def in_group(self) -> bool:
+        """Whether a process group trains: several processes, or the one that DeepSpeed makes a group of."""
+        return self.launch.processes > 1 or bool(self.args.get("deepspeed"))
+
+    @property
     def allocator(self) -> AllocatorUse:
         """How the training uses the caching allocator.
 

@@ -122,9 +122,8 @@ def traced_training(
 
 
 def world_of(plan: TrainingPlan) -> World | None:
-    """Return the processes of a plan with the one to trace, or None if there is a single one."""
-    processes = plan.launch.processes
-    return World(processes, worst_rank(plan)) if processes > 1 else None
+    """Return the processes of a plan with the one to trace, or None if there is a single one without a group."""
+    return World(plan.launch.processes, worst_rank(plan)) if plan.in_group else None
 
 
 @contextmanager
