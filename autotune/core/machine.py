@@ -54,6 +54,23 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class Share:
+    """The part of a machine that the processes of one worker see and run on.
+
+    Attributes:
+        gpus: their CUDA_VISIBLE_DEVICES, or None to leave that variable as it is.
+        cores: the numbers of their CPU cores, as the kernel counts them; empty: all that this process may use.
+    """
+
+    gpus: str | None = None
+    cores: tuple[int, ...] = ()
+
+
+WHOLE = Share()
+"""All of a machine that this process may use."""
+
+
+@dataclass(frozen=True)
 class Machine:
     """Hardware and installed software, which decide whether a choice is available.
 

@@ -36,12 +36,13 @@ def save(trainer: Any, progress: Progress) -> None:
 def save_tensors(trainer: Any, folder: Path) -> None:
     """Save what a checkpoint has tensors of, the weights and the optimizer's state, as phases of a trace.
 
-    With several processes, how they are gathered or left as shards is up to the engine, and so is the whole checkpoint.
-    It is saved as by the first rank, which has most of it, and again as by another one.
+    With several processes, or DeepSpeed, how they are gathered or left as shards is up to the engine, and so is the
+    whole checkpoint. It is saved as by the first rank, which has most of it, and again as by another one.
     """
+    processes = trainer.accelerator.num_processes
     with unwritten():
-        if trainer.accelerator.num_processes > 1:
-            for rank, name in enumerate((SAVE, SAVE_ELSEWHERE)):
+        if processes > 1 or trainer.is_deepspeed_enabled:
+            for rank, name in tuple(enumerate((SAVE, SAVE_ELSEWHERE)))[:processes]:
                 with in_place_of(rank), phase(name):
                     trainer._save_checkpoint(trainer.model, None)
             return
