@@ -9,7 +9,7 @@ from autotune.units import format_bytes
 
 def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:
     """Return whether the processes of a machine may hold more on the host together than it has."""
-    return host_bytes is not None and memory.machine_bytes > host_bytes
+    return host_bytes is not None and memory.host_need_bytes > host_bytes
 
 
 def said_host(memory: MemoryEstimate, launch: Launch, host_bytes: int | None) -> str | None:
@@ -23,6 +23,6 @@ def said_host(memory: MemoryEstimate, launch: Launch, host_bytes: int | None) ->
         return None
     each = launch.per_machine
     whose = "its process" if each == 1 else f"the {each} processes on it together"
-    needed = f"needs up to {format_bytes(memory.machine_bytes)} of host memory per machine, for {whose}"
+    needed = f"needs up to {format_bytes(memory.host_need_bytes)} of host memory per machine, for {whose}"
     has = f"; this machine has {format_bytes(host_bytes)}" if host_bytes is not None else ""
     return f"It {needed}{has}: the most while the model is loaded, in a step, or while a checkpoint is saved."

@@ -75,6 +75,11 @@ class MemoryEstimate:
         return own_bytes + self.context_bytes + self.beside_bytes
 
     @property
+    def host_need_bytes(self) -> int:
+        """Host memory that a machine has to have; documents of earlier versions say that of one process alone."""
+        return max(self.host_bytes, self.machine_bytes)
+
+    @property
     def most_bytes(self) -> int:
         """Upper bound of the need: the estimate with its error, and what varied lengths add if that is known."""
         return round(self.device_bytes * (1 + self.error)) + (self.varied_bytes or 0)

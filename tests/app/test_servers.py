@@ -43,7 +43,8 @@ def test_the_gpus_of_the_server_are_missing_in_the_training_and_its_documents_st
     assert two.candidate["vllm"] == "server"
     assert two.training_seconds is not None
     # Each of two processes does what two of four do.
-    [whole] = planned.estimates
+    whole = planned.best
+    assert whole is not None
     assert whole.memory is not None
     assert two.training_bytes == pytest.approx(whole.memory.device_bytes, rel=0.02)
     # TRL's default: 0.9 of each GPU.

@@ -95,7 +95,7 @@ def _figures(best: Estimate, baseline: Estimate, budget_bytes: int) -> tuple[Row
     both = (best, baseline)
     memories = [one.memory for one in both]
     needs = [memory.device_bytes if memory is not None else None for memory in memories]
-    hosts = [memory.machine_bytes if memory is not None else None for memory in memories]
+    hosts = [memory.host_need_bytes if memory is not None else None for memory in memories]
     rates = [one.tokens_per_second for one in both]
     fastest = max((rate for rate in rates if rate is not None), default=0.0)
     shares = [need / budget_bytes if need is not None else None for need in needs]
@@ -161,7 +161,7 @@ def _row(number: str, one: Estimate, plan: Plan, reason: str) -> TableRow:
     cells = (
         said_bytes(memory.device_bytes if memory is not None else None),
         said_bytes(one.spare_bytes),
-        said_bytes(memory.machine_bytes if memory is not None else None),
+        said_bytes(memory.host_need_bytes if memory is not None else None),
         said_rate(one.tokens_per_second),
         BASIS[one.origin],
     )
