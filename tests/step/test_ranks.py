@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.protocol import Job, PrepareReply, PrepareRequest, ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource
@@ -108,6 +108,18 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
     assert found.worst_tokens == 2 * 64
     for rank in range(2):
         assert f"{engine} with 2 processes" in (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
+
+
+@pytest.mark.nightly
+@needs_deepspeed
+@pytest.mark.parametrize(("sharding", "offload"), [("zero2", "optimizer"), ("zero3", "both")])
+def test_one_process_that_offloads_is_a_group_of_its_own(
+    job_server: JobServer, workload: PrepareReply, tmp_path: Path, sharding: str, offload: str
+) -> None:
+    plan = replace(planned(sharding=sharding, offload=offload), launch=Launch(1))
+    found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+    assert f"ZeRO stage {sharding[-1]} with 1 process" in (tmp_path / "probe" / "log.txt").read_text()
 
 
 def test_an_engine_that_a_library_silently_replaces_is_unsupported(
