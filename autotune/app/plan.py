@@ -14,6 +14,7 @@ from autotune.app.options import Options, check_evaluation
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
+from autotune.app.servers import server_splits
 from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
 from autotune.core.candidate import Choice
@@ -102,6 +103,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
             offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
+        servers = server_splits(problem, options, target, traces, uncomposed(estimates))
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     traced = uncomposed(estimates)
     return Plan(
@@ -123,6 +125,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         settings=asked.settings,
         explanation=explanation,
         vllm=vllm,
+        servers=servers,
         trainer=problem.trainer.name,
         processes=hardware.processes,
         lengths=histogram(workload.dataset.documents),
@@ -224,7 +227,7 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
         yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
     if SERVER in problem.choices.get(VLLM, ()):
-        yield "vllm=server: the server has GPUs of its own, and nothing is said of what it needs there."
+        yield "vllm=server among the candidates: the server has GPUs beside those that are planned for."
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."

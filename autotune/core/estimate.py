@@ -12,7 +12,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthBin
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.result import LeftOut, Unlockable
-from autotune.core.vllm import VllmOutlook
+from autotune.core.vllm import ServerSplit, VllmOutlook
 
 SCHEMA = 1
 
@@ -165,6 +165,7 @@ class Plan:
         new_trace_count: of these, how many were run now; the others were kept from before.
         explanation: how the estimate of one candidate came about; None unless that was asked for.
         vllm: what vLLM may take of the GPU; None for a trainer that generates nothing, and on a CPU.
+        servers: splits of several GPUs between a vLLM server and the training, where ``vllm=server`` may be taken.
         trainer: which of TRL's.
         processes: that train together, each on such a GPU: memory is that of the one that needs the most, and
             tokens are those of all.
@@ -198,6 +199,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None
     baseline_timeline: MemoryTimeline | None = None
+    servers: tuple[ServerSplit, ...] = ()
 
     @property
     def best(self) -> Estimate | None:
