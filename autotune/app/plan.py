@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options, check_evaluation
 from autotune.app.planned import MOST_TOKENS, Planned, machines_of, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
@@ -85,6 +86,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         target = Accelerator(planned.gpu, budget_bytes)
         planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
         tracking.trace(planner, traces, problem.baseline, asked.top)
+        problem, planner = with_what_offloads(problem, planner, options.file)
         best = uncomposed(planner.ranked())[:1]
         if best and best[0].fits:
             planner.vary(best[0].candidate)
@@ -193,6 +195,7 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
     yield from problem.trainer.unlike
+    yield from notes_on_offloading(problem)
     if gpu is None:
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:

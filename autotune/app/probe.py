@@ -14,6 +14,7 @@ from autotune.app.base.edit import Wanted
 from autotune.app.base.handover import handed_over
 from autotune.app.base.reading import UserBase, read_base, rewards_of, sources_of
 from autotune.app.check.asked import Written
+from autotune.app.check.launch import said_processes
 from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import dropping_offer, packing_offer
@@ -100,6 +101,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         limit_bytes = int(budget_bytes * (1 - options.margin))
         traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
         with traced as ahead:
+            problem = ahead.problem or problem
             run = Run(
                 options=ahead.left_of(options),
                 problem=problem,
@@ -136,18 +138,14 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
 
 
 def _processes(asked: Asked, options: Options) -> int | None:
-    """Return how many processes train together; None: one on each device.
+    """Return how many processes train together: as asked for, or as a base says; None: one on each device.
 
     Raises:
-        InputError: a base is given, and more than one.
+        InputError: a file that a base names cannot be read.
     """
-    if asked.base is None:
+    if asked.base is None or options.num_processes is not None:
         return options.num_processes
-    if (options.num_processes or 1) > 1:
-        raise InputError(
-            "A base is probed in one process.", hint="Leave out --num-processes, or name MODEL and DATASET instead."
-        )
-    return 1
+    return said_processes(asked.base) or 1
 
 
 def _given(asked: Asked, options: Options) -> Sources:
@@ -217,6 +215,9 @@ def _handed_over(
         for knob, said in start.replaced.items()
     ]
     notes += [f"{base.name}: {said}." for said in base.assumptions]
+    processes = setting.machine.hardware.processes
+    if base.launching.said and base.launching.processes != processes:
+        notes.append(f"--num-processes {processes} takes the place of {base.launching.processes} in {base.name}.")
     if outcome.winner is None:
         return BaseFile(base.name), tuple(notes)
     plan = trainer.plan(outcome.winner.candidate, setting)
@@ -228,6 +229,7 @@ def _handed_over(
         setting.workload.model_source.name if asked.model is not None else None,
         rows if copied or asked.dataset is not None or _evaluates(asked) else None,
         _evaluates(asked),
+        out.directory,
     )
     file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
     return file, (*notes, *([note] if note else []))

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.protocol import Job, PrepareReply, PrepareRequest, ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer, prepare, probe
+from autotune.step.distributed.group import planned_engine
 from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import probe as real_probe
 from autotune.step.jobs.probe import processes_of, succeeded
@@ -108,6 +109,28 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
     assert found.worst_tokens == 2 * 64
     for rank in range(2):
         assert f"{engine} with 2 processes" in (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
+
+
+@pytest.mark.nightly
+def test_four_ranks_train_two_replicas(job_server: JobServer, workload: PrepareReply, tmp_path: Path) -> None:
+    four = replace(TWO, hardware=replace(TWO.hardware, processes=4))
+    choices: dict[str, str | int] = {"sharding": "fsdp2", "dp_replicate_size": 2, "per_device_train_batch_size": 1}
+    plan = plan_with(setting(machine=four), {**choices, "max_length": 64, "precision": "float32"})
+    found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+    assert found.documents_per_step == 8
+    for rank in range(4):
+        log = (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
+        assert "Trained by FSDP2 with 4 processes, 2 replicas." in log
+
+
+def test_a_plan_names_the_groups_that_its_run_is_held_to() -> None:
+    def named(**sizes: int) -> str:
+        args = {"fsdp": True, "parallelism_config": sizes}
+        return planned_engine(TrainingPlan("sft", args, launch=Launch(8)))
+
+    assert named(cp_size=2, dp_shard_size=4) == "FSDP2 with 8 processes, 2 to a row"
+    assert named(cp_size=2, dp_shard_size=2, dp_replicate_size=2) == "FSDP2 with 8 processes, 2 replicas, 2 to a row"
 
 
 def test_an_engine_that_a_library_silently_replaces_is_unsupported(

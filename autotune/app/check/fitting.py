@@ -72,6 +72,7 @@ class Fitting:
             plan = replace(plan, rewards=(NO_REWARD,) * len(rewards.built))
         geometry = whole_geometry(trainer, plan, workload)
         setting = Setting(workload, planned.machine, max(1, round(geometry.documents)), 0.0, _everything(trainer))
+        setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
         built = self._built(built_plan, geometry, workload, planned, tracer)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}

@@ -23,7 +23,6 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
-from autotune.step.distributed.engines import data_ranks
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor
@@ -73,9 +72,8 @@ def _trace(request: TraceRequest) -> TraceReply:
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
-    processes = request.plan.launch.processes
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
-    rows = TracedRows(request.worst, request.typical, request.trainable, once=processes == 1)
+    rows = TracedRows(request.worst, request.typical, request.trainable, once=not request.plan.in_group)
     steps = traced_training(request.plan, model_config, load_processor(request.model, known.processor), rows, trained)
     traced = run_virtually(
         steps,
@@ -114,7 +112,7 @@ def _trace(request: TraceRequest) -> TraceReply:
         worst_tokens=trained.worst_tokens,
         step=gpus[0].step,
         between=_between(request),
-        tokens_per_step=float(data_ranks(request.plan) * trained.micro_batches * trained.tokens[-1].mean()),
+        tokens_per_step=float(request.plan.data_ranks * trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(replace(section, time=time) for section, time in zip(course, gpus[0].times, strict=True)),
@@ -204,7 +202,7 @@ def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse, limit_bytes: i
 
 def _between(request: TraceRequest) -> Occurrence:
     """Return which micro-batch of a step stands for those between its first and its last."""
-    return Occurrence.FURTHER if request.plan.launch.processes == 1 else Occurrence.FIRST
+    return Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER
 
 
 def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence) -> Iterator[Work]:

@@ -34,10 +34,11 @@ def save(trainer: Any, progress: Progress) -> None:
 def save_tensors(trainer: Any, folder: Path) -> None:
     """Save what a checkpoint has tensors of: the weights, and the optimizer's state.
 
-    With several processes, how they are gathered or left as shards is up to the engine, and so is the whole checkpoint.
+    With several processes, or DeepSpeed, how they are gathered or left as shards is up to the engine, and so is the
+    whole checkpoint.
     """
     with unwritten():
-        if trainer.accelerator.num_processes > 1:
+        if trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled:
             trainer._save_checkpoint(trainer.model, None)
             return
         trainer.model.save_pretrained(str(folder))

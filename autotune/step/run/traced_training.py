@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
-from autotune.step.distributed.engines import Engine, data_ranks, engine_of, worst_rank
+from autotune.step.distributed.engines import Engine, engine_of, worst_rank
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
@@ -111,7 +111,7 @@ def traced_training(
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
             known.watch(trainer, phase)
-            _choose_batches(trainer, rows, known, data_ranks(plan))
+            _choose_batches(trainer, rows, known, plan.data_ranks)
             trainer.train()
             if plan.evaluates:
                 _evaluate(trainer)
@@ -122,9 +122,8 @@ def traced_training(
 
 
 def world_of(plan: TrainingPlan) -> World | None:
-    """Return the processes of a plan with the one to trace, or None if there is a single one."""
-    processes = plan.launch.processes
-    return World(processes, worst_rank(plan)) if processes > 1 else None
+    """Return the processes of a plan with the one to trace, or None if there is a single one without a group."""
+    return World(plan.launch.processes, worst_rank(plan)) if plan.in_group else None
 
 
 @contextmanager
