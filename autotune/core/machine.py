@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.core.plan import Launch
+
 DeviceKind = Literal["cuda", "cpu"]
 
 
@@ -19,7 +21,8 @@ class Hardware:
         memory_bytes: the device's memory; for a CPU the memory that this process may use (cgroup limit included).
         used_by_others_bytes: memory of the device that other processes hold already.
         compute_capability: CUDA's (major, minor), or None.
-        processes: number of training processes to launch.
+        processes: number of training processes to launch, over all machines.
+        machines: how many machines they run on, the same number on each.
         cores: CPU cores that this process may use.
         driver: version of the device's driver, or None.
     """
@@ -32,11 +35,17 @@ class Hardware:
     processes: int = 1
     cores: int = 1
     driver: str | None = None
+    machines: int = 1
 
     @property
     def threads(self) -> int:
         """CPU threads of one training process, in probes and in the bundle alike."""
         return max(1, self.cores // self.processes)
+
+    @property
+    def launch(self) -> Launch:
+        """How the processes of a training on it are started."""
+        return Launch(self.processes, self.machines)
 
     @property
     def available_bytes(self) -> int:

@@ -23,6 +23,11 @@ class Launch:
     processes: int = 1
     machines: int = 1
 
+    @property
+    def per_machine(self) -> int:
+        """Processes on each machine."""
+        return -(-self.processes // self.machines)
+
 
 SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
 """Sizes of accelerate's ``ParallelismConfig`` whose ranks train on the same micro-batch: each has a part of its tokens,

@@ -53,8 +53,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to what autotune does not know.
     """
     trainer = options.trainer
-    processes = machine.hardware.processes
-    plan = trainer.completed(replace(base.plan, launch=Launch(processes)), workload)
+    plan = trainer.completed(replace(base.plan, launch=machine.hardware.launch), workload)
     plan = _with_length(plan, trainer, workload)
     documents = _documents(base, plan, trainer, workload)
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})

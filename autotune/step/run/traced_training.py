@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
+from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import Engine, engine_of, worst_rank
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
@@ -115,7 +115,7 @@ def traced_training(
             trainer.train()
             if plan.evaluates:
                 _evaluate(trainer)
-            with addresses(), phase(SAVE):
+            with addresses():
                 save_tensors(trainer, Path(folder))
 
     return run
