@@ -14,8 +14,9 @@ from autotune.planning.extrapolation.times import Figures, weighted_sum
 SeriesLevels = Mapping[str, Sequence[int]]
 """Bytes by category at each moment."""
 LAYERS_AT_EDGES = 2
-"""How many layers, or periods of layers, at either end are unlike those between where an engine gathers ahead. DeepSpeed
-gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends."""
+"""How many layers, or periods of layers, at either end are unlike those between where an engine gathers ahead.
+
+DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends."""
 Levels = Mapping[str, int]
 """Bytes by category at one moment, without those that have none."""
 
