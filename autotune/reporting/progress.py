@@ -100,10 +100,10 @@ class Progress:
         return max(0, self.limit - self.done) * mean
 
     @property
-    def said_running(self) -> str:
-        """The running probes in words; empty if none is running."""
+    def said_running(self) -> list[str]:
+        """The running probes in words, the oldest first."""
         shown = [(number, self.said_candidate(one.candidate, one.purpose)) for number, one in self.running.items()]
-        return "; ".join(f"probe {number}: {said_one}" for number, said_one in shown)
+        return [f"probe {number}: {said_one}" for number, said_one in shown]
 
     @property
     def said_best(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -13,9 +14,11 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.app import search
+from autotune.app.ahead import traced_ahead
 from autotune.app.options import checked_options
 from autotune.app.output import Output
-from autotune.app.search import Run
+from autotune.app.search import Run, fingerprint
+from autotune.app.workers.exchange import packed, unpacked
 from autotune.app.workers.telling import Telling
 from autotune.app.workers.together import search_together
 from autotune.core.candidate import Candidate
@@ -28,16 +31,24 @@ from autotune.core.events import (
     ProbeLost,
     ProbeStarted,
     StageStarted,
+    ignore,
 )
+from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import Share
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError
+from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
+from autotune.space import Wishes
 from autotune.study.problem import SearchOutcome
+from autotune.trainers import find_trainer
+from autotune.units import GIB
 from tests.app.replaying import HANG, LOG, MODULE, no_server, replay
-from tests.settings import problem, setting
+from tests.planning.stand_in import AnalyticTracer
+from tests.settings import GPU, problem, setting, workload
 
 TRIALS = 4
 A = Candidate({"packing": "none"})
@@ -165,14 +176,11 @@ def test_what_several_workers_tell_is_told_once_and_in_the_words_of_those_who_kn
     telling = Telling(events.append)
     finished = ProbeFinished(1, A, "search", RAN, best=True)
     confirmed = ProbeFinished(1, A, "confirmation", RAN, best=True)
-    telling(ProbeStarted(1, A, "search", 8), 1)
-    telling(finished, 1)
+    telling.of_another(1, ProbeStarted(1, A, "search", 8), finished)
     telling(finished)
     telling(CandidateVetoed(2, A, "illegal"))
-    telling(CandidateVetoed(2, A, "illegal"), 1)
-    telling(StageStarted("Waiting for a (process 7)"), 1)
-    telling(confirmed, 1)
-    telling(confirmed, 1)
+    telling.of_another(1, CandidateVetoed(2, A, "illegal"), StageStarted("Waiting for a (process 7)"))
+    telling.of_another(1, confirmed, confirmed)
     assert events == [
         ProbeStarted(1, A, "search", 8), finished, CandidateVetoed(2, A, "illegal"), confirmed, confirmed,
     ]  # fmt: skip
@@ -182,8 +190,52 @@ def test_the_probe_of_a_worker_that_is_lost_does_not_run_on() -> None:
     events: list[Event] = []
     telling = Telling(events.append)
     telling(ProbeStarted(1, A, "search", 8))
-    telling(ProbeStarted(2, A, "search", 8), 1)
+    telling.of_another(1, ProbeStarted(2, A, "search", 8))
     telling(ProbeFinished(1, A, "search", RAN, best=True))
     telling(ProbeStarted(3, A, "search", 8))
     telling.lost(1, "Worker 2 ended: signal 9.")
     assert events[-2:] == [Noted("Worker 2 ended: signal 9."), ProbeLost(2)]
+
+
+def test_what_a_listener_raises_at_the_event_of_another_worker_ends_the_search() -> None:
+    def failing(event: Event) -> None:
+        raise ValueError("the pipe is full")
+
+    telling = Telling(failing)
+    telling.of_another(1, Noted("a"))
+    telling.of_another(1, Noted("b"))
+    with pytest.raises(ValueError, match="the pipe is full"):
+        telling(Noted("c"))
+
+
+def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_the_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analytic = AnalyticTracer()
+    monkeypatch.setattr(ServerTracer, "__call__", lambda _, requests: analytic(requests))
+    searched = ("max_length", "packing", "gradient_checkpointing", "per_device_train_batch_size")
+    wishes = Wishes(
+        {"max_length": 1024},
+        frozenset(item.name for item in find_trainer("sft").techniques if item.name not in searched),
+    )
+    here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), wishes)
+    with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
+        ahead = traced_ahead(here, 10 * GIB, own, Cache(tmp_path / "cache"), _no_speeds, 600.0, ignore)
+        assert ahead.planner is not None
+        sent = replace(a_run(tmp_path), problem=here, predictor=ahead.predictor)
+        server = no_server()
+        received = unpacked(packed(sent), server, other)
+        assert received.server is server
+        known, count = ahead.planner.candidates, len(analytic.requests)
+        assert sent.predictor is not None
+        assert received.predictor is not None
+        predicted = [sent.predictor.predict(candidate) for candidate in known]
+        assert [received.predictor.predict(candidate) for candidate in known] == predicted
+        assert any(predicted)
+        assert len(analytic.requests) == count
+        assert fingerprint(received.problem, GIB) == fingerprint(here, GIB)
+        assert [received.problem.identity(one) for one in known] == [here.identity(one) for one in known]
+
+
+def _no_speeds() -> GpuSpeeds:
+    raise AssertionError

@@ -15,7 +15,7 @@ from tests.end_to_end.runs import autotune
 from tests.end_to_end.test_ranks import ROWS, rows_of, stages_of
 from tests.step.test_ranks import needs_deepspeed
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 STEPS = 2
 BASE = """\
@@ -63,7 +63,7 @@ def test_a_configuration_of_two_processes_becomes_one_that_trl_starts_unchanged(
         model=small_model_directory, rows=rows_of("sft", tmp_path), accelerate=tmp_path / "accelerate.yaml"
     )
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    words = ["--base", "mine.yaml", "--trainer", "sft", "--device", "cpu", "--effort", "quick", "--trials", "2"]
+    words = ["--base", "mine.yaml", "--trainer", "sft", "--device", "cpu", "--effort", "quick", "--trials", "1"]
     others = [word for knob in ("sharding", "offload") if not fixed for word in ("--exclude", knob)]
     found = autotune("probe", *words, *fixed, *others, "--no-plan", "--output", "bundle", "--json", folder=tmp_path)
     assert found.code == 0, found.err

@@ -293,9 +293,9 @@ def test_the_probes_of_several_workers_run_at_the_same_time() -> None:
     progress = Progress()
     for event in (READY, ProbeStarted(0, BASELINE, "baseline", 16), ProbeStarted(2, PACKED, "search", 16)):
         progress.follow(event)
-    assert progress.said_running.count("probe ") == 2
+    assert progress.said_running == ["probe 0: TRL's default", "probe 2: packing=bfd"]
     progress.follow(ProbeLost(2))
-    assert progress.said_running == "probe 0: TRL's default"
+    assert progress.said_running == ["probe 0: TRL's default"]
 
 
 def test_a_probe_that_is_lost_with_its_worker_is_told() -> None:

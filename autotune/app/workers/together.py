@@ -124,7 +124,7 @@ class _Worker:
                 if isinstance(received, Ended):
                     ended = received
                 else:
-                    self._telling(received, self._number)
+                    self._telling.of_another(self._number, received)
         self._process.wait()
         if not self._closing and (ended is None or ended.failure):
             why = ended.failure if ended is not None else f"{self._said_end()}."
