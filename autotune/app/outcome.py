@@ -151,7 +151,7 @@ def _choosable(
     geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
     tokens = geometry.tokens / rows_of(plan) * geometry.rows
     rate = mean_rate(rates) if rates else None
-    rows_per_step = rows_of(plan) * micro_batches_of(plan) * plan.launch.processes
+    rows_per_step = rows_of(plan) * micro_batches_of(plan) * plan.data_ranks
     return Choosable(
         number=record.number,
         candidate=candidate,

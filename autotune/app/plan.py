@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.app.host import said_host
 from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options, check_evaluation
-from autotune.app.planned import MOST_TOKENS, Planned, machines_of, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
 from autotune.core.candidate import Choice
-from autotune.core.estimate import SCHEMA, Plan, distinct, uncomposed
+from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, uncomposed
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -69,8 +70,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
-    planned = planned_machine(asked.gpu, options.num_processes)
-    machines = machines_of(planned.machine.hardware.processes, asked.num_machines)
+    planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
@@ -116,7 +116,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         changes=smallest_changes((baseline, *distinct(traced, asked.top)), traced),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=(*_notes(problem, planner, planned, cache, machines), *offers),
+        notes=(*_notes(problem, planner, planned, cache), *_notes_on_host(best, planned), *offers),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -182,7 +182,7 @@ def notes_on_processes(processes: int, machines: int, *, at_most: bool = False) 
     """
     if processes > 1:
         each = f"{'up to ' if at_most else ''}{processes // machines}"
-        yield f"A machine runs {each} processes, and each loads the model: what is said of the host is of each process."
+        yield f"A machine runs {each} processes: what is said of the host is what they hold there together, at most."
     if machines > 1:
         yield (
             "The network between machines is not known: communication is timed as if all GPUs were in one machine,"
@@ -190,7 +190,7 @@ def notes_on_processes(processes: int, machines: int, *, at_most: bool = False) 
         )
 
 
-def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, machines: int) -> Iterator[str]:
+def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
@@ -228,7 +228,16 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
-    yield from notes_on_processes(planned.machine.hardware.processes, machines)
+    hardware = planned.machine.hardware
+    yield from notes_on_processes(hardware.processes, hardware.machines)
+
+
+def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:
+    """Yield what the best estimate needs of the host; on a CPU that is what it needs of the device."""
+    for memory in (estimate.memory for estimate in best):
+        if memory is not None and planned.gpu is not None:
+            said = said_host(memory, planned.machine.hardware.launch, planned.host_bytes)
+            yield from [] if said is None else [f"The best candidate: {said[0].lower()}{said[1:]}"]
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:

@@ -16,14 +16,15 @@ from autotune.app.base.reading import UserBase, read_base, rewards_of, sources_o
 from autotune.app.check.asked import Written
 from autotune.app.check.launch import said_processes
 from autotune.app.check.sources import Sources
-from autotune.app.notes import notes_on
+from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.report import PAGE, write_page
-from autotune.app.search import Run, run_search
+from autotune.app.search import Run
+from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.estimate import Origin
 from autotune.core.events import Listener, StageStarted, WorkloadReady
@@ -35,7 +36,7 @@ from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
-from autotune.inspection.machine import machine as inspect_machine
+from autotune.inspection.machine import divided
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
 from autotune.study import SearchOutcome
@@ -71,14 +72,14 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
     started = time.monotonic()
     given = _given(asked, options) if asked.base is None else None
-    machine = inspect_machine(options.device, _processes(asked, options))
+    machine, (own, *further) = divided(options.device, _processes(asked, options), options.workers)
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
     hardware = machine.hardware
     with (
         out.held(),
-        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server,
+        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,
     ):
         base = None
         if asked.base is not None:
@@ -112,7 +113,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
                 resume=asked.resume,
                 predictor=ahead.predictor,
             )
-            outcome = run_search(run, listener)
+            outcome = search_together(run, further, listener)
             compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
             limit = options.timeout_seconds
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
@@ -122,7 +123,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
-        notes=(*said, *notes_on(problem, options), *ahead.notes(), *offers),
+        notes=(*said, *notes_on(problem, options), *notes_on_workers(hardware, len(further)), *ahead.notes(), *offers),
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         output_directory=str(out.directory),

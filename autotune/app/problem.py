@@ -12,6 +12,7 @@ from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.space import SpaceFile, resolve
 from autotune.techniques import find
+from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers.problem import TrainerProblem, require_legal
 
 
@@ -21,17 +22,29 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     Raises:
         InputError: the number is not divisible among the processes.
     """
-    processes = machine.hardware.processes
+    processes, shared = machine.hardware.processes, fixed_ranks_per_row(options)
+    ranks = max(1, processes // shared)
     asked = options.global_batch_size
     if asked is None:
         # TRL accumulates over one micro-batch unless it is told otherwise.
-        return int(find("per_device_train_batch_size", options.trainer.techniques).trl_default) * processes
-    if asked % processes:
+        return int(find("per_device_train_batch_size", options.trainer.techniques).trl_default) * ranks
+    if asked % ranks:
+        together = f"{processes} processes" if shared == 1 else f"{processes} processes, {shared} to a row"
         raise InputError(
-            f"A global batch of {asked} documents cannot be reached with {processes} processes.",
-            hint=f"Take a multiple of {processes}.",
+            f"A global batch of {asked} documents cannot be reached with {together}.",
+            hint=f"Take a multiple of {ranks}.",
         )
     return asked
+
+
+def fixed_ranks_per_row(options: Options) -> int:
+    """Return how many processes share a row where the user fixed it, else 1.
+
+    Raises:
+        InputError: what was fixed is no choice.
+    """
+    fixed = options.wishes.fixed.get(CONTEXT_PARALLEL)
+    return 1 if fixed is None else int(find(CONTEXT_PARALLEL, options.trainer.techniques).parse(fixed))
 
 
 def attentions(options: Options, machine: Machine, own: str | None = None) -> tuple[str, ...]:
@@ -64,9 +77,12 @@ def problem_of(
         InputError: what was fixed is not possible here.
     """
     coverage = options.token_coverage if token_coverage is None else token_coverage
+    shared = fixed_ranks_per_row(options)
+    if base is not None and CONTEXT_PARALLEL not in options.wishes.fixed:
+        shared = int(base.choices.get(CONTEXT_PARALLEL, 1))
     # One process that the user's own configuration gives to DeepSpeed may keep it.
     offloads = base is not None and "args.deepspeed" in base.documents
-    setting = Setting(workload, machine, batch, coverage, options.allowed, base, last_resorts=offloads)
+    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads)
     fixed_length = options.wishes.fixed.get("max_length")
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.

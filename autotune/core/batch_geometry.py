@@ -72,6 +72,7 @@ class BatchGeometry:
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
             narrower, and their second tensor is wider.
         evaluation: the micro-batches of evaluation; None without one.
+        ranks: processes that train on micro-batches of their own.
     """
 
     layout: Layout
@@ -85,14 +86,20 @@ class BatchGeometry:
     apart: tuple[PhaseGeometry, ...] = ()
     rivals: tuple[Shape, ...] = ()
     evaluation: BatchGeometry | None = None
+    ranks: int = 1
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.layout, self.worst, self.typical, self.tokens, self.micro_batches, self.apart))
+        return hash((self.layout, self.worst, self.typical, self.tokens, self.micro_batches, self.apart, self.ranks))
 
     def __hash__(self) -> int:
         # A ranking looks the geometries of all candidates up.
         return self._hash
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Dataset tokens of an optimizer step, over all processes."""
+        return self.tokens * self.micro_batches * self.ranks
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -41,7 +41,9 @@ class MemoryEstimate:
             (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
             ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``.
             Sums to :attr:`device_bytes`.
-        host_bytes: tensors in the host's memory (offloaded activations, batches).
+        host_bytes: tensors in the host's memory (the model while it is loaded, what is offloaded, what a save copies or
+            gathers there) of the process that needs the most.
+        machine_bytes: the same of all processes in one machine together.
         step_seconds: time of a typical optimizer step, for ranking; None if the device's speed is not known.
         error: share of :attr:`device_bytes` by which the estimate may be off, either way.
         varied_bytes: what the allocator may reserve beyond :attr:`device_bytes` once micro-batches of many lengths have
@@ -64,6 +66,7 @@ class MemoryEstimate:
     varied_bytes: int | None = None
     generation_bytes: int | None = None
     beside_bytes: int = 0
+    machine_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:

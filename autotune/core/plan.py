@@ -23,7 +23,15 @@ class Launch:
     processes: int = 1
     machines: int = 1
 
+    @property
+    def per_machine(self) -> int:
+        """Processes on each machine."""
+        return -(-self.processes // self.machines)
 
+
+SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
+"""Sizes of accelerate's ``ParallelismConfig`` whose ranks train on the same micro-batch: each has a part of its tokens,
+or of every layer."""
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 """The variable with the settings of PyTorch's caching allocator; torch before 2.9 calls it PYTORCH_CUDA_ALLOC_CONF."""
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
@@ -99,6 +107,21 @@ class TrainingPlan:
             expandable_segments=EXPANDABLE_SEGMENTS in self.env.get(ALLOCATOR_VARIABLE, "").split(","),
             emptied=self.args.get("torch_empty_cache_steps") == 1,
         )
+
+    @property
+    def parallelism(self) -> Mapping[str, object]:
+        """The fields of accelerate's ``ParallelismConfig`` that the plan sets."""
+        given = self.args.get("parallelism_config")
+        return given if isinstance(given, Mapping) else {}
+
+    @property
+    def data_ranks(self) -> int:
+        """How many processes train on micro-batches of their own; the others share each of these with them."""
+        ranks = self.launch.processes
+        for name in SHARING_SIZES:
+            size = self.parallelism.get(name)
+            ranks //= size if isinstance(size, int) else 1
+        return max(1, ranks)
 
     @property
     def evaluates(self) -> bool:

@@ -24,6 +24,7 @@ class Setting:
         allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
             other global batches.
         base: the user's configuration that candidates start from; None: TRL's defaults.
+        ranks_per_row: processes that share each row, where the user said so (``context_parallel``).
         last_resorts: whether choices are searched that are for where nothing else fits.
     """
 
@@ -33,12 +34,13 @@ class Setting:
     token_coverage: float
     allowed: frozenset[str] = frozenset()
     base: Base | None = None
+    ranks_per_row: int = 1
     last_resorts: bool = False
 
     @property
     def documents_per_process(self) -> int:
-        """Documents of one optimizer step that one process handles."""
-        return self.global_batch_size // self.machine.hardware.processes
+        """Documents of one optimizer step that one process handles, or the processes that share its rows."""
+        return self.global_batch_size * self.ranks_per_row // self.machine.hardware.processes
 
     def users_own(self, knob: str, choice: Choice) -> bool:
         """Return whether a choice is that of the user's configuration, so that it does not change what is trained."""

@@ -25,8 +25,8 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
         "output_dir": output_name(workload),
         **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
         **model,
-        # accelerate brings DeepSpeed's document (:mod:`autotune.emit.launch`).
-        **{name: value for name, value in plan.args.items() if name != "deepspeed"},
+        # accelerate brings DeepSpeed's document, and the sizes of groups (:mod:`autotune.emit.launch`).
+        **{name: value for name, value in plan.args.items() if name not in ("deepspeed", "parallelism_config")},
     }
 
 

@@ -10,13 +10,15 @@ from autotune.core.plan import TrainingPlan
 
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
+PARALLELISM = "parallelism_config_"
+"""How keys of ``parallelism_config`` begin in accelerate's file."""
 FILES = (ACCELERATE, DEEPSPEED)
 """The files of a bundle that say how its processes are started."""
 
 _NOTHING: Mapping[str, object] = {}
 _DECIDED = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
 # A plan has them in the trainer's arguments, or in DeepSpeed's document.
-_OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config"})
+_OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"})
 # accelerate refuses it beside DeepSpeed's own document (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
 _BESIDE_DEEPSPEED = frozenset({"mixed_precision"})
 _LAUNCHERS = frozenset({
@@ -58,6 +60,7 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
     defaults = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED" if deepspeed else "MULTI_GPU" if plan.launch.processes > 1 else "NO",
+        **({"parallelism_config": _parallelism_config(plan)} if plan.parallelism else {}),
         **engine,
         "num_processes": plan.launch.processes,
         "num_machines": plan.launch.machines,
@@ -69,6 +72,11 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
     }
     decided = {name: value for name, value in defaults.items() if name in _DECIDED}
     return {**defaults, **{name: value for name, value in own.items() if name not in dropped}, **decided}
+
+
+def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:
+    """Return the sizes by the words of ``accelerate launch``, which hands them on in the environment."""
+    return {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
 
 
 def _deepspeed_config(document: object, directory: Path, own: Mapping[str, object]) -> dict[str, object]:

@@ -224,8 +224,7 @@ class Planner:
             memory = shared
         if setting.machine.hardware.kind == "cuda" and any(candidate[knob] in found for knob, found in self._untimed):
             memory = replace(memory, step_seconds=None)
-        tokens = geometry.tokens * geometry.micro_batches * setting.machine.hardware.processes
-        rate = tokens / memory.step_seconds if memory.step_seconds else None
+        rate = geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 

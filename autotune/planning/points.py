@@ -26,8 +26,6 @@ class GroupPoints:
     Args:
         timed: the device whose times are predicted, or None.
 
-    Attributes:
-        anchors: by layout.
     """
 
     def __init__(self, problem: TrainerProblem, cases: Cases, layer_kinds: Sequence[str], timed: Gpu | None) -> None:
@@ -38,13 +36,12 @@ class GroupPoints:
         geometries = set(cases.geometries.values())
         # Only the largest micro-batch of evaluation is extrapolated to.
         geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
-        self.anchors: Mapping[Layout, Anchors] = {
-            layout: anchors(layout, geometries) for layout in {geometry.layout for geometry in geometries}
-        }
+        self._geometries = geometries
+        self._anchors: dict[tuple[Layout, int], Anchors] = {}
 
     def of(self, group: Group) -> list[Point]:
         """Return the points of a combination."""
-        return points(depths_of(self._plan(group), self._layer_kinds), self.anchors[group.layout])
+        return points(depths_of(self._plan(group), self._layer_kinds), self._anchors_of(group))
 
     def request(self, group: Group, point: Point) -> TraceRequest:
         """Return the request for the trace of a combination at a point."""
@@ -53,7 +50,14 @@ class GroupPoints:
 
     def fit(self, group: Group, replies: Mapping[Point, TraceReply]) -> Fit:
         """Return the fit of a combination to the traces at its points."""
-        return Fit(self.anchors[group.layout], replies, edges=gathers_ahead(self._plan(group)))
+        return Fit(self._anchors_of(group), replies, edges=gathers_ahead(self._plan(group)))
+
+    def _anchors_of(self, group: Group) -> Anchors:
+        plan = self._plan(group)
+        split = plan.launch.processes // plan.data_ranks
+        if (group.layout, split) not in self._anchors:
+            self._anchors[group.layout, split] = anchors(group.layout, self._geometries, split)
+        return self._anchors[group.layout, split]
 
     def _plan(self, group: Group) -> TrainingPlan:
         candidate = self._cases.groups.get(group)

@@ -95,6 +95,20 @@ class Channel(ABC):
         return event
 
 
+def environment_of(further: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that runs a module of this package: this one's, with further variables.
+
+    It has nothing of what a launcher says: this process may be a rank of it, and those that it starts are none.
+    """
+    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_LAUNCHES and not name.startswith(_OF_LAUNCHES_BEGINNINGS)
+    }
+    return {**outside, **further, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class Started(Channel):
     """A server that was started as a process of its own.
 
@@ -110,7 +124,6 @@ class Started(Channel):
             environment: variables beside those of this process.
             twins: number of servers to fork from it.
         """
-        paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
         pairs = [socket.socketpair() for _ in range(twins)]
         theirs = [their.fileno() for _, their in pairs]
@@ -120,7 +133,7 @@ class Started(Channel):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**_outside_of_launches(), **environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env=environment_of(environment),
             start_new_session=True,
             pass_fds=theirs,
         )
@@ -203,15 +216,6 @@ class Twin(Channel):
                 pass
             return False
         return True
-
-
-def _outside_of_launches() -> dict[str, str]:
-    """Return the environment without what a launcher says: this process may be a rank of it, and jobs are none."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _OF_LAUNCHES and not name.startswith(_OF_LAUNCHES_BEGINNINGS)
-    }
 
 
 def _end_of(file: int) -> str:

@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from accelerate import ParallelismConfig
+from accelerate.utils import TorchContextParallelConfig
 from datasets import Dataset, load_dataset
 from peft import PeftConfig
 from transformers import BitsAndBytesConfig
@@ -21,10 +22,17 @@ def config(plan: TrainingPlan, **overrides: object) -> Any:
     """Return the trainer's configuration, such as a ``trl.DPOConfig``; ``overrides`` win over the plan's ``args``."""
     # transformers writes what it derives into the mappings that it gets (TrainingArguments._process_fsdp_args).
     args = {name: deepcopy(value) if isinstance(value, dict) else value for name, value in plan.args.items()}
-    parallelism = args.get("parallelism_config")
-    if isinstance(parallelism, Mapping):
-        args["parallelism_config"] = ParallelismConfig(**parallelism)
+    if plan.parallelism:
+        args["parallelism_config"] = parallelism_config(plan.parallelism)
     return adapter(plan.trainer).config(**{**args, "model_init_kwargs": model_init_kwargs(plan), **overrides})
+
+
+def parallelism_config(given: Mapping[str, Any]) -> ParallelismConfig:
+    """Return accelerate's sizes of groups of processes, which know no word for how context parallelism exchanges."""
+    sizes = dict(given)
+    exchange = sizes.pop("cp_comm_strategy", None)
+    handler = TorchContextParallelConfig(cp_comm_strategy=exchange) if exchange else None
+    return ParallelismConfig(**sizes, cp_handler=handler)
 
 
 def model_arguments(plan: TrainingPlan) -> ModelConfig:

@@ -9,6 +9,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.errors import InputError
 from autotune.techniques.base import Option, Technique
+from autotune.techniques.context_parallel import data_ranks
 from autotune.techniques.packing import NONE, documents_per_row
 from autotune.units import format_share
 
@@ -22,14 +23,14 @@ def rows_per_step(candidate: Candidate, setting: Setting) -> int:
     With one document per row, it is the number of documents. With packed rows, it is the multiple of the micro-batch
     size that comes closest.
     """
-    rows, documents = int(candidate["per_device_train_batch_size"]), setting.documents_per_process
+    rows = int(candidate["per_device_train_batch_size"])
+    documents = setting.global_batch_size / data_ranks(candidate, setting)
     return rows * max(1, round(documents / (rows * _held(candidate, setting))))
 
 
 def documents_per_step(candidate: Candidate, setting: Setting) -> float:
     """Return the mean number of documents in an optimizer step, over all processes."""
-    processes = setting.machine.hardware.processes
-    return rows_per_step(candidate, setting) * processes * _held(candidate, setting)
+    return rows_per_step(candidate, setting) * data_ranks(candidate, setting) * _held(candidate, setting)
 
 
 class PerDeviceTrainBatchSize(Technique):
@@ -49,7 +50,7 @@ class PerDeviceTrainBatchSize(Technique):
 
     def default(self, setting: Setting) -> Choice:
         """Return TRL's default, or the largest smaller size that divides the global batch."""
-        largest = min(int(self.trl_default), setting.documents_per_process)
+        largest = max(1, min(int(self.trl_default), setting.documents_per_process))
         return next(rows for rows in range(largest, 0, -1) if setting.documents_per_process % rows == 0)
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
@@ -69,13 +70,17 @@ class PerDeviceTrainBatchSize(Technique):
         if GLOBAL_BATCH in setting.allowed:
             return None
         if candidate.get("packing", NONE) == NONE:
-            if setting.documents_per_process % int(choice) == 0:
+            ranks = data_ranks(candidate, setting)
+            documents, left = divmod(setting.global_batch_size, ranks)
+            if left:
+                return f"{setting.global_batch_size} documents of a global batch are no multiple of {ranks} processes"
+            if documents % int(choice) == 0:
                 return None
-            return f"{choice} rows do not divide the {setting.documents_per_process} documents of a global batch"
+            return f"{choice} rows do not divide the {documents} documents of a global batch"
         held, asked = documents_per_step(candidate, setting), setting.global_batch_size
         if abs(held / asked - 1) <= _NEAR:
             return None
-        rows = rows_per_step(candidate, setting) * setting.machine.hardware.processes
+        rows = rows_per_step(candidate, setting) * data_ranks(candidate, setting)
         what = "packed row" if rows == 1 else "packed rows"
         return (
             f"{rows} {what} of {int(candidate['max_length']):,} tokens {'holds' if rows == 1 else 'hold'} {held:,.1f}"

@@ -39,6 +39,7 @@ _DOCUMENT_3: Mapping[str, object] = {
     "args.deepspeed.zero_optimization.stage3_param_persistence_threshold": _AUTO,
     "args.deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save": True,
 }
+_SHARDS = "args.parallelism_config.dp_shard_size"
 _STAGE = "args.deepspeed.zero_optimization.stage"
 _FSDP2: Mapping[str, object] = {
     "args.fsdp": True,
@@ -64,7 +65,7 @@ class Sharding(Technique):
         "several processes (--num-processes), or one on a GPU that offloads by zero2 or zero3, as a last resort; "
         "zero1 to zero3: the package deepspeed"
     )
-    writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2})
+    writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2, _SHARDS})
     tells = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
 
     def matters(self, setting: Setting) -> bool:
@@ -95,7 +96,11 @@ class Sharding(Technique):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         if choice == FSDP2:
-            return _FSDP2
+            shared, groups = int(candidate.get("context_parallel", 1)), int(candidate.get("dp_replicate_size", 1))
+            if shared == groups == 1:
+                return _FSDP2
+            # accelerate wants all sizes where it is told one.
+            return {**_FSDP2, _SHARDS: max(1, setting.machine.hardware.processes // (shared * groups))}
         if choice in ZERO_STAGES:
             return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **(_DOCUMENT_3 if choice == "zero3" else {})}
         return {}

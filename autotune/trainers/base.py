@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
-from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
@@ -323,7 +323,7 @@ class Trainer(ABC):
         assert isinstance(env, dict)
         assert isinstance(peft, dict)
         assert truncate_to is None or isinstance(truncate_to, int)
-        plan = TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env, peft)
+        plan = TrainingPlan(self.name, args, model, truncate_to, hardware.launch, env, peft)
         return self.completed(plan, setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:

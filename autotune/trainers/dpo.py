@@ -66,7 +66,7 @@ class PreferenceOptimization(Trainer):
 
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the geometry of pairs that are padded to the longest sequence of their micro-batch."""
-        step = documents, rows_of(plan), micro_batches_of(plan), plan.launch.processes
+        step = documents, rows_of(plan), micro_batches_of(plan), plan.data_ranks
         return padded(*step, number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:

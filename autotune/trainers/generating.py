@@ -69,7 +69,8 @@ class Generating(Prompted):
             typical=typical,
             tokens=rows * (documents.tokens / documents.rows + assumed.mean),
             micro_batches=micro_batches,
-            documents=float(rows * micro_batches * plan.launch.processes),
+            documents=float(rows * micro_batches * plan.data_ranks),
+            ranks=plan.data_ranks,
             rows=documents.rows * copies * (uses // steps_per_generation(plan)),
             apart=tuple(
                 # The two passes go through the generation batch in chunks of a micro-batch's size.
@@ -130,13 +131,13 @@ class Generating(Prompted):
         plan = self.plan(candidate, setting)
         copies, per_generation = required(plan, "num_generations"), steps_per_generation(plan)
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
-        completions = rows_of(plan) * per_generation * plan.launch.processes
+        completions = rows_of(plan) * per_generation * plan.data_ranks
         if completions % copies:
             return (
                 f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
                 "completions of one prompt (num_generations)"
             )
-        evaluated = evaluated_rows_of(plan) * plan.launch.processes
+        evaluated = evaluated_rows_of(plan) * plan.data_ranks
         if plan.evaluates and evaluated % copies:
             return (
                 f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "

@@ -37,12 +37,13 @@ def number(plan: TrainingPlan, field: str) -> int | None:
 
 @lru_cache(_REMEMBERED)
 def padded(
-    documents: Documents, rows: int, micro_batches: int, processes: int, length: int | None, multiple: int
+    documents: Documents, rows: int, micro_batches: int, ranks: int, length: int | None, multiple: int
 ) -> BatchGeometry:
     """Return the geometry of documents that are padded to the widest sequence of their micro-batch.
 
     Args:
         rows: documents of a micro-batch.
+        ranks: processes that train on micro-batches of their own.
         length: to which sequences are cut, or None.
         multiple: to which the widest is rounded up.
     """
@@ -66,15 +67,16 @@ def padded(
         typical=Shape(rows, typical),
         tokens=rows * (tokens / total),
         micro_batches=micro_batches,
-        documents=float(rows * micro_batches * processes),
+        documents=float(rows * micro_batches * ranks),
         rows=total,
         sequences=documents.sequences,
+        ranks=ranks,
     )
 
 
 @lru_cache(_REMEMBERED)
 def end_to_end(
-    documents: Documents, rows: int, micro_batches: int, processes: int, length: int | None, multiple: int
+    documents: Documents, rows: int, micro_batches: int, ranks: int, length: int | None, multiple: int
 ) -> BatchGeometry:
     """Return the geometry of documents of one sequence that are laid end to end, padded only as a whole.
 
@@ -87,14 +89,14 @@ def end_to_end(
     longest_first = _longest_first(counts, rows)
     together = sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
     # Sums of random lengths end anywhere between two multiples.
-    typical, held = Shape(1, rows * mean + (multiple - 1) / 2), float(rows * micro_batches * processes)
+    typical, held = Shape(1, rows * mean + (multiple - 1) / 2), float(rows * micro_batches * ranks)
     worst = Shape(1, rounded_up(together, multiple))
-    return BatchGeometry(Layout.FLAT, worst, typical, rows * mean, micro_batches, held, total)
+    return BatchGeometry(Layout.FLAT, worst, typical, rows * mean, micro_batches, held, total, ranks=ranks)
 
 
 @lru_cache(_REMEMBERED)
 def packed(
-    documents: Documents, rows: int, micro_batches: int, processes: int, length: int, multiple: int, strategy: str
+    documents: Documents, rows: int, micro_batches: int, ranks: int, length: int, multiple: int, strategy: str
 ) -> BatchGeometry:
     """Return the geometry of documents of one sequence that are packed into rows of a length.
 
@@ -103,20 +105,20 @@ def packed(
         strategy: in the words of TRL's ``packing_strategy``.
     """
     in_epoch = packed_rows(documents, strategy, length)
-    held = rows * micro_batches * processes * documents.rows / in_epoch
+    held = rows * micro_batches * ranks * documents.rows / in_epoch
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if strategy in SEPARATING:
         worst = Shape(1, rounded_up(rows * length, multiple))
         # Rows are full or nearly so.
         typical = Shape(1, min(worst.tokens, rows * filled + (multiple - 1) / 2))
-        return BatchGeometry(Layout.FLAT, worst, typical, rows * filled, micro_batches, held, in_epoch)
+        return BatchGeometry(Layout.FLAT, worst, typical, rows * filled, micro_batches, held, in_epoch, ranks=ranks)
     # The last row of each packed batch of documents is not full, and is padded if it shares a micro-batch.
     full = kept // length
     short = in_epoch - full
     left = max(1, round((kept - full * length) / short)) if short else 0
     uneven = Documents(tuple((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count))
-    found = padded(uneven, rows, micro_batches, processes, None, multiple)
+    found = padded(uneven, rows, micro_batches, ranks, None, multiple)
     return replace(found, tokens=rows * filled, documents=held, rows=in_epoch)
 
 

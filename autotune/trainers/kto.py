@@ -121,7 +121,8 @@ class UnpairedPreference(Trainer):
             ),
             tokens=rows * tokens / kept,
             micro_batches=micro_batches,
-            documents=float(rows * micro_batches * plan.launch.processes),
+            documents=float(rows * micro_batches * plan.data_ranks),
+            ranks=plan.data_ranks,
             rows=kept,
             rivals=tuple(dict.fromkeys(shape for shape in shapes if shape != shapes[0])),
         )

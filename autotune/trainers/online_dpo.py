@@ -102,7 +102,8 @@ class OnlineDirectPreferenceOptimization(Prompted):
             typical=Shape(rows, typical, assumed.widest),
             tokens=rows * (documents.tokens / documents.rows + COMPLETIONS * assumed.mean),
             micro_batches=micro_batches,
-            documents=float(rows * micro_batches * plan.launch.processes),
+            documents=float(rows * micro_batches * plan.data_ranks),
+            ranks=plan.data_ranks,
             rows=documents.rows,
             sequences=COMPLETIONS,
             apart=(

@@ -67,7 +67,7 @@ class SupervisedFineTuning(Trainer):
 
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the geometry of packed, padding-free or padded rows."""
-        step = documents, rows_of(plan), micro_batches_of(plan), plan.launch.processes
+        step = documents, rows_of(plan), micro_batches_of(plan), plan.data_ranks
         length, multiple = plan.truncate_to or number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
         strategy = _strategy(plan)
         if strategy is not None:

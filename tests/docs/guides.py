@@ -24,7 +24,7 @@ GUIDES: Mapping[tuple[str, str], tuple[str, ...]] = {
     (MEMORY, "Activation offloading"): ("activation_offloading",),
     (MEMORY, "Padding sequences to a multiple"): ("pad_to_multiple_of",),
     (MEMORY, "No gathering of weights for generation"): ("ds3_gather_for_generation",),
-    (MEMORY, "Context parallelism"): ("context_parallelism",),
+    (MEMORY, "Context parallelism"): ("context_parallel",),
     (MEMORY, "vLLM sleep mode"): ("vllm",),
     (MEMORY, "Gradient checkpointing"): ("gradient_checkpointing",),
     (SPEED, "vLLM for generation"): ("vllm",),
@@ -39,6 +39,5 @@ GUIDES: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 ELSEWHERE: Mapping[str, str] = {
     "prompt_coverage": "TRL cuts no prompts since 0.29; `--prompt-coverage` leaves out the longest ones",
-    "context_parallelism": "a sequence is shared out over several devices, and this release plans and probes one",
 }
 """What the guides name and no technique here is, with the reason."""

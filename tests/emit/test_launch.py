@@ -6,17 +6,24 @@ import importlib
 import importlib.util
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
+from accelerate import ParallelismConfig
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.candidate import Choice
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.emit.arguments import training_arguments
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import training_rows
@@ -24,15 +31,20 @@ from autotune.techniques import find
 from autotune.trainers import find_trainer
 from autotune.units import GIB
 from tests.reporting.examples import a_result
-from tests.settings import GPU, TWO, plan_with, problem, setting
+from tests.settings import GPU, TWO, plan_with, problem, setting, workload
 
 EIGHT = replace(
     GPU,
     hardware=replace(GPU.hardware, processes=8, memory_bytes=80 * GIB),
     packages={**GPU.packages, "deepspeed": "0.19.8"},
 )
-HERE = setting(machine=EIGHT, global_batch_size=64, token_coverage=0.0)
-KNOBS = ("sharding", "offload", "reshard_after_forward", "stage3_max_live_parameters")
+SIXTEEN = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=16))
+LONG = workload(lengths={100: 50, 9000: 1})
+HERE = setting(machine=SIXTEEN, global_batch_size=64, token_coverage=0.0, of=LONG)
+KNOBS = (
+    "sharding", "offload", "reshard_after_forward", "stage3_max_live_parameters", "pad_to_multiple_of",
+    "context_parallel", "dp_replicate_size",
+)  # fmt: skip
 
 
 def legal() -> Iterator[Mapping[str, Choice]]:
@@ -42,6 +54,9 @@ def legal() -> Iterator[Mapping[str, Choice]]:
     for combination in itertools.product(*(found.space.choices[knob] for knob in KNOBS)):
         candidate = known.normal(found.baseline.but(**dict(zip(KNOBS, combination, strict=True))), HERE)
         chosen = {knob: candidate[knob] for knob in KNOBS}
+        if (chosen["context_parallel"] == 1) == (chosen["pad_to_multiple_of"] != "none"):
+            # Rounding changes nothing of how processes start; rows that are split need it.
+            continue
         if known.illegal(candidate, HERE) is None and tuple(chosen.values()) not in seen:
             seen.add(tuple(chosen.values()))
             yield chosen
@@ -59,6 +74,13 @@ def written(plan: TrainingPlan, folder: Path) -> dict[str, Any]:
     return {name: yaml.safe_load(text) if name == ACCELERATE else json.loads(text) for name, text in files.items()}
 
 
+def test_groups_are_searched_with_fsdp2_as_far_as_accelerate_takes_them() -> None:
+    found = {(chosen["context_parallel"], chosen["dp_replicate_size"]) for chosen in LEGAL}
+    # Eight processes to a row in two replicas would leave one of sixteen to shard, and in four a half.
+    assert found == {(shared, groups) for shared in (1, 2, 4, 8) for groups in (1, 2, 4)} - {(8, 2), (8, 4), (4, 4)}
+    assert {chosen["sharding"] for chosen in LEGAL if chosen["context_parallel"] != 1} == {"fsdp2"}
+
+
 def test_every_engine_and_every_way_to_offload_is_searched() -> None:
     assert {(chosen["sharding"], chosen["offload"]) for chosen in LEGAL} == {
         ("ddp", "none"), ("zero1", "none"), ("zero1", "optimizer"), ("zero2", "none"), ("zero2", "optimizer"),
@@ -72,12 +94,35 @@ def test_accelerate_reads_its_file_as_it_is_meant(choices: Mapping[str, Choice],
     plan = plan_with(HERE, choices)
     documents = written(plan, tmp_path)
     read = load_config_from_file(str(tmp_path / ACCELERATE))
-    assert read.num_processes == plan.launch.processes == 8
+    assert read.num_processes == plan.launch.processes == 16
     shared = str(choices["sharding"]).startswith("zero")
     assert read.distributed_type == ("DEEPSPEED" if shared else "MULTI_GPU")
     assert (DEEPSPEED in documents) == shared
     if shared:
         assert json.loads(Path(read.deepspeed_config["deepspeed_config_file"]).read_text()) == plan.args["deepspeed"]
+
+
+@EVERY
+def test_accelerate_launch_hands_the_sizes_of_groups_on(choices: Mapping[str, Choice], tmp_path: Path) -> None:
+    plan = plan_with(HERE, choices)
+    written(plan, tmp_path)
+    # As trl does with the key of its own file.
+    words = resolve_accelerate_config_argument(["--accelerate_config", str(tmp_path / ACCELERATE)])
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*words, "train.py"]))
+    assert arguments.use_deepspeed == str(choices["sharding"]).startswith("zero")
+    if arguments.use_deepspeed or (choices["context_parallel"], choices["dp_replicate_size"]) == (1, 1):
+        assert not arguments.use_parallelism_config
+        return
+    environment = prepare_multi_gpu_env(arguments)
+    with mock.patch.dict(os.environ, environment):
+        # What an Accelerator makes where it finds this variable.
+        assert os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+        sizes = ParallelismConfig()
+    assert sizes.total_size == plan.launch.processes
+    assert (sizes.cp_size, sizes.dp_replicate_size) == (choices["context_parallel"], choices["dp_replicate_size"])
+    assert sizes.data_parallel_size == plan.data_ranks
+    # Nothing is said that trl's own file would repeat.
+    assert "parallelism_config" not in training_arguments(plan, LONG, training_rows(LONG, plan, tmp_path))
 
 
 @EVERY

@@ -18,6 +18,7 @@ from autotune.core.protocol import Job, PrepareReply, PrepareRequest, ProbeReply
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer, prepare, probe
+from autotune.step.distributed.group import planned_engine
 from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import probe as real_probe
 from autotune.step.jobs.probe import processes_of, succeeded
@@ -120,6 +121,28 @@ def test_one_process_that_offloads_is_a_group_of_its_own(
     found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is ProbeStatus.OK, found.reason
     assert f"ZeRO stage {sharding[-1]} with 1 process" in (tmp_path / "probe" / "log.txt").read_text()
+
+
+@pytest.mark.nightly
+def test_four_ranks_train_two_replicas(job_server: JobServer, workload: PrepareReply, tmp_path: Path) -> None:
+    four = replace(TWO, hardware=replace(TWO.hardware, processes=4))
+    choices: dict[str, str | int] = {"sharding": "fsdp2", "dp_replicate_size": 2, "per_device_train_batch_size": 1}
+    plan = plan_with(setting(machine=four), {**choices, "max_length": 64, "precision": "float32"})
+    found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+    assert found.documents_per_step == 8
+    for rank in range(4):
+        log = (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
+        assert "Trained by FSDP2 with 4 processes, 2 replicas." in log
+
+
+def test_a_plan_names_the_groups_that_its_run_is_held_to() -> None:
+    def named(**sizes: int) -> str:
+        args = {"fsdp": True, "parallelism_config": sizes}
+        return planned_engine(TrainingPlan("sft", args, launch=Launch(8)))
+
+    assert named(cp_size=2, dp_shard_size=4) == "FSDP2 with 8 processes, 2 to a row"
+    assert named(cp_size=2, dp_shard_size=2, dp_replicate_size=2) == "FSDP2 with 8 processes, 2 replicas, 2 to a row"
 
 
 def test_an_engine_that_a_library_silently_replaces_is_unsupported(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.app.base.engine import documents_of
-from autotune.app.base.keys import keys_of, of_engine, written_at
+from autotune.app.base.keys import keys_of, of_engine, of_groups, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
 from autotune.app.options import Options
@@ -53,12 +53,13 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to what autotune does not know.
     """
     trainer = options.trainer
-    processes = machine.hardware.processes
-    plan = trainer.completed(replace(base.plan, launch=Launch(processes)), workload)
+    plan = trainer.completed(replace(base.plan, launch=machine.hardware.launch), workload)
     plan = _with_length(plan, trainer, workload)
     documents = _documents(base, plan, trainer, workload)
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
-    setting = Setting(workload, machine, documents, 0.0, everything, last_resorts="deepspeed" in plan.args)
+    shared = plan.launch.processes // plan.data_ranks
+    offloads = "deepspeed" in plan.args
+    setting = Setting(workload, machine, documents, 0.0, everything, ranks_per_row=shared, last_resorts=offloads)
     known = _unsaid_left(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()
@@ -96,9 +97,9 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     found = trainer.geometry(replace(plan, launch=Launch(said)), workload.dataset.documents).documents
     if said == here:
         # Packed rows hold any number of documents on average.
-        return max(1, round(found / here)) * here
+        return max(1, round(found / plan.data_ranks)) * plan.data_ranks
     documents = max(1, round(found))
-    if documents % here:
+    if documents % plan.data_ranks:
         raise InputError(
             f"{base.name} trains on {documents} documents in a step, which {here} processes cannot share out.",
             hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
@@ -158,7 +159,7 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
                 hint=f"Write {name}: {base.config.values[name]} in its place.",
             )
     for technique in trainer.techniques:
-        sizes = technique.only_sizes or technique.also_sizes
+        sizes = technique.only_sizes or technique.also_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):
             raise InputError(
                 f"{base.name}: {_said(base, technique)} is none of the choices that autotune has of {technique.name}.",

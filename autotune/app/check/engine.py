@@ -9,8 +9,11 @@ from pathlib import Path
 
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
+from autotune.emit.launch import PARALLELISM
 from autotune.errors import InputError
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.techniques.sp_size import REFUSED as SEQUENCE_PARALLEL_REFUSED
+from autotune.techniques.tp_size import REFUSED as TENSOR_PARALLEL_REFUSED
 
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
@@ -22,6 +25,8 @@ _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_pa
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 _AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEFAULT_STAGE = 2
+# Sizes of groups of processes with which a step is not traced.
+_UNTRACED = {"tp_size": TENSOR_PARALLEL_REFUSED, "sp_size": SEQUENCE_PARALLEL_REFUSED}
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -56,12 +61,20 @@ def engine_args(document: Mapping[str, object], config: Configuration, folder: P
     elif kind == "FSDP":
         given = document.get("fsdp_config")
         found |= _fsdp(given if isinstance(given, Mapping) else {}, default_version=1)
-    parallel = document.get("parallelism_config")
-    if isinstance(parallel, Mapping) and parallel:
-        found["parallelism_config"] = {
-            str(name).removeprefix("parallelism_config_"): value for name, value in parallel.items()
-        }
-    return found
+    parallel = _parallelism(own.get("parallelism_config") or document.get("parallelism_config"))
+    return {**found, "parallelism_config": parallel} if parallel else found
+
+
+def _parallelism(given: object) -> Mapping[str, object]:
+    """Return the sizes of groups of processes that are not 1, and what else a step then depends on."""
+    named = given.items() if isinstance(given, Mapping) else ()
+    keys = {str(name).removeprefix(PARALLELISM): value for name, value in named}
+    sizes = {name: value for name, value in keys.items() if name.endswith("_size") and value not in (None, 1)}
+    for name, reason in _UNTRACED.items():
+        if name in sizes:
+            raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
+    exchange = keys.get("cp_comm_strategy") if "cp_size" in sizes else None
+    return {**sizes, "cp_comm_strategy": exchange} if exchange else sizes
 
 
 def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object]:

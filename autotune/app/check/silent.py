@@ -58,9 +58,13 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
 
 
 def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> str:
-    rows, micro_batches, processes = rows_of(plan), micro_batches_of(plan), plan.launch.processes
+    rows, micro_batches, ranks = rows_of(plan), micro_batches_of(plan), plan.data_ranks
+    together = plan.launch.processes // ranks
     parts = f"{rows} x {micro_batches} accumulated" if micro_batches > 1 else f"{rows}"
-    parts += f" x {processes} processes" if processes > 1 else ""
+    if together > 1:
+        parts += f" x {ranks} {'group' if ranks == 1 else 'groups'} of {together} processes"
+    else:
+        parts += f" x {ranks} processes" if ranks > 1 else ""
     counted = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
     rows_word, steps = "row" if parts == "1" else "rows", _steps(plan, geometry, workload)
     return (
@@ -70,7 +74,7 @@ def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workloa
 
 
 def _steps(plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> int:
-    in_step = rows_of(plan) * micro_batches_of(plan) * plan.launch.processes
+    in_step = rows_of(plan) * micro_batches_of(plan) * plan.data_ranks
     size, all_rows = workload.dataset_source.test_size, workload.dataset.documents.rows
     # Of a number below 1, datasets.Dataset.train_test_split makes a share.
     parted = size if isinstance(size, float | int) else 0

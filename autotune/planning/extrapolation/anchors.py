@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
+from math import inf, lcm
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, rounded_up
 from autotune.planning.extrapolation.shape import Anchors, Basis
 
 LONGEST_FLAT = 8192
 """Tokens of the longest row that is traced in the flat layout: tracing computes a real attention mask over the row, and
 its memory and time grow with the square of the tokens."""
 _TOKENS_STEP = 128
+_SHORTEST_STEP = 8
 # Tokens that TRL's fused head processes at once (TOKEN_CHUNK_SIZE of trl/kernels/chunked_logprob.py).
 _CHUNK_TOKENS = 4096
 # Tokens of the shortest rows whose mismatched pairs can be narrower and wider than they are.
 _FEWEST_MISMATCHED = 4
 
 
-def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
-    """Return the shapes to trace so that the shapes of the geometries can be extrapolated from them."""
+def anchors(layout: Layout, geometries: Iterable[BatchGeometry], split: int = 1) -> Anchors:
+    """Return the shapes to trace so that the shapes of the geometries can be extrapolated from them.
+
+    Args:
+        split: ranks that share each row; the row then consists of twice as many equal pieces, two for each rank.
+    """
     chosen = [geometry for geometry in geometries if geometry.layout is layout]
     shapes = {shape for geometry in chosen for shape in (*geometry.shapes, geometry.typical)}
     shapes |= {shape for geometry in chosen for item in geometry.apart for shape in (item.worst, item.typical)}
-    # The head sees the tokens of all sequences of a row.
-    chunk_tokens = _CHUNK_TOKENS // chosen[0].sequences
+    # The head sees the tokens of all sequences of a row that a rank has.
+    chunk_tokens = _CHUNK_TOKENS * split // chosen[0].sequences
+    multiple = 2 * split if split > 1 else 1
     most_tokens = round(max(shape.rows * shape.tokens for shape in shapes))
     if layout is Layout.FLAT:
         step = max(_TOKENS_STEP, min(chunk_tokens, most_tokens) // 4 // _TOKENS_STEP * _TOKENS_STEP)
@@ -36,7 +42,9 @@ def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
     few = 1 if single else 2
     by_tokens = sorted(shapes, key=lambda shape: shape.tokens)
     widest, narrowest = by_tokens[-1], by_tokens[0]
-    longest, shortest = round(widest.tokens), max(1, round(narrowest.tokens / 8) * 8)
+    step = lcm(_SHORTEST_STEP, multiple)
+    longest = rounded_up(round(widest.tokens), multiple)
+    shortest = max(multiple, round(narrowest.tokens / step) * step)
     most = max(few + 1, *(shape.rows for shape in shapes))
     beside = _beside(shapes, longest)
     whole = chunk_tokens // max((longest, *beside))
@@ -46,11 +54,11 @@ def anchors(layout: Layout, geometries: Iterable[BatchGeometry]) -> Anchors:
     # If even the fewest rows have more tokens than one chunk, every shape is computed in chunks.
     chunked = fitting < most
     limits = (float(fitting * longest), _like(widest, most, longest, second)) if chunked else (inf, None)
-    shortest = shortest if shortest < longest else max(1, longest // 2)
+    shortest = shortest if shortest < longest else max(multiple, longest // 2 // multiple * multiple)
     if beside:
         others = (Shape(few, shortest, beside=shortest), *(Shape(few, longest, beside=width) for width in beside))
         return Anchors(Basis.BOTH, (*at_longest, *others), *limits)
-    if longest == round(narrowest.tokens):
+    if shortest == longest or longest == rounded_up(round(narrowest.tokens), multiple):
         return Anchors(Basis.ROWS, at_longest, *limits)
     return Anchors(Basis.TOKENS, (*at_longest, _like(narrowest, few, shortest)), *limits)
 

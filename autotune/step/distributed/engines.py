@@ -1,4 +1,4 @@
-"""Which library trains with several processes, and how many of them get data of their own: what a plan's fields say."""
+"""Which library trains with several processes: what a plan's fields say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from autotune.core.plan import TrainingPlan
-
-# What the ranks of a group of these share: each has a part of the tokens, or of every layer, of the same micro-batch.
-_SHARING = ("cp_size", "sp_size", "tp_size")
 
 
 class Engine(StrEnum):
@@ -26,22 +23,7 @@ def engine_of(plan: TrainingPlan) -> Engine:
         return Engine.DEEPSPEED
     if plan.launch.processes == 1:
         return Engine.NONE
-    return Engine.FSDP2 if plan.args.get("fsdp") or parallelism_of(plan) else Engine.DDP
-
-
-def parallelism_of(plan: TrainingPlan) -> Mapping[str, object]:
-    """Return the fields of accelerate's ``ParallelismConfig`` that a plan sets."""
-    given = plan.args.get("parallelism_config")
-    return given if isinstance(given, Mapping) else {}
-
-
-def data_ranks(plan: TrainingPlan) -> int:
-    """Return how many ranks train on micro-batches of their own."""
-    ranks = plan.launch.processes
-    for name in _SHARING:
-        size = parallelism_of(plan).get(name)
-        ranks //= size if isinstance(size, int) else 1
-    return ranks
+    return Engine.FSDP2 if plan.args.get("fsdp") or plan.parallelism else Engine.DDP
 
 
 def worst_rank(plan: TrainingPlan) -> int:

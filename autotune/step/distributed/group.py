@@ -79,12 +79,12 @@ def as_on_gpu(arguments: Any, plan: TrainingPlan, device: DeviceKind) -> Any:
     return arguments
 
 
-def dealt(per_micro_batch: _Array) -> _Array:
-    """Return what each of this rank's micro-batches has, repeated for every rank.
+def dealt(per_micro_batch: _Array, ranks: int) -> _Array:
+    """Return what each of this rank's micro-batches has, repeated for every rank that gets micro-batches of its own.
 
-    accelerate deals micro-batches out to the ranks in turn (``BatchSamplerShard``), so that each rank gets its own.
+    accelerate deals micro-batches out to these ranks in turn (``BatchSamplerShard``), so that each gets its own.
     """
-    repeated: _Array = np.repeat(per_micro_batch, world_size(), axis=0)  # type: ignore[assignment]
+    repeated: _Array = np.repeat(per_micro_batch, ranks, axis=0)  # type: ignore[assignment]
     return repeated
 
 
@@ -116,7 +116,12 @@ def planned_engine(plan: TrainingPlan) -> str:
         Engine.FSDP2: "FSDP2",
         Engine.DEEPSPEED: f"DeepSpeed's ZeRO stage {zero_stage(plan)}",
     }
-    return f"{named[engine]} with {processes}" if engine in named else processes
+    groups = _said_groups(plan.parallelism.get("dp_replicate_size", 1), plan.parallelism.get("cp_size", 1))
+    return f"{named[engine]} with {processes}{groups}" if engine in named else processes
+
+
+def _said_groups(replicas: object, sharing: object) -> str:
+    return (f", {replicas} replicas" if replicas != 1 else "") + (f", {sharing} to a row" if sharing != 1 else "")
 
 
 def _said_processes(count: int) -> str:
@@ -126,6 +131,7 @@ def _said_processes(count: int) -> str:
 def running_engine(trainer: Any) -> str:
     """Return which engine trains a built trainer's model, in words, as the wrapped model shows it."""
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
 
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -134,10 +140,20 @@ def running_engine(trainer: Any) -> str:
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"DeepSpeed's ZeRO stage {wrapped.zero_optimization_stage()} with {processes}"
     if any(isinstance(module, FSDPModule) for module in wrapped.modules()):
-        return f"FSDP2 with {processes}"
+        meshes = [one.device_mesh for one in wrapped.parameters() if isinstance(one, DTensor)]
+        groups = _said_groups(
+            _size_in(meshes[0], "dp_replicate"), _size_in(trainer.accelerator.torch_device_mesh, "cp")
+        )
+        return f"FSDP2 with {processes}{groups}"
     if isinstance(wrapped, DistributedDataParallel):
         return f"DDP with {processes}"
     return f"no engine with {processes}" if world > 1 else processes
+
+
+def _size_in(mesh: Any, name: str) -> int:
+    """Return the size of a dimension of a mesh of ranks, 1 if it has none of that name."""
+    named = mesh.mesh_dim_names if mesh is not None else None
+    return int(mesh[name].size()) if name in (named or ()) else 1
 
 
 def agree(decision: bool) -> bool:

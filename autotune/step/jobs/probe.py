@@ -6,9 +6,10 @@ import shutil
 import traceback
 
 from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.step.distributed.group import be_alone, import_engine, leave, select_device, world_size
+from autotune.step.distributed.group import be_alone, import_engine, leave, select_device
 from autotune.step.environment import set_environment
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
@@ -53,12 +54,14 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:
         passes = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
-        measurement = _finished(progress, meter, context.sent_seconds, sum(passes.values()))
+        measurement = _finished(request.plan, progress, meter, context.sent_seconds, sum(passes.values()))
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
     return ProbeReply((measurement,))
 
 
-def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_seconds_per_row: float) -> Measurement:
+def _finished(
+    plan: TrainingPlan, progress: Progress, meter: Meter, sent_seconds: float, pass_seconds_per_row: float
+) -> Measurement:
     batches, step = progress.batches, progress.whole_step
     first, last = progress.first_step_seconds, progress.last_step_seconds
     assert batches is not None
@@ -66,7 +69,9 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
     assert first is not None
     assert last is not None
     known = timing(progress.timed, progress.updates, step, progress.generations)
-    tokens = batches.mean_tokens * step.micro_batches
+    # Of what several ranks share, each has its part.
+    share = plan.data_ranks / plan.launch.processes
+    tokens = batches.mean_tokens * step.micro_batches * share
     rows = batches.rows * step.micro_batches
     peaks = meter.peaks()
     return Measurement(
@@ -83,7 +88,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
         update_seconds=known.update_seconds,
         micro_batches_timed=len(progress.timed),
         tokens_per_step=tokens,
-        documents_per_step=batches.mean_documents * step.micro_batches,
+        documents_per_step=batches.mean_documents * step.micro_batches * share,
         rows=batches.population,
         worst_rows=batches.rows,
         worst_tokens=progress.worst_tokens,
@@ -91,7 +96,7 @@ def _finished(progress: Progress, meter: Meter, sent_seconds: float, pass_second
         generation_phases=step.phases(progress.generations),
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
-        pass_seconds=batches.population * pass_seconds_per_row / world_size(),
+        pass_seconds=batches.population * pass_seconds_per_row / plan.data_ranks,
         evaluation_seconds=progress.evaluation_seconds,
         peaks=progress.peaks,
     )

@@ -11,7 +11,8 @@ from itertools import chain, repeat
 from typing import Any
 
 from autotune.core.gpu import Gpu
-from autotune.core.plan import AllocatorUse
+from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.core.protocol import (
     TRACED_FILE,
     TraceReplies,
@@ -20,10 +21,9 @@ from autotune.core.protocol import (
     TraceRequests,
 )
 from autotune.core.step_time import StepTime
-from autotune.core.timeline import Occurrence
+from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
-from autotune.step.distributed.engines import data_ranks
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config, load_processor
@@ -113,10 +113,13 @@ def _trace(request: TraceRequest) -> TraceReply:
         worst_tokens=trained.worst_tokens,
         step=gpus[0].step,
         between=_between(request),
-        tokens_per_step=float(data_ranks(request.plan) * trained.micro_batches * trained.tokens[-1].mean()),
+        tokens_per_step=float(request.plan.data_ranks * trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
-        sections=tuple(replace(section, time=time) for section, time in zip(course, gpus[0].times, strict=True)),
+        sections=tuple(
+            replace(section, time=time, machine_bytes=_machine_bytes(traced, section, request.plan))
+            for section, time in zip(course, gpus[0].times, strict=True)
+        ),
         varied_bytes=_varied_bytes(traced, request, trained, replays),
         replays=replays,
         gpus=gpus,
@@ -157,6 +160,14 @@ def _figures(
 
 def _capability(gpu: Gpu | None) -> tuple[int, int]:
     return (gpu.compute_capability if gpu is not None else None) or _USUAL_CAPABILITY
+
+
+def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
+    """Return the host's peak of all ranks in a machine: they are alike, but for a save, which the first one writes."""
+    others = section.host_bytes
+    if section.part.phase == SAVE and plan.launch.processes > 1:
+        others = traced.phase(SAVE_ELSEWHERE).host_peak.bytes
+    return section.host_bytes + (plan.launch.per_machine - 1) * others
 
 
 def _peak(peak: Peak) -> TracedPeak:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotune.core.program import EVALUATE
-from autotune.step.distributed.group import dealt, world_size
+from autotune.step.distributed.group import dealt
 from autotune.step.rows import Counts, RowSizes
 from autotune.step.run.batches import worst_order
 from autotune.step.run.progress import Progress
@@ -20,11 +20,14 @@ _TIMED = 4
 """Micro-batches that are timed, drawn at random; all where there are fewer."""
 
 
-def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int) -> float:
+def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int, ranks: int) -> float:
     """Evaluate as TRL does during training, which is a phase of its own, and return the seconds for all rows.
 
     The optimizer's state exists by then. The largest micro-batches are made of the longest rows, so none that the
     loader makes of neighbouring rows needs more.
+
+    Args:
+        ranks: processes that evaluate micro-batches of their own.
     """
     rows, count = trainer.eval_dataset, rows_at_once(trainer, known)
     copies = known.evaluation_drawing(trainer).copies
@@ -33,7 +36,9 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int) -> flo
         sample = _sample(len(rows), count, seed)
         largest, timed = (
             known.arranged(
-                trainer, dealt(np.repeat(order, copies, axis=1)), dealt(np.full(len(order), fill_value=order is worst))
+                trainer,
+                dealt(np.repeat(order, copies, axis=1), ranks),
+                dealt(np.full(len(order), fill_value=order is worst), ranks),
             )
             for order in (worst, sample)
         )
@@ -46,7 +51,7 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int) -> flo
         trainer.evaluate()
         seconds = time.monotonic() - started
     trainer.eval_dataset = rows
-    return seconds / sample.size * len(rows) / world_size()
+    return seconds / sample.size * len(rows) / ranks
 
 
 def rows_at_once(trainer: Any, known: Adapter) -> int:

@@ -14,8 +14,8 @@ import torch
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
-from autotune.step.distributed.engines import Engine, data_ranks, engine_of, worst_rank
+from autotune.core.program import CONSTRUCTION, EVALUATE
+from autotune.step.distributed.engines import Engine, engine_of, worst_rank
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
@@ -111,11 +111,11 @@ def traced_training(
             trainer.noted = trained or Trained()
             trainer.noted.micro_batches = planned.gradient_accumulation_steps
             known.watch(trainer, phase)
-            _choose_batches(trainer, rows, known, data_ranks(plan))
+            _choose_batches(trainer, rows, known, plan.data_ranks)
             trainer.train()
             if plan.evaluates:
                 _evaluate(trainer)
-            with addresses(), phase(SAVE):
+            with addresses():
                 save_tensors(trainer, Path(folder))
 
     return run

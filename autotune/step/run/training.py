@@ -38,10 +38,12 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     trainer = build_trainer(request, rows, folder, progress)
     step = step_size(request.plan, known.drawing(trainer))
     packed_from = len(rows) if known.packs(trainer.args) else None
-    # Ranks draw typical rows of their own; the worst ones meet, as they may in training.
-    seed = request.seed + trainer.args.process_index
+    # Ranks draw typical rows of their own, but for those that share a micro-batch, which have successive numbers
+    # (accelerate's data_loader.py, prepare_data_loader); the worst ones meet, as they may in training.
+    ranks = request.plan.data_ranks
+    seed = request.seed + trainer.args.process_index * ranks // request.plan.launch.processes
     batches = plan_batches(known.sizes(trainer), step, known.collation(trainer), request.schedule, seed, packed_from)
-    trainer.train_dataset = known.arranged(trainer, dealt(batches.order), dealt(batches.is_worst))
+    trainer.train_dataset = known.arranged(trainer, dealt(batches.order, ranks), dealt(batches.is_worst, ranks))
     trainer.args.max_steps = batches.steps
     known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
     progress.batches = batches
@@ -49,7 +51,7 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, known.run_share(trainer))
     trainer.train()
     if trainer.eval_dataset is not None and request.schedule.evaluates:
-        progress.evaluation_seconds = evaluate(trainer, known, progress, request.seed)
+        progress.evaluation_seconds = evaluate(trainer, known, progress, request.seed, ranks)
     if request.schedule.saves:
         save(trainer, progress)
     return trainer

@@ -1,0 +1,105 @@
+"""``context_parallel``: how many processes share the tokens of a row among each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
+from autotune.core.setting import Setting
+from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.packing import NONE
+from autotune.techniques.sharding import DDP, FSDP2
+
+NAME = "context_parallel"
+_SDPA = "sdpa"
+_LONG = 8192
+"""Tokens of the longest row from which on rows are split by default. What checkpointing keeps of a row of that length
+takes 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so that shorter rows need not be split."""
+_NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
+_PAIRS = "TRL splits the tokens and not the mask of what is trained on, and the two then differ in length"
+_UNSPLIT = "TRL passes rows to the model by names that are not split, and their positions then differ in length"
+_GENERATED = "TRL refuses it: the inputs are made after generation, and the rows that are dealt out are prompts"
+_SCORED = "the score of a row is read where its last token would be, which only one of the processes has"
+_REASONS: Mapping[str, str] = {
+    "dpo": _PAIRS, "kto": _UNSPLIT, "grpo": _GENERATED, "rloo": _GENERATED,
+    "online_dpo": "completions are generated from whole rows in each step",
+}  # fmt: skip
+_SIZES = (2, 4, 8)
+_PAD = "pad_to_multiple_of has to be a multiple of that"
+
+
+def ranks_per_row(candidate: Candidate) -> int:
+    """Return how many processes share each row of a candidate."""
+    return int(candidate.get(NAME, 1))
+
+
+def data_ranks(candidate: Candidate, setting: Setting) -> int:
+    """Return how many processes train on rows of their own; see :attr:`autotune.core.plan.TrainingPlan.data_ranks`."""
+    return max(1, setting.machine.hardware.processes // ranks_per_row(candidate))
+
+
+class ContextParallel(Technique):
+    """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
+
+    name = NAME
+    summary = "Splits each row among so many processes, which exchange keys and values in attention."
+    options = (
+        Option(1, "each process has whole rows"),
+        *(Option(size, f"{size} processes to a row") for size in _SIZES),
+    )
+    trl_default = 1
+    needs = (
+        f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
+        "(pad_to_multiple_of), and a GPU; there are then as many times fewer processes with documents of their own"
+    )
+    writes = frozenset({"args.parallelism_config.cp_size"})
+    also_sizes = True
+    refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
+        (trainer, size): reason for trainer, reason in _REASONS.items() for size in _SIZES
+    }
+
+    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {("reward", size): _SCORED for size in _SIZES}
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are several processes and long rows; for others it is taken if it is fixed."""
+        return setting.machine.hardware.processes > 1 and setting.workload.longest >= _LONG
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return a reason on a CPU."""
+        return _NO_KERNEL if choice != 1 and machine.hardware.kind == "cpu" else None
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason where the processes cannot be divided into groups of that size."""
+        processes = setting.machine.hardware.processes
+        if processes % int(choice):
+            return f"groups of {choice} processes cannot be made of {processes} (--num-processes)"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where the engine cannot split rows, or would train otherwise."""
+        if choice == 1:
+            return None
+        asked, multiple = f"{NAME}={choice}", 2 * int(choice)
+        if candidate.get("sharding", DDP) != FSDP2:
+            return f"{asked} needs sharding={FSDP2}, which accelerate splits rows with"
+        if candidate.get("attention") != _SDPA:
+            return f"{asked} needs attention={_SDPA}, whose kernels PyTorch can split"
+        if candidate.get("packing", NONE) != NONE:
+            return f"{asked} drops the mask that keeps packed documents apart (packing={candidate['packing']})"
+        if candidate.get("padding_free", OFF) == ON:
+            return f"{asked} drops the mask that keeps documents apart (padding_free=on)"
+        padded = candidate.get("pad_to_multiple_of", NONE)
+        if padded == NONE or int(padded) % multiple:
+            # PyTorch then leaves the row as it is, and attention takes it for rearranged (torch 2.13,
+            # torch/distributed/tensor/experimental/_context_parallel, _create_default_load_balancer).
+            return f"{asked} attends to the wrong tokens of rows whose length is no multiple of {multiple}: {_PAD}"
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.parallelism_config.cp_size": int(choice)} if choice != 1 else {}
+
+
+TECHNIQUE = ContextParallel()

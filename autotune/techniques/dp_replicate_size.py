@@ -1,0 +1,74 @@
+"""``dp_replicate_size``: hybrid sharding, in which several groups of processes hold the whole model each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.techniques.base import Option, Technique
+from autotune.techniques.context_parallel import ranks_per_row
+from autotune.techniques.sharding import DDP, FSDP2
+
+NAME = "dp_replicate_size"
+_IN_A_MACHINE = 8
+"""GPUs of a usual machine. Among these, all links are equally fast, so that replicas need more memory for nothing."""
+
+
+class DpReplicateSize(Technique):
+    """``dp_replicate_size`` of accelerate's ``ParallelismConfig``; the rest of the processes shards each replica."""
+
+    name = NAME
+    summary = "Shards the model within groups of processes, and reduces gradients between so many groups."
+    options = (
+        Option(1, "one group: all processes share the model out"),
+        Option(2, "two groups, such as two machines; any number that divides the processes"),
+        Option(4, "four groups"),
+    )
+    trl_default = 1
+    needs = f"sharding={FSDP2}, and at least two processes in each group"
+    writes = frozenset({"args.parallelism_config.dp_replicate_size"})
+
+    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
+        """Return a number of groups."""
+        if str(text).isdigit() and int(text) > 0:
+            return int(text)
+        raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number of groups of processes.")
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are more processes than a machine has; for fewer it is taken if it is fixed."""
+        return setting.machine.hardware.processes > _IN_A_MACHINE
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason where the processes cannot be divided into so many groups of two or more."""
+        processes, groups = setting.machine.hardware.processes, int(choice)
+        if groups == 1:
+            return None
+        if processes % groups:
+            return f"{processes} processes cannot be divided into {groups} equal groups (--num-processes)"
+        if processes == groups:
+            return f"each of the {groups} groups would be one process, which shares nothing out: that is sharding={DDP}"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason without FSDP2, and where a replica would be no more than the processes of one row."""
+        if choice == 1:
+            return None
+        if candidate.get("sharding", DDP) != FSDP2:
+            return f"{NAME}={choice} needs sharding={FSDP2}"
+        processes, shared = setting.machine.hardware.processes, ranks_per_row(candidate)
+        if processes % (int(choice) * shared) or processes == int(choice) * shared:
+            # ParallelismConfig.__post_init__ of accelerate.
+            return (
+                f"{NAME}={choice} with context_parallel={shared} leaves {processes / int(choice) / shared:g} of "
+                f"{processes} processes to shard, and accelerate needs a whole number above 1"
+            )
+        return None
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.parallelism_config.dp_replicate_size": int(choice)} if choice != 1 else {}
+
+
+TECHNIQUE = DpReplicateSize()

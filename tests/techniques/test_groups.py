@@ -1,0 +1,125 @@
+"""The rules of groups of processes: what splits rows, what replicates, and what is refused with the rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.app.options import checked_options
+from autotune.app.problem import global_batch_of
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
+from autotune.errors import InputError
+from autotune.space import Wishes
+from autotune.techniques import find
+from autotune.trainers import find_trainer, trainers
+from tests.emit.test_launch import EIGHT, HERE, LONG, SIXTEEN
+from tests.settings import CPU, problem, setting
+
+SFT = find_trainer("sft")
+SPLIT: dict[str, Choice] = {"sharding": "fsdp2", "context_parallel": 4, "pad_to_multiple_of": 64}
+LONG_ON_EIGHT = setting(machine=EIGHT, global_batch_size=16, of=LONG)
+
+
+def candidate(here: Setting, **choices: Choice) -> Candidate:
+    start = Candidate({item.name: item.default(here) for item in SFT.techniques})
+    return SFT.normal(start.but(max_length=9000, **choices), here)
+
+
+def why(here: Setting, **choices: Choice) -> str:
+    """Return why a candidate is illegal, empty if it is legal."""
+    return SFT.illegal(candidate(here, **choices), here) or ""
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({}, ""),
+        ({"sharding": "zero3"}, "context_parallel=4 needs sharding=fsdp2"),
+        ({"sharding": "ddp"}, "context_parallel=4 needs sharding=fsdp2"),
+        ({"attention": "eager"}, "context_parallel=4 needs attention=sdpa"),
+        ({"packing": "wrapped"}, "drops the mask that keeps packed documents apart"),
+        ({"padding_free": "on", "per_device_train_batch_size": 2}, "drops the mask that keeps documents apart"),
+        ({"pad_to_multiple_of": "none"}, "rows whose length is no multiple of 8"),
+        ({"pad_to_multiple_of": 12}, "rows whose length is no multiple of 8"),
+        ({"pad_to_multiple_of": 8}, ""),
+        ({"context_parallel": 8, "pad_to_multiple_of": 16}, ""),
+    ],
+)
+def test_rows_are_split_where_nothing_else_is_trained_by_it(other: dict[str, Choice], reason: str) -> None:
+    said = why(LONG_ON_EIGHT, **{"per_device_train_batch_size": 1, **SPLIT, **other})
+    assert reason in said
+    assert bool(said) is bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "shared", "reason"),
+    [
+        (2, 1, ""), (4, 1, ""), (2, 2, ""),
+        (2, 4, "leaves 1 of 8 processes to shard, and accelerate needs a whole number above 1"),
+        (4, 4, "leaves 0.5 of 8 processes"),
+        (3, 1, "8 processes cannot be divided into 3 equal groups"),
+        (8, 1, "each of the 8 groups would be one process"),
+    ],
+)  # fmt: skip
+def test_replicas_have_processes_to_shard_among(replicas: int, shared: int, reason: str) -> None:
+    choices = {**SPLIT, "context_parallel": shared, "dp_replicate_size": replicas}
+    said = why(LONG_ON_EIGHT, per_device_train_batch_size=1, **choices)
+    assert reason in said
+    assert bool(said) is bool(reason)
+
+
+def test_replicas_are_of_fsdp2_alone() -> None:
+    assert "dp_replicate_size=2 needs sharding=fsdp2" in why(LONG_ON_EIGHT, sharding="zero3", dp_replicate_size=2)
+
+
+def test_a_step_s_documents_are_shared_out_among_those_that_have_rows_of_their_own() -> None:
+    alone = candidate(LONG_ON_EIGHT, sharding="fsdp2", per_device_train_batch_size=1)
+    split = candidate(LONG_ON_EIGHT, **SPLIT, per_device_train_batch_size=1)
+    plans = [SFT.plan(item, LONG_ON_EIGHT) for item in (alone, split)]
+    assert [plan.args["gradient_accumulation_steps"] for plan in plans] == [2, 8]
+    assert [plan.parallelism for plan in plans] == [{}, {"cp_size": 4, "dp_shard_size": 2}]
+    few = replace(LONG_ON_EIGHT, global_batch_size=2, ranks_per_row=4)
+    assert not why(few, **SPLIT, per_device_train_batch_size=1)
+    said = why(few, **{**SPLIT, "context_parallel": 2}, per_device_train_batch_size=1)
+    assert said == "2 documents of a global batch are no multiple of 4 processes"
+
+
+def test_a_global_batch_below_the_processes_can_be_asked_for_where_rows_are_split() -> None:
+    fixed = checked_options(trainer="sft", global_batch_size=2, fix={"context_parallel": "4"})
+    assert global_batch_of(fixed, EIGHT) == 2
+    assert global_batch_of(replace(fixed, global_batch_size=None), EIGHT) == 8 * 2
+    with pytest.raises(InputError, match=r"3 documents cannot be reached with 8 processes, 4 to a row\."):
+        global_batch_of(replace(fixed, global_batch_size=3), EIGHT)
+    with pytest.raises(InputError, match=r"2 documents cannot be reached with 8 processes\."):
+        global_batch_of(checked_options(trainer="sft", global_batch_size=2), EIGHT)
+
+
+def test_what_is_searched_depends_on_the_rows_and_the_processes() -> None:
+    short = setting(machine=EIGHT, global_batch_size=64)
+    knobs = ("context_parallel", "dp_replicate_size")
+    assert [problem(short).space.choices[knob] for knob in knobs] == [(1,), (1,)]
+    assert [problem(LONG_ON_EIGHT).space.choices[knob] for knob in knobs] == [(1, 2, 4, 8), (1,)]
+    assert [problem(HERE).space.choices[knob] for knob in knobs] == [(1, 2, 4, 8), (1, 2, 4)]
+    twelve = replace(SIXTEEN, hardware=replace(SIXTEEN.hardware, processes=12))
+    found = problem(replace(HERE, machine=twelve, global_batch_size=24)).space
+    assert found.choices["context_parallel"] == (1, 2, 4)
+    assert "groups of 8 processes cannot be made of 12" in {item.reason.partition(" (")[0] for item in found.left_out}
+
+
+@pytest.mark.parametrize("knob", ["sp_size", "tp_size"])
+@pytest.mark.parametrize("trainer", trainers())
+def test_what_no_plan_has_is_refused_with_the_reason_where_it_is_asked_for(knob: str, trainer: str) -> None:
+    reason = str(find(knob, find_trainer(trainer).techniques).unavailable(2, EIGHT))
+    with pytest.raises(InputError, match=f"--fix {knob}=2 is not possible here: ") as caught:
+        assert problem(setting(machine=EIGHT), Wishes({knob: 2}), trainer).baseline
+    assert reason in caught.value.message
+
+
+def test_rows_are_not_split_on_a_cpu_or_by_trainers_that_would_train_otherwise() -> None:
+    technique = find("context_parallel", SFT.techniques)
+    assert "kernel of attention for CPUs" in str(technique.unavailable(2, CPU))
+    assert technique.unavailable(1, CPU) is None
+    refusing = {name for name in trainers() if (name, 2) in {**technique.refused, **technique.ignored}}
+    assert refusing == trainers().keys() - {"sft"}
