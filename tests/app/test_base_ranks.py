@@ -147,6 +147,20 @@ def test_fsdp_of_accelerate_becomes_the_trainer_s_own_with_all_its_keys(tmp_path
     assert "fsdp_config" not in found[ACCELERATE]
 
 
+def test_groups_of_processes_are_those_of_the_file(tmp_path: Path) -> None:
+    sizes = {"dp_replicate_size": 2, "dp_shard_size": 2}
+    given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    four = replace(TWO, hardware=replace(TWO.hardware, processes=4))
+    document = {**FSDP2, "num_processes": 4, "parallelism_config": given}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    text = f"{SIZES}accelerate_config: {tmp_path / 'accelerate.yaml'}\n"
+    search = started(a_base(tmp_path, text), machine=four)
+    assert search.problem.baseline["dp_replicate_size"] == 2
+    assert search.plan.args["parallelism_config"] == sizes
+    found = handed_over(search, search.problem.baseline, tmp_path / "bundle")
+    assert found[ACCELERATE]["parallelism_config"] == given
+
+
 def test_an_engine_in_the_file_itself_moves_where_it_can_be_started_from(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(ZERO2), encoding="utf-8")
     search = searched(tmp_path, f"deepspeed: {tmp_path / 'ds.json'}\nnum_processes: 2\n")
@@ -201,7 +215,11 @@ def test_what_cannot_be_honoured_is_refused_by_its_key(
     [
         ({**ACCELERATE_ZERO2, "num_machines": 2}, "num_machines: 2"),
         ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, "distributed_type: MEGATRON_LM"),
-        ({**FSDP2, "parallelism_config": {"parallelism_config_cp_size": 2}}, "parallelism_config"),
+        ({**FSDP2, "parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config_tp_size: 2"),
+        (
+            {**FSDP2, "parallelism_config": {"parallelism_config_cp_size": 2, "cp_comm_strategy": "alltoall"}},
+            "cp_comm_strategy: alltoall",
+        ),
         ({**FSDP2, "fsdp_config": {"fsdp_version": 1}}, "fsdp_version: 2"),
         (
             {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}},

@@ -103,3 +103,13 @@ def test_gradients_are_exchanged_in_the_last_micro_batch_alone(
     if micro_batches > 1:
         times[Part("micro-batch", Occurrence.FURTHER)] = taking(10.0)
     assert Forecast({}, 0.0, 0, 0, 0, 0, times, between).step_seconds(micro_batches) == seconds
+
+
+@pytest.mark.nightly
+@needs_deepspeed
+def test_a_reference_that_is_asked_before_training_is_traced_with_one_process_that_offloads(model: str) -> None:
+    chosen: dict[str, str | int] = {
+        **ONE_WAY, "sharding": "zero3", "offload": "both", "reference": "precomputed", "per_device_train_batch_size": 2,
+    }  # fmt: skip
+    plan = autotune.plan(model, seq_len=64, gpu="RTX4090", trainer="dpo", global_batch_size=4, fix=chosen)
+    assert plan.baseline.memory is not None, plan.baseline.reason

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.app.base.engine import documents_of
-from autotune.app.base.keys import keys_of, of_engine, written_at
+from autotune.app.base.keys import keys_of, of_engine, of_groups, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
 from autotune.app.options import Options
@@ -97,9 +97,9 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     found = trainer.geometry(replace(plan, launch=Launch(said)), workload.dataset.documents).documents
     if said == here:
         # Packed rows hold any number of documents on average.
-        return max(1, round(found / here)) * here
+        return max(1, round(found / plan.data_ranks)) * plan.data_ranks
     documents = max(1, round(found))
-    if documents % here:
+    if documents % plan.data_ranks:
         raise InputError(
             f"{base.name} trains on {documents} documents in a step, which {here} processes cannot share out.",
             hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
@@ -159,7 +159,7 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
                 hint=f"Write {name}: {base.config.values[name]} in its place.",
             )
     for technique in trainer.techniques:
-        sizes = technique.only_sizes or technique.also_sizes
+        sizes = technique.only_sizes or technique.also_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):
             raise InputError(
                 f"{base.name}: {_said(base, technique)} is none of the choices that autotune has of {technique.name}.",

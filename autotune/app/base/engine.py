@@ -16,6 +16,7 @@ from autotune.techniques.base import Technique
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan that hold documents of engines."""
+_PARALLELISM = "parallelism_config"
 _AUTO = "auto"
 _KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 _OFFLOADED = frozenset({"none", "cpu"})
@@ -52,8 +53,13 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
         found = dict(engine_args(started.document, config, started.folder))
     except UnreadError as error:
         raise InputError(f"{place}: {error.message}", hint=error.hint) from error
-    if found.pop("parallelism_config", None):
-        raise _refused(place, "parallelism_config", "probes run data parallelism alone", "Leave it out of the base.")
+    groups = dict(_mapping(found.pop(_PARALLELISM, None)))
+    if "cp_comm_strategy" in groups:
+        why = "context parallelism is searched with accelerate's default"
+        raise _refused(place, f"cp_comm_strategy: {groups['cp_comm_strategy']}", why, "Leave it out.")
+    # All processes sharding together is what FSDP2 does anyway.
+    if groups != {"dp_shard_size": started.processes} and groups:
+        found[_PARALLELISM] = groups
     if DEEPSPEED in found:
         found[DEEPSPEED] = _deepspeed(_mapping(found[DEEPSPEED]), config, started.processes, place)
     if _mapping(found.get(FSDP)).get("activation_checkpointing"):

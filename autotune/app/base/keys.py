@@ -27,6 +27,11 @@ def of_engine(path: str) -> bool:
     return path.split(".")[1:2] in ([name] for name in ENGINE_FIELDS)
 
 
+def of_groups(path: str) -> bool:
+    """Return whether an entry of a plan is the size of a group of processes."""
+    return path.startswith("args.parallelism_config.")
+
+
 def keys_of(base: UserBase, path: str) -> tuple[Path, ...]:
     """Return where in the file the entry at a path of a plan stands, or should."""
     head, *rest = path.split(".")

@@ -17,6 +17,7 @@ from trl.trainer import dpo_trainer
 from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter, InPhase, MakeModel
+from autotune.step.trainers.reference import reference_of
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 
 _TOKEN = 5
@@ -63,7 +64,7 @@ class _OnTokenizedRows(DPOTrainer):
 
     def _ask(self, dataset: Dataset, batch: Counts) -> None:
         inputs = self._prepare_inputs(self.read_batch([dataset[int(index)] for index in batch]))
-        chosen, _ = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+        chosen, _ = self.compute_ref_log_probs(reference_of(self), inputs)
         # As TRL does with each batch; this waits for the device.
         chosen.cpu()
 

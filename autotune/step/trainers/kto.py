@@ -18,6 +18,7 @@ from autotune.core.blocks import blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter, Collation, InPhase, MakeModel
+from autotune.step.trainers.reference import reference_of
 from autotune.trainers.kto import POLICY_KL, PRECOMPUTE, REFERENCE_KL, REFERENCE_PASS, WITHOUT_KL, estimates_kl
 
 _TOKEN = 5
@@ -66,7 +67,7 @@ class _OnTokenizedRows(KTOTrainer):
         """Run the reference on a block of so many rows; return how many it has."""
         first = place * batch_size
         rows = [dataset[index] for index in range(first, min(first + batch_size, len(dataset)))]
-        found = self.compute_ref_log_probs(self.ref_model or self.model, self._prepare_inputs(self.read_batch(rows)))
+        found = self.compute_ref_log_probs(reference_of(self), self._prepare_inputs(self.read_batch(rows)))
         for values in found:
             if values is not None:
                 # As TRL does with each batch; this waits for the device.
