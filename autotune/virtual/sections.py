@@ -12,7 +12,7 @@ from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.virtual.costs import Work
-from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches
+from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches, step_name
 from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Trace
 
 # Looked up for every event: an enumeration's own `value` takes longer.
@@ -69,8 +69,9 @@ def sections(
     host_levels = list(accumulate(event.change_bytes if event.place is Place.HOST else 0 for event in trace.events))
     apart = {MICRO_BATCH, *of_run, *of_step, *leading}
     before = [moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)]
-    # Apart: the one grows with the depth in another way than the other, which has the optimizer's state.
-    built = [_is_in(trace, {CONSTRUCTION}, moment) for moment in before]
+    # Apart: what an engine builds grows with the depth in another way than a first step, which has all of the state.
+    first = next((phase.first_event for phase in trace.phases if phase.name == step_name(0)), step.first_event)
+    built = [moment.event < first for moment in before]
     start = [_highest(compress(before, built)), _highest(compress(before, map(not_, built)))]
     found = [_section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
     for phase in trace.phases:
