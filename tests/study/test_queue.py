@@ -19,6 +19,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, SearchOutcome
 from autotune.study.begun import DEATHS
+from autotune.study.clock import Clock
 from autotune.study.problem import Sharing
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import ReplayedTable, measurement
@@ -111,8 +112,19 @@ def test_nobody_overtakes_a_worker_that_settles(durable: Run, monkeypatch: pytes
     assert other.outcome == outcome
 
 
-def test_the_time_limit_ends_the_wait_for_those_who_search(durable: Run) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_the_time_limit_ends_the_wait_for_those_who_search(durable: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, spent = threading.Event(), threading.Event(), threading.Event()
+
+    # Time is up with the first probe, however long it took.
+    def left(clock: Clock, reserve_seconds: float = 0.0) -> float | None:
+        limit = clock.limit_seconds
+        return None if limit is None else 0.0 if spent.is_set() else max(0.0, limit - reserve_seconds)
+
+    def last(run: ProbeRun, _: float | None) -> Measurement:
+        spent.set()
+        return measurement(run.candidate)
+
+    monkeypatch.setattr(Clock, "left", left)
 
     def slow(run: ProbeRun) -> Measurement:
         begun.set()
@@ -122,7 +134,7 @@ def test_the_time_limit_ends_the_wait_for_those_who_search(durable: Run) -> None
     other = Beside(Run(durable.url), slow)
     thread = other.start(trials=2)
     assert begun.wait(60)
-    outcome = durable(ReplayedTable(), trials=2, resume=True, timeout_seconds=1.5)
+    outcome = durable(last, trials=2, resume=True, timeout_seconds=60)
     go_on.set()
     thread.join()
     assert len(probed(outcome)) == 1

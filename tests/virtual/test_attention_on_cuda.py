@@ -114,7 +114,7 @@ BATCH, HEADS, SHARED, TOKENS, HEAD = 2, 8, 2, 1024, 64
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("virtual") / "found.json"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=200)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=900)
     return dict(json.loads(file.read_text()))
 
 

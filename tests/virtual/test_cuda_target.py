@@ -88,7 +88,7 @@ json.dump(found, open(sys.argv[1], "w"))
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("virtual") / "found.json"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=200)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=900)
     return dict(json.loads(file.read_text()))
 
 
