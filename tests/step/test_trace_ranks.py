@@ -168,6 +168,14 @@ def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> No
     activations = [reply.device.categories["activation"] for reply in (whole, half, quarter)]
     assert activations[1] == pytest.approx(activations[0] / 2, rel=0.25)
     assert activations[2] == pytest.approx(activations[1] / 2, rel=0.25)
+    # In each layer, all ranks of a row get the keys and values of the others in both passes, in bfloat16; gradients of
+    # them go round among these ranks once, in float32. Keys and values are half as wide as the model.
+    speed = A100.speeds.nvlink if A100.speeds else None
+    assert speed is not None
+    sent = [(reply.step.communication_seconds - whole.step.communication_seconds) * speed for reply in (half, quarter)]
+    keys_and_values = 2 * ROWS * LENGTH * WIDTH // 2
+    for ranks, measured in ((2, sent[0]), (4, sent[1])):
+        assert measured == pytest.approx(LAYERS * keys_and_values / ranks * (2 * 2 * (ranks - 1) + 4 * ranks), rel=0.01)
     # Two ranks train on one micro-batch.
     assert half.tokens_per_step == whole.tokens_per_step / 2 == (RANKS // 2) * ROWS * LENGTH
 
