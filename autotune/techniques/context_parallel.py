@@ -77,6 +77,11 @@ class ContextParallel(Technique):
             return f"groups of {choice} processes cannot be made of {processes} (--num-processes)"
         return None
 
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return 1 where rows cannot be split, unless the user asked for it and is to be told why."""
+        asked = setting.ranks_per_row != 1
+        return choice if asked or self.conflict(choice, candidate, setting) is None else 1
+
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the engine cannot split rows, or would train otherwise."""
         if choice == 1:
