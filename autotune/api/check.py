@@ -10,6 +10,7 @@ from autotune.app.check.asked import Asked, Unsure
 from autotune.app.check.check import check as checked
 from autotune.app.check.check import check_each, check_object
 from autotune.app.check.fix import fix_legacy as fixed
+from autotune.app.check.launch import Launching
 from autotune.core.events import Listener, ignore
 from autotune.core.verdict import EXIT_CODES, Fixed, Outcome, Severity, Verdict
 from autotune.errors import InputError, WillNotFit
@@ -91,10 +92,14 @@ def verdict(
     config: str | Path | Sequence[str] | transformers.TrainingArguments,
     *,
     peft_config: peft.PeftConfig | None = None,
+    started: Launching | None = None,
     listener: Listener = ignore,
     **options: Any,
 ) -> Verdict:
     """Return the verdict of :func:`check`, whatever it is, instead of raising it.
+
+    Args:
+        started: how the processes of a configuration object's training were started; None: it is one process.
 
     Raises:
         InputError: something that was given cannot be used.
@@ -104,7 +109,7 @@ def verdict(
         return checked(Asked(config=str(config), **options), listener)
     if isinstance(config, Sequence):
         return checked(Asked(command=tuple(config), **options), listener)
-    return check_object(config, peft_config, Asked(**options), listener)
+    return check_object(config, peft_config, Asked(**options), listener, started or Launching())
 
 
 def verdicts(configs: Sequence[str | Path], *, listener: Listener = ignore, **options: Any) -> Iterator[Verdict]:

@@ -7,12 +7,14 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import TrainerCallback
 
 from autotune.api.check import stopped, verdict
+from autotune.api.launched import Ranks, launching_of, ranks_of
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.units import MIB
@@ -41,8 +43,10 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         trainer.train()  # raises autotune.WillNotFit, or trains
 
     What is too close to call, not known, or cannot be checked is logged as a warning and trains, unless ``when_unsure``
-    is ``fail``. Trainings of several processes are not checked, and a warning says so. Evaluation is taken to be on
-    rows like those that are trained on.
+    is ``fail``. Evaluation is taken to be on rows like those that are trained on.
+
+    Of several processes, each has the callback. The first one checks the plan of all of them, by the least memory that
+    any has; the others wait for its verdict, so that all are stopped by the same message, or train.
 
     Args:
         dataset: what the rows were read from, as for :func:`autotune.check`. None: the trainer's own rows; those of DPO
@@ -75,23 +79,49 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             WillNotFit: it will not fit.
             AutotuneError: it cannot be checked, and ``when_unsure`` is ``fail``.
         """
-        if args.world_size > 1:
-            _LOG.warning("A training of %s processes is not checked before it starts.", args.world_size)
+        ranks = ranks_of(args)
+        if ranks is None:
+            _LOG.warning("The %s processes of this training have no group, so it is not checked.", args.world_size)
             return
-        try:
-            found = self._checked(args, kwargs)
-        except AutotuneError as error:
+        found = self._agreed(args, kwargs, ranks)
+        speaks = ranks.rank == 0
+        if isinstance(found, AutotuneError):
             if self._when_unsure == "fail":
-                raise
-            _LOG.warning("autotune cannot check this training: %s", error)
+                raise found
+            if speaks:
+                _LOG.warning("autotune cannot check this training: %s", found)
             return
         # The trainer is there already, so whatever a check says against its building is not so here.
         if found.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT]:
             raise stopped(found)
-        told = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
-        told("autotune: %s", found.headline)
+        if speaks:
+            told = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
+            told("autotune: %s", found.headline)
 
-    def _checked(self, args: Any, kwargs: dict[str, Any]) -> Verdict:
+    def _agreed(self, args: Any, kwargs: dict[str, Any], ranks: Ranks) -> Verdict | AutotuneError:
+        """Return the verdict of the first process, or why it has none; the same in every process.
+
+        Raises:
+            AutotuneError: the first process failed by something else, which it raises itself.
+        """
+        budgets = ranks.gathered(self._budget or _free(args))
+        if ranks.rank > 0:
+            said = ranks.told(_Said())
+            return said.result()
+        said = _Said(ended="it was ended")
+        try:
+            said = _Said(verdict=self._checked(args, kwargs, _least(budgets)))
+        except AutotuneError as error:
+            said = _Said(message=error.message, hint=error.hint)
+        except Exception as error:
+            said = _Said(ended=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            # The others wait for this, whatever happened here.
+            ranks.told(said)
+        return said.result()
+
+    def _checked(self, args: Any, kwargs: dict[str, Any], budget: str | int | None) -> Verdict:
         model, processor = kwargs["model"], kwargs["processing_class"]
         if processor is None:
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
@@ -106,9 +136,35 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 dataset=self._dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
                 peft_config=peft_config,
                 gpu="cpu" if args.device.type == "cpu" else None,
-                memory_budget=self._budget or _free(args),
+                memory_budget=budget,
                 when_unsure=self._when_unsure,
+                started=launching_of(args) if args.world_size > 1 else None,
             )
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the first process tells the others.
+
+    Attributes:
+        message, hint: why it cannot check the training, where there is no verdict.
+        ended: why it ended without saying either; empty otherwise.
+    """
+
+    verdict: Verdict | None = None
+    message: str = ""
+    hint: str = ""
+    ended: str = ""
+
+    def result(self) -> Verdict | AutotuneError:
+        """Return the verdict, or the reason why there is none.
+
+        Raises:
+            AutotuneError: the first process failed otherwise.
+        """
+        if self.ended:
+            raise AutotuneError(f"The check in the first process of this training failed: {self.ended}.")
+        return self.verdict or InputError(self.message, hint=self.hint)
 
 
 def _saved(model: Any, processor: Any, folder: Path) -> Any:
@@ -117,10 +173,22 @@ def _saved(model: Any, processor: Any, folder: Path) -> Any:
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         del config.quantization_config
-    config.architectures = [type(model).__name__]
+    config.architectures = [_architecture(model)]
     config.save_pretrained(folder)
     processor.save_pretrained(folder)
     return quantization
+
+
+def _architecture(model: Any) -> str:
+    """Return the name of a model's class, of which FSDP2 makes another (``torch.distributed.fsdp``)."""
+    names = [kind.__name__ for kind in type(model).__mro__]
+    return names[names.index("FSDPModule") + 1] if "FSDPModule" in names else names[0]
+
+
+def _least(budgets: list[str | int | None]) -> str | int | None:
+    """Return the least memory that a process may need: that given to all of them, or what is free of their devices."""
+    known = [budget for budget in budgets if isinstance(budget, int)]
+    return min(known) if known else budgets[0]
 
 
 def _arguments(args: Any, model: Any, quantization: Any) -> Any:

@@ -31,6 +31,7 @@ def probe(
     prompt_coverage: float | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     num_processes: int | None = None,
+    workers: int | Literal["auto"] | None = None,
     memory_budget: str | int | None = None,
     margin: float = 0.05,
     global_batch_size: int | None = None,
@@ -71,7 +72,10 @@ def probe(
             evaluation each: the longest are dropped, since these trainers cut none. None: 1.
         device: ``auto`` takes a GPU where there is one.
         num_processes: processes that train together, each on a GPU of its own; None: one on each visible GPU, or a
-            single one on a CPU. On a CPU, each has an equal share of the memory.
+            single one on a CPU. On a CPU, each has an equal share of the memory. With ``workers``: one.
+        workers: how many probe at the same time, from one study: each on ``num_processes`` GPUs of its own, or on an
+            equal part of a CPU's cores and memory, which is then what the recommendation is for. ``auto``: as many as
+            the GPUs are enough for, one on a CPU. None: one, on all visible GPUs together.
         memory_budget: memory that each process may need, such as ``24GiB`` or in bytes; None: what others leave free.
         margin: share of the budget that is kept free while probing, so that the promise has room.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: as
@@ -94,7 +98,7 @@ def probe(
         resume: whether to continue the study that is there, or to join the processes that search it.
         output: directory of the bundle; None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
         plan: whether steps are traced before the first probe, so that what cannot fit is not probed.
-        listener: receives the events of the run, as they happen.
+        listener: receives the events of the run, as they happen; with ``workers`` from several threads, one at a time.
 
     Raises:
         InputError: something that was given cannot be used.
@@ -113,6 +117,7 @@ def probe(
         prompt_coverage=prompt_coverage,
         device=device,
         num_processes=num_processes,
+        workers=workers,
         margin=margin,
         global_batch_size=global_batch_size,
         max_length=max_length,

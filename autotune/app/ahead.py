@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
@@ -28,6 +29,7 @@ from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds
 from autotune.probing.tracing import ServerTracer
+from autotune.space import SpaceFile
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_duration
 
@@ -57,7 +59,7 @@ def predicting(
     with ServerTracer(hardware.cores, _without_stages(listener), lent) as tracer:
         cache = user_cache()
         measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
-        yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener)
+        yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file)
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class Ahead:
         predictor: predictions from the traces; None if nothing was traced.
         failure: why nothing was traced; empty otherwise.
         spent_seconds: time that tracing took.
+        problem: what to search: with last resorts, if nothing is predicted to fit without; None: as it was.
     """
 
     predictor: PlannedPredictor | None = None
     planner: Planner | None = None
     failure: str = ""
     spent_seconds: float = 0.0
+    problem: TrainerProblem | None = None
 
     def left_of(self, options: Options) -> Options:
         """Return the options with the time that tracing took subtracted from their time limit."""
@@ -98,6 +102,7 @@ class Ahead:
     def notes(self) -> tuple[str, ...]:
         """Return notes on the predictions for the user, in sentences; called when the search has ended."""
         notes = list(self.predictor.notes()) if self.predictor else []
+        notes += notes_on_offloading(self.problem) if self.problem is not None else []
         untraceable = self.planner.untraceable if self.planner else {}
         if untraceable:
             reason = next(iter(untraceable.values()))
@@ -115,10 +120,12 @@ def traced_ahead(
     speeds: Callable[[], GpuSpeeds],
     seconds: float,
     listener: Listener,
+    file: SpaceFile | None = None,
 ) -> Ahead:
-    """Trace for at most that many seconds and return the result.
+    """Trace for at most that many seconds and return the result; longer if nothing fits but what offloads may.
 
     Args:
+        file: the space, whose last resorts are traced if nothing else fits; None: they are not.
         speeds: measures the speeds of a CPU, since there is no catalogue of CPUs.
     """
     started = time.monotonic()
@@ -128,8 +135,10 @@ def traced_ahead(
     try:
         target = target_of(machine.hardware, limit_bytes, speeds)
         planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))
-        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)
         planner.explore(at_once=(_AT_ONCE,), goes_on=lambda: time.monotonic() - started < seconds)
+        if file is not None:
+            problem, planner = with_what_offloads(problem, planner, file)
+        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)
@@ -140,7 +149,7 @@ def traced_ahead(
     spent = format_duration(spent_seconds)
     counted = f"{len(known):,} of {len(predictions):,} candidates are predicted, {over:,} not to fit"
     listener(Noted(f"Traced in {spent}: {counted}."))
-    return Ahead(predictor, planner, spent_seconds=spent_seconds)
+    return Ahead(predictor, planner, spent_seconds=spent_seconds, problem=problem)
 
 
 def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Accelerator:

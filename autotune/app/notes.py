@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.app.options import Options
+from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
 from autotune.techniques.packing import never_separated
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import format_bytes
 
 _NAMED = 5
 """Most rows that are named in a note."""
@@ -39,6 +41,20 @@ def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
     if options.device == "auto" and setting.machine.device_reason:
         notes.append(f"Measured on the CPU: {setting.machine.device_reason}.")
     return tuple(notes)
+
+
+def notes_on_workers(hardware: Hardware, further: int) -> tuple[str, ...]:
+    """Return a note where each worker had a part of a CPU, since training on all of it is another matter.
+
+    Args:
+        hardware: the device as each worker had it.
+        further: workers beside the first.
+    """
+    if hardware.kind != "cpu" or not further:
+        return ()
+    cores = "1 core" if hardware.cores == 1 else f"{hardware.cores} cores"
+    memory = format_bytes(hardware.memory_bytes * hardware.processes)
+    return (f"Each of the {further + 1} workers had {cores} and {memory}, which all figures are for.",)
 
 
 def notes_on_prompts(workload: Workload) -> Iterator[str]:

@@ -12,6 +12,7 @@ from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Rollouts
 from autotune.errors import InputError
+from autotune.inspection.machine import Workers
 from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find
 from autotune.trainers import Trainer, find_trainer, trainers
@@ -27,7 +28,8 @@ class Options:
     """A run as it was asked for; every field has been checked on its own.
 
     Attributes:
-        num_processes: processes that train together, or None for one on each device.
+        num_processes: processes that train together, or None for one on each device, or for one to each worker.
+        workers: how many probe at the same time, or None for one that has all of the machine.
         margin: share of the budget, 0 to 0.5, that stays free while probing.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
         trials: most probes, or None for the effort's number.
@@ -39,6 +41,7 @@ class Options:
     trainer: Trainer
     device: Literal["auto", "cuda", "cpu"]
     num_processes: int | None
+    workers: Workers | None
     margin: float
     global_batch_size: int | None
     token_coverage: float
@@ -58,6 +61,7 @@ def checked_options(
     trainer: str,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     num_processes: int | None = None,
+    workers: Workers | None = None,
     margin: float = 0.0,
     global_batch_size: int | None = None,
     max_length: int | None = None,
@@ -93,6 +97,7 @@ def checked_options(
         "maximum length": max_length,
         "number of trials": trials,
         "number of processes": num_processes,
+        "number of workers": None if workers == "auto" else workers,
     }
     for name, number in numbers.items():
         if number is not None and number < 1:
@@ -111,6 +116,7 @@ def checked_options(
         trainer=known,
         device=device,
         num_processes=num_processes,
+        workers=workers,
         margin=margin,
         global_batch_size=global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if token_coverage is None else token_coverage,

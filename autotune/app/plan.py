@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.app.host import said_host
 from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options, check_evaluation
-from autotune.app.planned import MOST_TOKENS, Planned, machines_of, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
+from autotune.app.servers import server_splits
 from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
 from autotune.core.candidate import Choice
-from autotune.core.estimate import SCHEMA, Plan, distinct, uncomposed
+from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, uncomposed
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -68,8 +71,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
-    planned = planned_machine(asked.gpu, options.num_processes)
-    machines = machines_of(planned.machine.hardware.processes, asked.num_machines)
+    planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
@@ -85,6 +87,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         target = Accelerator(planned.gpu, budget_bytes)
         planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
         tracking.trace(planner, traces, problem.baseline, asked.top)
+        problem, planner = with_what_offloads(problem, planner, options.file)
         best = uncomposed(planner.ranked())[:1]
         if best and best[0].fits:
             planner.vary(best[0].candidate)
@@ -100,6 +103,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
             offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
+        servers = server_splits(problem, options, target, traces, uncomposed(estimates))
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     traced = uncomposed(estimates)
     return Plan(
@@ -114,13 +118,14 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         changes=smallest_changes((baseline, *distinct(traced, asked.top)), traced),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=(*_notes(problem, planner, planned, cache, machines), *offers),
+        notes=(*_notes(problem, planner, planned, cache), *_notes_on_host(best, planned), *offers),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         explanation=explanation,
         vllm=vllm,
+        servers=servers,
         trainer=problem.trainer.name,
         processes=hardware.processes,
         lengths=histogram(workload.dataset.documents),
@@ -180,7 +185,7 @@ def notes_on_processes(processes: int, machines: int, *, at_most: bool = False) 
     """
     if processes > 1:
         each = f"{'up to ' if at_most else ''}{processes // machines}"
-        yield f"A machine runs {each} processes, and each loads the model: what is said of the host is of each process."
+        yield f"A machine runs {each} processes: what is said of the host is what they hold there together, at most."
     if machines > 1:
         yield (
             "The network between machines is not known: communication is timed as if all GPUs were in one machine,"
@@ -188,11 +193,12 @@ def notes_on_processes(processes: int, machines: int, *, at_most: bool = False) 
         )
 
 
-def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, machines: int) -> Iterator[str]:
+def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
     yield from problem.trainer.unlike
+    yield from notes_on_offloading(problem)
     if gpu is None:
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:
@@ -221,11 +227,20 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
         yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
     if SERVER in problem.choices.get(VLLM, ()):
-        yield "vllm=server: the server has GPUs of its own, and nothing is said of what it needs there."
+        yield "vllm=server among the candidates: the server has GPUs beside those that are planned for."
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
-    yield from notes_on_processes(planned.machine.hardware.processes, machines)
+    hardware = planned.machine.hardware
+    yield from notes_on_processes(hardware.processes, hardware.machines)
+
+
+def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:
+    """Yield what the best estimate needs of the host; on a CPU that is what it needs of the device."""
+    for memory in (estimate.memory for estimate in best):
+        if memory is not None and planned.gpu is not None:
+            said = said_host(memory, planned.machine.hardware.launch, planned.host_bytes)
+            yield from [] if said is None else [f"The best candidate: {said[0].lower()}{said[1:]}"]
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:

@@ -41,11 +41,13 @@ class Planned:
         machine: its device, with the software of this machine.
         gpu: the GPU, or None for a CPU.
         cores: number of this machine's cores that traces may use.
+        host_bytes: memory of the machine that the GPU is in, where it is this one; None where it is not known.
     """
 
     machine: Machine
     gpu: Gpu | None
     cores: int
+    host_bytes: int | None = None
 
     @property
     def described(self) -> Gpu:
@@ -70,14 +72,15 @@ def machines_of(processes: int, asked: int | None) -> int:
     return asked
 
 
-def planned_machine(word: str | None, processes: int | None = None) -> Planned:
+def planned_machine(word: str | None, processes: int | None = None, machines: int | None = None) -> Planned:
     """Return the machine with the GPU that a word names; None means this machine's own.
 
     Args:
         processes: that train together, each on a GPU of its own; None: one, or one on each of this machine's own GPUs.
+        machines: that they run on; see :func:`machines_of`.
 
     Raises:
-        InputError: there is no such GPU, or no word and no GPU.
+        InputError: there is no such GPU, or no word and no GPU; or the processes cannot be shared out equally.
     """
     here = inspect_machine("cpu")
     if word is None:
@@ -87,9 +90,14 @@ def planned_machine(word: str | None, processes: int | None = None) -> Planned:
                 f"There is no GPU here to plan for: {own.device_reason}.",
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
-        hardware = replace(own.hardware, processes=processes or own.hardware.processes)
-        return Planned(replace(own, hardware=hardware, planned=True), described(hardware), here.hardware.cores)
+        count = processes or own.hardware.processes
+        hardware = replace(own.hardware, processes=count, machines=machines_of(count, machines or 1))
+        host_bytes = here.hardware.memory_bytes
+        return Planned(
+            replace(own, hardware=hardware, planned=True), described(hardware), here.hardware.cores, host_bytes
+        )
     if word.strip().lower() == CPU:
+        machines_of(processes or 1, machines)
         return Planned(inspect_machine("cpu", processes), None, here.hardware.cores)
     gpu = find_gpu(word)
     hardware = Hardware(
@@ -98,6 +106,7 @@ def planned_machine(word: str | None, processes: int | None = None) -> Planned:
         memory_bytes=gpu.memory_bytes,
         compute_capability=gpu.compute_capability,
         processes=processes or 1,
+        machines=machines_of(processes or 1, machines),
         cores=here.hardware.cores,
     )
     return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)

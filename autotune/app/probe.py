@@ -14,15 +14,17 @@ from autotune.app.base.edit import Wanted
 from autotune.app.base.handover import handed_over
 from autotune.app.base.reading import UserBase, read_base, rewards_of, sources_of
 from autotune.app.check.asked import Written
+from autotune.app.check.launch import said_processes
 from autotune.app.check.sources import Sources
-from autotune.app.notes import notes_on
+from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.report import PAGE, write_page
-from autotune.app.search import Run, run_search
+from autotune.app.search import Run
+from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.estimate import Origin
 from autotune.core.events import Listener, StageStarted, WorkloadReady
@@ -34,7 +36,7 @@ from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
-from autotune.inspection.machine import machine as inspect_machine
+from autotune.inspection.machine import divided
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
 from autotune.study import SearchOutcome
@@ -70,14 +72,14 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
     started = time.monotonic()
     given = _given(asked, options) if asked.base is None else None
-    machine = inspect_machine(options.device, _processes(asked, options))
+    machine, (own, *further) = divided(options.device, _processes(asked, options), options.workers)
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
     hardware = machine.hardware
     with (
         out.held(),
-        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server,
+        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,
     ):
         base = None
         if asked.base is not None:
@@ -99,6 +101,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         limit_bytes = int(budget_bytes * (1 - options.margin))
         traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
         with traced as ahead:
+            problem = ahead.problem or problem
             run = Run(
                 options=ahead.left_of(options),
                 problem=problem,
@@ -110,7 +113,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
                 resume=asked.resume,
                 predictor=ahead.predictor,
             )
-            outcome = run_search(run, listener)
+            outcome = search_together(run, further, listener)
             compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
             limit = options.timeout_seconds
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
@@ -120,7 +123,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
-        notes=(*said, *notes_on(problem, options), *ahead.notes(), *offers),
+        notes=(*said, *notes_on(problem, options), *notes_on_workers(hardware, len(further)), *ahead.notes(), *offers),
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         output_directory=str(out.directory),
@@ -135,18 +138,14 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
 
 
 def _processes(asked: Asked, options: Options) -> int | None:
-    """Return how many processes train together; None: one on each device.
+    """Return how many processes train together: as asked for, or as a base says; None: one on each device.
 
     Raises:
-        InputError: a base is given, and more than one.
+        InputError: a file that a base names cannot be read.
     """
-    if asked.base is None:
+    if asked.base is None or options.num_processes is not None:
         return options.num_processes
-    if (options.num_processes or 1) > 1:
-        raise InputError(
-            "A base is probed in one process.", hint="Leave out --num-processes, or name MODEL and DATASET instead."
-        )
-    return 1
+    return said_processes(asked.base) or 1
 
 
 def _given(asked: Asked, options: Options) -> Sources:
@@ -216,6 +215,9 @@ def _handed_over(
         for knob, said in start.replaced.items()
     ]
     notes += [f"{base.name}: {said}." for said in base.assumptions]
+    processes = setting.machine.hardware.processes
+    if base.launching.said and base.launching.processes != processes:
+        notes.append(f"--num-processes {processes} takes the place of {base.launching.processes} in {base.name}.")
     if outcome.winner is None:
         return BaseFile(base.name), tuple(notes)
     plan = trainer.plan(outcome.winner.candidate, setting)
@@ -227,6 +229,7 @@ def _handed_over(
         setting.workload.model_source.name if asked.model is not None else None,
         rows if copied or asked.dataset is not None or _evaluates(asked) else None,
         _evaluates(asked),
+        out.directory,
     )
     file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
     return file, (*notes, *([note] if note else []))

@@ -10,7 +10,7 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
-from autotune.space import resolve
+from autotune.space import SpaceFile, resolve
 from autotune.techniques import find
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers.problem import TrainerProblem, require_legal
@@ -80,7 +80,9 @@ def problem_of(
     shared = fixed_ranks_per_row(options)
     if base is not None and CONTEXT_PARALLEL not in options.wishes.fixed:
         shared = int(base.choices.get(CONTEXT_PARALLEL, 1))
-    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared)
+    # One process that the user's own configuration gives to DeepSpeed may keep it.
+    offloads = base is not None and "args.deepspeed" in base.documents
+    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads)
     fixed_length = options.wishes.fixed.get("max_length")
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.
@@ -91,3 +93,12 @@ def problem_of(
     problem = TrainerProblem(options.trainer, space, setting, options.wishes)
     require_legal(problem)
     return problem
+
+
+def with_last_resorts(problem: TrainerProblem, file: SpaceFile) -> TrainerProblem | None:
+    """Return a problem with the choices that are for where nothing else fits; None where none is added."""
+    setting = replace(problem.setting, last_resorts=True)
+    space = resolve(file, problem.trainer.techniques, setting, problem.wishes)
+    if space.choices == problem.choices and space.left_out == problem.space.left_out:
+        return None
+    return TrainerProblem(problem.trainer, space, setting, problem.wishes)

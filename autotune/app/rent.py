@@ -67,8 +67,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
     first = 1 if wanted.num_processes == AUTO else wanted.num_processes
-    machines_of(first, wanted.num_machines)
-    planned = [planned_machine(word, first) for word in words]
+    planned = [planned_machine(word, first, wanted.num_machines) for word in words]
     batch = global_batch_of(options, planned[0].machine)
     numbers = [number for number in NUMBERS if batch % number == 0] if wanted.num_processes == AUTO else [first]
     cache = user_cache()
@@ -78,7 +77,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
             workload = rows_of_length(workload, asked.seq_len, batch)
         targets = [each.described for each in planned]
         traces = traces_of(workload, planned[0].machine, tracer, cache, targets)
-        survey = _Survey(asked, options, workload, batch, traces, wanted.prices, listener)
+        survey = _Survey(asked, options, workload, batch, traces, wanted, listener)
         offers = [offer for word in words for offer in _offers_of(survey, word, numbers, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
@@ -134,7 +133,7 @@ class _Survey:
         workload: Workload,
         batch: int,
         traces: Traces,
-        prices: Mapping[str, float] | None,
+        wanted: Wanted,
         listener: Listener,
     ) -> None:
         self._asked = asked
@@ -142,7 +141,8 @@ class _Survey:
         self._workload = workload
         self._batch = batch
         self._traces = traces
-        self._prices = prices or {}
+        self._prices = wanted.prices or {}
+        self._machines = wanted.num_machines
         self._listener = listener
         self._candidates: dict[object, tuple[Candidate, ...]] = {}
         self.refused: list[InputError] = []
@@ -150,7 +150,7 @@ class _Survey:
 
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
-        planned = planned_machine(word, processes)
+        planned = planned_machine(word, processes, self._machines)
         gpu, hardware = planned.described, planned.machine.hardware
         self._listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{gpu.name}"))
         try:

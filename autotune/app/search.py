@@ -71,14 +71,19 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         seed=options.seed,
         trials=options.trials,
         timeout_seconds=options.timeout_seconds,
-        storage=StudyStorage(
-            url=run.storage or run.output.study_url,
-            name=run.study or run.output.directory.name,
-            resume=run.resume,
-            fingerprint=fingerprint(problem, run.limit_bytes),
-        ),
+        storage=storage_of(run),
         listener=listener,
         predictor=run.predictor,
+    )
+
+
+def storage_of(run: Run) -> StudyStorage:
+    """Return the study of a search, and where it lies."""
+    return StudyStorage(
+        url=run.storage or run.output.study_url,
+        name=run.study or run.output.directory.name,
+        resume=run.resume,
+        fingerprint=fingerprint(run.problem, run.limit_bytes),
     )
 
 

@@ -71,6 +71,16 @@ def add_num_processes(parser: argparse._ActionsContainer, default: str) -> None:
     )
 
 
+def add_workers(parser: argparse._ActionsContainer) -> None:
+    """Declare --workers."""
+    parser.add_argument(
+        "--workers",
+        type=_number_or_auto,
+        metavar="N|auto",
+        help="probe N candidates at the same time, each on GPUs of its own or a share of the CPU; auto: all GPUs",
+    )
+
+
 def add_planned_processes(parser: argparse._ActionsContainer) -> None:
     """Declare --num-processes and --num-machines of GPUs that need not be here."""
     parser.add_argument(

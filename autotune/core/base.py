@@ -20,6 +20,8 @@ class Base:
         own: those of the held techniques whose values are none of its choices: their entries are in ``entries``.
         entries: by path, such as ``args.max_grad_norm``, the plan entries that every candidate has and that no
             technique writes, those in ``own`` apart.
+        documents: by path, such as ``args.deepspeed``, the user's own document of an engine, without what tells a
+            choice. Candidates that use the engine have it.
     """
 
     file: str
@@ -27,3 +29,4 @@ class Base:
     held: Mapping[str, str] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     entries: Mapping[str, object] = field(default_factory=dict)
+    documents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)

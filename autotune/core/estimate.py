@@ -12,7 +12,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthBin
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.result import LeftOut, Unlockable
-from autotune.core.vllm import VllmOutlook
+from autotune.core.vllm import ServerSplit, VllmOutlook
 
 SCHEMA = 1
 
@@ -41,7 +41,9 @@ class MemoryEstimate:
             (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
             ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``.
             Sums to :attr:`device_bytes`.
-        host_bytes: tensors in the host's memory (offloaded activations, batches).
+        host_bytes: tensors in the host's memory (the model while it is loaded, what is offloaded, what a save copies or
+            gathers there) of the process that needs the most.
+        machine_bytes: the same of all processes in one machine together.
         step_seconds: time of a typical optimizer step, for ranking; None if the device's speed is not known.
         error: share of :attr:`device_bytes` by which the estimate may be off, either way.
         varied_bytes: what the allocator may reserve beyond :attr:`device_bytes` once micro-batches of many lengths have
@@ -64,6 +66,7 @@ class MemoryEstimate:
     varied_bytes: int | None = None
     generation_bytes: int | None = None
     beside_bytes: int = 0
+    machine_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:
@@ -162,6 +165,7 @@ class Plan:
         new_trace_count: of these, how many were run now; the others were kept from before.
         explanation: how the estimate of one candidate came about; None unless that was asked for.
         vllm: what vLLM may take of the GPU; None for a trainer that generates nothing, and on a CPU.
+        servers: splits of several GPUs between a vLLM server and the training, where ``vllm=server`` may be taken.
         trainer: which of TRL's.
         processes: that train together, each on such a GPU: memory is that of the one that needs the most, and
             tokens are those of all.
@@ -195,6 +199,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None
     baseline_timeline: MemoryTimeline | None = None
+    servers: tuple[ServerSplit, ...] = ()
 
     @property
     def best(self) -> Estimate | None:

@@ -10,6 +10,9 @@ from autotune.core.estimate import Estimate
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
 
+ONCE_MORE = ("confirmation", "comparison")
+"""Purposes of probes that run a candidate once more, under the number that it has."""
+
 
 @dataclass(frozen=True)
 class StageStarted:
@@ -67,6 +70,13 @@ class ProbeFinished:
     purpose: str
     measurement: Measurement
     best: bool
+
+
+@dataclass(frozen=True)
+class ProbeLost:
+    """A probe that had begun will not end, since its worker is gone; another one repeats it under another number."""
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,7 @@ Event = (
     | StudyResumed
     | ProbeStarted
     | ProbeFinished
+    | ProbeLost
     | CandidateVetoed
     | Tracing
     | Ranked

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.core.plan import Launch
+
 DeviceKind = Literal["cuda", "cpu"]
 
 
@@ -19,7 +21,8 @@ class Hardware:
         memory_bytes: the device's memory; for a CPU the memory that this process may use (cgroup limit included).
         used_by_others_bytes: memory of the device that other processes hold already.
         compute_capability: CUDA's (major, minor), or None.
-        processes: number of training processes to launch.
+        processes: number of training processes to launch, over all machines.
+        machines: how many machines they run on, the same number on each.
         cores: CPU cores that this process may use.
         driver: version of the device's driver, or None.
     """
@@ -32,6 +35,7 @@ class Hardware:
     processes: int = 1
     cores: int = 1
     driver: str | None = None
+    machines: int = 1
 
     @property
     def threads(self) -> int:
@@ -39,9 +43,31 @@ class Hardware:
         return max(1, self.cores // self.processes)
 
     @property
+    def launch(self) -> Launch:
+        """How the processes of a training on it are started."""
+        return Launch(self.processes, self.machines)
+
+    @property
     def available_bytes(self) -> int:
         """Memory that other processes do not hold."""
         return max(0, self.memory_bytes - self.used_by_others_bytes)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a machine that the processes of one worker see and run on.
+
+    Attributes:
+        gpus: their CUDA_VISIBLE_DEVICES, or None to leave that variable as it is.
+        cores: the numbers of their CPU cores, as the kernel counts them; empty: all that this process may use.
+    """
+
+    gpus: str | None = None
+    cores: tuple[int, ...] = ()
+
+
+WHOLE = Share()
+"""All of a machine that this process may use."""
 
 
 @dataclass(frozen=True)

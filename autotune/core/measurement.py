@@ -72,7 +72,8 @@ class Measurement:
             above the baseline taken after imports.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
         device_bytes: CUDA: what the process held at the end according to the driver (context included). CPU: None.
-        host_peak_bytes: high-water of anonymous resident memory on the host, as for ``peak_bytes``, on any device.
+        host_peak_bytes: high-water of anonymous resident memory on the host, as for ``peak_bytes``, on any device; of
+            several processes, the sum.
         allocation_retries: how often the caching allocator had to free its cache and try again.
         tokens_per_second: dataset tokens of a mean optimizer step, padding excluded, over ``step_seconds``.
         tokens_per_second_error: relative standard error of that rate within this probe. It does not include the spread

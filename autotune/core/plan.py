@@ -23,6 +23,11 @@ class Launch:
     processes: int = 1
     machines: int = 1
 
+    @property
+    def per_machine(self) -> int:
+        """Processes on each machine."""
+        return -(-self.processes // self.machines)
+
 
 SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
 """Sizes of accelerate's ``ParallelismConfig`` whose ranks train on the same micro-batch: each has a part of its tokens,
@@ -85,6 +90,11 @@ class TrainingPlan:
     peft: Mapping[str, object] = field(default_factory=dict)
     rewards: tuple[str, ...] = ()
     completions: Completions | None = None
+
+    @property
+    def in_group(self) -> bool:
+        """Whether a process group trains: several processes, or the one that DeepSpeed makes a group of."""
+        return self.launch.processes > 1 or bool(self.args.get("deepspeed"))
 
     @property
     def allocator(self) -> AllocatorUse:

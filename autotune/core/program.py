@@ -14,6 +14,8 @@ AROUND_GENERATION = "tokenising and padding"
 """What is timed with generations beside their phases; no phase of its own."""
 EVALUATE = "evaluate"
 SAVE = "save"
+SAVE_ELSEWHERE = "save on another rank"
+"""What a rank does in a save that is not the first one, to which engines gather; traced for the host's memory alone."""
 
 
 class Repeat(StrEnum):

@@ -8,17 +8,18 @@ from typing import Any
 
 from autotune.core.measurement import Measurement
 
-_MOST = ("peak_bytes", "reserved_bytes", "device_bytes", "host_peak_bytes", "allocation_retries", "worst_tokens",
+_MOST = ("peak_bytes", "reserved_bytes", "device_bytes", "allocation_retries", "worst_tokens",
          "step_seconds", "micro_batch_seconds", "update_seconds", "start_seconds", "training_seconds",
          "tokens_per_second_error", "evaluation_seconds")  # fmt: skip
-_SUM = ("tokens_per_step", "documents_per_step")
+_SUM = ("tokens_per_step", "documents_per_step", "host_peak_bytes")
 
 
 def of_ranks(ranks: Sequence[Measurement]) -> Measurement:
     """Return the measurement of a training from those of its processes, in the order of their ranks.
 
     The status is that of the first rank that did not end ``ok``. Memory is that of the rank that needs the most, since
-    each rank has its own device; a step takes as long as on the slowest rank, and trains on the tokens of all ranks.
+    each rank has its own device; that of the host is what all need together, at most, since they share it. A step takes
+    as long as on the slowest rank, and trains on the tokens of all ranks.
 
     Args:
         ranks: measurements by rank; not empty.

@@ -162,6 +162,7 @@ class BaseFile:
         args: the keys of that text that are fields of the trainer's configuration, with their values.
         further: those that are fields of TRL's other classes: of the model, the data, the rewards.
         env: environment variables that it sets.
+        launch: the document for ``accelerate launch`` that the file names; empty without.
     """
 
     file: str
@@ -171,6 +172,7 @@ class BaseFile:
     args: Mapping[str, object] = field(default_factory=dict)
     further: Mapping[str, object] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    launch: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Setting:
             other global batches.
         base: the user's configuration that candidates start from; None: TRL's defaults.
         ranks_per_row: processes that share each row, where the user said so (``context_parallel``).
+        last_resorts: whether choices are searched that are for where nothing else fits.
     """
 
     workload: Workload
@@ -34,6 +35,7 @@ class Setting:
     allowed: frozenset[str] = frozenset()
     base: Base | None = None
     ranks_per_row: int = 1
+    last_resorts: bool = False
 
     @property
     def documents_per_process(self) -> int:

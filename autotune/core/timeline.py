@@ -51,6 +51,7 @@ class Section:
         host_bytes: peak bytes on the host.
         time: time of this part, or None if the speed of the device is not known.
         backward: index of the first moment in the backward pass; the number of moments if there is none.
+        machine_bytes: peak bytes on the host of all ranks in one machine together, the first rank among them.
     """
 
     part: Part
@@ -59,6 +60,7 @@ class Section:
     host_bytes: int = 0
     time: StepTime | None = None
     backward: int = 0
+    machine_bytes: int = 0
 
     @property
     def totals(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""How a training and vLLM share one GPU, for each share of it that vLLM may take."""
+"""How a training and vLLM share one GPU, for each share of it that vLLM may take, or several, some for either."""
 
 from __future__ import annotations
 
@@ -60,3 +60,40 @@ class VllmOutlook:
     enough: VllmShare | None
     shares: tuple[VllmShare, ...]
     assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ServerSplit:
+    """GPUs of which some generate, in a vLLM server, and the others train.
+
+    Attributes:
+        generation: GPUs of the server, which share its weights and its cache by tensor parallelism.
+        training: processes that train, each on a GPU of its own.
+        reason: why that is not possible, or not known; empty otherwise. The rest is then not known.
+        candidate: the training, with ``vllm=server``.
+        training_bytes: memory that each of the GPUs that train needs.
+        training_spare_bytes: what it leaves of the budget; negative if it does not fit.
+        training_seconds: of an optimizer step without the generation, whose time is not known; None without a speed.
+        server_bytes: what vLLM takes of each GPU of the server.
+        cache_bytes: its key-value cache on each.
+        sequences: of the longest that the cache holds at once; None if the model's cache is not known.
+        serve, train: the commands of the two sides, in the order in which they are started.
+    """
+
+    generation: int
+    training: int
+    reason: str = ""
+    candidate: Candidate | None = None
+    training_bytes: int = 0
+    training_spare_bytes: int = 0
+    training_seconds: float | None = None
+    server_bytes: int = 0
+    cache_bytes: int = 0
+    sequences: float | None = None
+    serve: str = ""
+    train: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether both sides are predicted to fit."""
+        return not self.reason and self.training_spare_bytes >= 0

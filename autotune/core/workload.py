@@ -118,6 +118,7 @@ class ModelProfile:
         layer_kinds: a word for each layer; layers with equal words have the same structure.
         fused_experts: whether one parameter holds the weights of all experts of a layer.
         cache: its key-value cache, as if every layer attended to all tokens; None if the configuration does not say.
+        attention_heads: heads of queries in a layer; None if the configuration does not say.
     """
 
     name: str
@@ -134,6 +135,7 @@ class ModelProfile:
     layer_kinds: tuple[str, ...] = ()
     fused_experts: bool = False
     cache: KeyValueCache | None = None
+    attention_heads: int | None = None
 
 
 @dataclass(frozen=True)

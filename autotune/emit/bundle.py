@@ -53,7 +53,7 @@ def _write_recommendation(result: Result, chosen: Choosable, directory: Path) ->
         write_text(directory / PEFT_CONFIG, json.dumps(dict(plan.peft), indent=2) + "\n")
     else:
         remove(directory / PEFT_CONFIG)
-    launched = launch_files(plan, directory)
+    launched = launch_files(plan, directory, result.base.launch if result.base is not None else {})
     for name in LAUNCH_FILES:
         if name in launched:
             write_text(directory / name, launched[name])

@@ -15,37 +15,53 @@ PARALLELISM = "parallelism_config_"
 FILES = (ACCELERATE, DEEPSPEED)
 """The files of a bundle that say how its processes are started."""
 
+_NOTHING: Mapping[str, object] = {}
+_DECIDED = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
+# A plan has them in the trainer's arguments, or in DeepSpeed's document.
+_OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"})
+# accelerate refuses it beside DeepSpeed's own document (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
+_BESIDE_DEEPSPEED = frozenset({"mixed_precision"})
+_LAUNCHERS = frozenset({
+    "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+})  # fmt: skip
+
 
 def launches(plan: TrainingPlan) -> bool:
     """Return whether a plan needs a file for ``accelerate launch``: without one, a single process is started."""
-    return plan.launch.processes > 1 or bool(plan.args.get("deepspeed"))
+    return plan.in_group
 
 
-def launch_files(plan: TrainingPlan, directory: Path) -> dict[str, str]:
-    """Return the texts of the files that a plan needs in the bundle's directory, by their names."""
+def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, str]:
+    """Return the texts of the files that a plan needs in the bundle's directory, by their names.
+
+    Args:
+        own: the user's document for ``accelerate launch``; empty without one.
+    """
     import yaml
 
-    if not launches(plan):
+    if not launches(plan) and not own:
         return {}
-    document = accelerate_document(plan, directory)
+    document = accelerate_document(plan, directory, own)
     files = {ACCELERATE: yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10_000)}
     if plan.args.get("deepspeed"):
         files[DEEPSPEED] = json.dumps(plan.args["deepspeed"], indent=2) + "\n"
     return files
 
 
-def accelerate_document(plan: TrainingPlan, directory: Path) -> dict[str, object]:
-    """Return what ``accelerate launch --config_file`` reads.
+def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, object]:
+    """Return what ``accelerate launch --config_file`` reads; the user's own keys stay that no engine has for itself.
 
     FSDP is in the trainer's own arguments, and DeepSpeed here: on a CPU, transformers otherwise fills in DeepSpeed's
     document before the group exists. MULTI_CPU would start a single process (accelerate 1.15, ``commands/launch.py``).
     """
     deepspeed = plan.args.get("deepspeed")
-    return {
+    engine = {"deepspeed_config": _deepspeed_config(deepspeed, directory, own)} if deepspeed else {}
+    dropped = _OF_ENGINES | (_BESIDE_DEEPSPEED if deepspeed else frozenset())
+    defaults = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED" if deepspeed else "MULTI_GPU" if plan.launch.processes > 1 else "NO",
         **({"parallelism_config": _parallelism_config(plan)} if plan.parallelism else {}),
-        **({"deepspeed_config": _deepspeed_config(deepspeed, directory)} if isinstance(deepspeed, Mapping) else {}),
+        **engine,
         "num_processes": plan.launch.processes,
         "num_machines": plan.launch.machines,
         "machine_rank": 0,
@@ -54,6 +70,8 @@ def accelerate_document(plan: TrainingPlan, directory: Path) -> dict[str, object
         "same_network": True,
         "use_cpu": False,
     }
+    decided = {name: value for name, value in defaults.items() if name in _DECIDED}
+    return {**defaults, **{name: value for name, value in own.items() if name not in dropped}, **decided}
 
 
 def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:
@@ -61,8 +79,12 @@ def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:
     return {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
 
 
-def _deepspeed_config(document: Mapping[str, object], directory: Path) -> dict[str, object]:
+def _deepspeed_config(document: object, directory: Path, own: Mapping[str, object]) -> dict[str, object]:
+    assert isinstance(document, Mapping)
     zero = document.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else None
     # With stage 3, each process then loads its share of the weights only, as a probe does.
-    return {"deepspeed_config_file": str(directory.absolute() / DEEPSPEED), "zero3_init_flag": stage == 3}
+    given = own.get("deepspeed_config")
+    kept = {name: value for name, value in given.items() if name in _LAUNCHERS} if isinstance(given, Mapping) else {}
+    file = str(directory.absolute() / DEEPSPEED)
+    return {**kept, "deepspeed_config_file": file, "zero3_init_flag": stage == 3}

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from autotune.core.machine import Hardware
@@ -44,17 +45,37 @@ def described_cpu(root: Path) -> Hardware:
     limits = control_group_limits(root)
     total_bytes = min(memory.total, memory.total if limits.memory_bytes is None else limits.memory_bytes)
     left_bytes = memory.available if limits.memory_left_bytes is None else limits.memory_left_bytes
-    cores = min(len(os.sched_getaffinity(0)), _openmp_threads())
     return Hardware(
         kind="cpu",
         name=_name(root),
         memory_bytes=total_bytes,
         used_by_others_bytes=total_bytes - min(total_bytes, memory.available, left_bytes),
-        cores=max(1, int(min(cores, math.inf if limits.cores is None else limits.cores))),
+        cores=int(min(len(core_numbers(root)), openmp_threads())),
     )
 
 
-def _openmp_threads() -> float:
+def core_numbers(root: Path) -> tuple[int, ...]:
+    """Return the numbers of the cores that this process may use, at least one; threads of one core stand together.
+
+    Under a quota of control groups they are as many as it allows.
+
+    Args:
+        root: of the file system in which ``proc`` and ``sys`` lie.
+    """
+    quota = control_group_limits(root).cores
+    allowed = os.sched_getaffinity(0)
+    count = len(allowed) if quota is None else max(1, min(len(allowed), int(quota)))
+    return tuple(sorted(allowed, key=partial(_place, root))[:count])
+
+
+def _place(root: Path, number: int) -> tuple[int, int, int]:
+    """Return where a core is: its package, the physical core in it, and its own number."""
+    topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
+    package, core = (_number(topology / name) for name in ("physical_package_id", "core_id"))
+    return (package or 0, number if core is None else core, number)
+
+
+def openmp_threads() -> float:
     """Return the threads that OMP_NUM_THREADS leaves to a training (OpenMP 5.2, section 21.2.1), or infinity."""
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(said) if said.isdigit() and int(said) > 0 else math.inf

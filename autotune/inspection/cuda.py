@@ -35,6 +35,13 @@ def visible_gpus() -> tuple[Hardware, ...]:
         pynvml.nvmlShutdown()
 
 
+def visible_words(count: int) -> tuple[str, ...]:
+    """Return what ``CUDA_VISIBLE_DEVICES`` calls the first of the visible devices, in the order of them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    words = map(str, range(count)) if visible is None else (word.strip() for word in visible.split(","))
+    return tuple(itertools.islice(words, count))
+
+
 def _visible() -> list[object]:
     import pynvml
 

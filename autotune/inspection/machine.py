@@ -5,13 +5,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from autotune.core.machine import Hardware, Machine
+from autotune.core.machine import WHOLE, Hardware, Machine, Share
 from autotune.errors import InputError
-from autotune.inspection.cpu import cpu
-from autotune.inspection.cuda import NoGpuError, visible_gpus
+from autotune.inspection.cpu import core_numbers, cpu
+from autotune.inspection.cuda import NoGpuError, visible_gpus, visible_words
 from autotune.inspection.software import check_required, installed_packages, torch_cuda_version
+
+Workers = int | Literal["auto"]
+"""How many workers probe at the same time; ``auto``: as many as the GPUs are enough for, or one on a CPU."""
 
 
 def machine(device: Literal["auto", "cuda", "cpu"] = "auto", processes: int | None = None) -> Machine:
@@ -24,11 +28,26 @@ def machine(device: Literal["auto", "cuda", "cpu"] = "auto", processes: int | No
     Raises:
         InputError: required software is missing or too old, or GPUs were asked for that cannot be used.
     """
+    return divided(device, processes, None)[0]
+
+
+def divided(
+    device: Literal["auto", "cuda", "cpu"], processes: int | None, workers: Workers | None
+) -> tuple[Machine, tuple[Share, ...]]:
+    """Return this machine as one worker has it, and the share of each of the workers among which it is divided.
+
+    Args:
+        processes: how many train together; None: one if there are workers, else as :func:`machine` says.
+        workers: how many probe at the same time; None: a single one, which has all of the machine.
+
+    Raises:
+        InputError: as :func:`machine` says; or it cannot be divided in that way, or the GPUs differ.
+    """
     packages = installed_packages()
     check_required(packages)
     host = cpu()
     if device == "cpu":
-        return Machine(_shared_out(host, processes), packages, "the CPU was asked for")
+        return _divided_cpu(Machine(host, packages, "the CPU was asked for"), processes or 1, workers)
     try:
         gpus = visible_gpus()
         if torch_cuda_version() is None:
@@ -38,15 +57,78 @@ def machine(device: Literal["auto", "cuda", "cpu"] = "auto", processes: int | No
             raise InputError(
                 f"Device 'cuda' cannot be used: {error}.", hint="Use --device cpu, or install what is missing."
             ) from error
-        return Machine(_shared_out(host, processes), packages, str(error))
-    return Machine(replace(_joined(gpus, processes), cores=host.cores), packages)
+        return _divided_cpu(Machine(host, packages, str(error)), processes or 1, workers)
+    if workers is None:
+        return Machine(replace(_joined(gpus, processes), cores=host.cores), packages), (WHOLE,)
+    each = processes or 1
+    shares = _shares_of_gpus(gpus, each, workers)
+    cores = max(1, host.cores // len(shares))
+    return Machine(replace(_joined(gpus[: each * len(shares)], None), processes=each, cores=cores), packages), shares
 
 
-def _shared_out(host: Hardware, processes: int | None) -> Hardware:
-    """Return a CPU of which each process gets an equal share of the memory."""
-    count = processes or 1
-    memory, used = host.memory_bytes // count, host.used_by_others_bytes // count
-    return replace(host, processes=count, memory_bytes=memory, used_by_others_bytes=used)
+def _divided_cpu(whole: Machine, processes: int, workers: Workers | None) -> tuple[Machine, tuple[Share, ...]]:
+    """Return a CPU of which each worker gets equal parts of the cores and the memory, and each process of the memory.
+
+    Raises:
+        InputError: there are too few cores.
+    """
+    host, count = whole.hardware, workers if isinstance(workers, int) else 1
+    numbers = core_numbers(Path("/"))
+    if count > 1 and count * processes > len(numbers):
+        raise InputError(
+            f"{_said_workers(count, processes)} need {count * processes} CPU cores, and {len(numbers)} can be used.",
+            hint="Give fewer --workers.",
+        )
+    size = len(numbers) // count
+    parts = count * processes
+    hardware = replace(
+        host,
+        processes=processes,
+        memory_bytes=host.memory_bytes // parts,
+        used_by_others_bytes=host.used_by_others_bytes // parts,
+        cores=min(host.cores, size),
+    )
+    shares = tuple(Share(cores=numbers[size * index : size * (index + 1)]) for index in range(count))
+    return replace(whole, hardware=hardware), shares if count > 1 else (WHOLE,)
+
+
+def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) -> tuple[Share, ...]:
+    """Return groups of so many GPUs, one group for each worker.
+
+    Raises:
+        InputError: there are too few, they make no whole groups, or they differ, so that measurements would too.
+    """
+    visible = _said_visible(gpus)
+    if workers == "auto":
+        if len(gpus) % processes:
+            raise InputError(
+                f"Workers of {processes} processes need a multiple of {processes} GPUs, and {visible}.",
+                hint="Give the number of --workers, or another --num-processes.",
+            )
+        workers = len(gpus) // processes
+    needed = workers * processes
+    if needed > len(gpus):
+        raise InputError(
+            f"{_said_workers(workers, processes)} need {needed} GPUs, and {visible}.",
+            hint="Give fewer --workers, or fewer --num-processes.",
+        )
+    names = sorted({gpu.name for gpu in gpus[:needed]})
+    if len(names) > 1:
+        raise InputError(
+            f"Workers need equal GPUs, since measurements are compared, and these are {', '.join(names)}.",
+            hint="Choose equal ones with CUDA_VISIBLE_DEVICES.",
+        )
+    words = visible_words(needed)
+    return tuple(Share(gpus=",".join(words[first : first + processes])) for first in range(0, needed, processes))
+
+
+def _said_visible(gpus: Sequence[Hardware]) -> str:
+    return "1 GPU is visible" if len(gpus) == 1 else f"{len(gpus)} GPUs are visible"
+
+
+def _said_workers(count: int, processes: int) -> str:
+    workers = "1 worker" if count == 1 else f"{count} workers"
+    return workers if processes == 1 else f"{workers} of {processes} processes"
 
 
 def _joined(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
@@ -57,8 +139,9 @@ def _joined(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
     """
     count = processes or len(gpus)
     if count > len(gpus):
-        visible = "1 GPU is visible" if len(gpus) == 1 else f"{len(gpus)} GPUs are visible"
-        raise InputError(f"{count} processes need {count} GPUs, and {visible}.", hint="Give fewer --num-processes.")
+        raise InputError(
+            f"{count} processes need {count} GPUs, and {_said_visible(gpus)}.", hint="Give fewer --num-processes."
+        )
     tightest = min(gpus[:count], key=lambda gpu: gpu.available_bytes)
     return replace(tightest, processes=count)
 

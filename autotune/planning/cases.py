@@ -10,6 +10,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.additive.group import Group, group_of
+from autotune.techniques.sharding import DDP
 from autotune.techniques.traits import MOST_TRACED, allocator_knobs, geometry_knobs
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
@@ -89,7 +90,7 @@ class Cases:
 
     def group_at(self, candidate: Candidate, geometry: BatchGeometry) -> Group:
         """Return the technique combination of a candidate on other micro-batches than its own."""
-        alone = self._problem.setting.machine.hardware.processes == 1
+        alone = self._problem.setting.machine.hardware.processes == 1 and candidate.get("sharding", DDP) == DDP
         return group_of(candidate, geometry.layout, None if alone else min(MOST_TRACED, geometry.micro_batches))
 
     def _geometry_in(self, candidate: Candidate, setting: Setting) -> BatchGeometry:

@@ -126,6 +126,19 @@ class Planner:
                 self._expect(max(len(left), total - done) + _USUALLY_REFINED)
                 self._trace(portion)
 
+    def group(self, candidate: Candidate) -> Group:
+        """Return the technique combination of a candidate, whose traces others of it share."""
+        return self._cases.group(candidate)
+
+    def widened(self, problem: TrainerProblem, further: Iterable[Candidate]) -> Planner:
+        """Return a planner of a wider problem that knows what this one does, and traces further candidates."""
+        candidates = dict.fromkeys((*self.candidates, *further))
+        wide = Planner(problem, self._target, self._traces, self._layer_kinds, candidates)
+        # What was traced is not traced again.
+        wide._trace(list(self._estimates.fits))
+        wide.trace(further)
+        return wide
+
     def trace(self, candidates: Iterable[Candidate]) -> None:
         """Trace the technique combinations of candidates of the space, as far as they were not traced yet."""
         self._trace([group for group in map(self._cases.group, candidates) if group in self._cases.groups])

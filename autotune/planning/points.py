@@ -68,7 +68,7 @@ class GroupPoints:
 
 def gathers_ahead(plan: TrainingPlan) -> bool:
     """Return whether an engine gathers a layer's weights before it is reached, and holds them for a while after."""
-    return plan.launch.processes > 1
+    return plan.in_group
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:

@@ -20,6 +20,13 @@ from typing import Any
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _CLOSING_SECONDS = 10.0
 _SHOWN_BYTES = 4000
+# Variables by which torchrun, accelerate and DeepSpeed tell a process its place in a group, and its engine
+# (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``).
+_OF_LAUNCHES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CROSS_RANK",
+    "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+_OF_LAUNCHES_BEGINNINGS = ("ROLE_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 
 
 class Gone(Exception):  # noqa: N818 an event, told by an exception
@@ -88,6 +95,20 @@ class Channel(ABC):
         return event
 
 
+def environment_of(further: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that runs a module of this package: this one's, with further variables.
+
+    It has nothing of what a launcher says: this process may be a rank of it, and those that it starts are none.
+    """
+    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_LAUNCHES and not name.startswith(_OF_LAUNCHES_BEGINNINGS)
+    }
+    return {**outside, **further, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class Started(Channel):
     """A server that was started as a process of its own.
 
@@ -103,7 +124,6 @@ class Started(Channel):
             environment: variables beside those of this process.
             twins: number of servers to fork from it.
         """
-        paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
         pairs = [socket.socketpair() for _ in range(twins)]
         theirs = [their.fileno() for _, their in pairs]
@@ -113,7 +133,7 @@ class Started(Channel):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env=environment_of(environment),
             start_new_session=True,
             pass_fds=theirs,
         )

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from autotune.core.exchange import write_request
-from autotune.core.machine import DeviceKind
+from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing.channel import Channel, Gone, Started, Twin
 
@@ -52,6 +52,7 @@ class JobServer:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it.
         threads: CPU threads of a process, set by OMP_NUM_THREADS; None leaves the variable unchanged.
         processes: most processes of a job, each with a GPU of its own.
+        share: the part of the machine that the server and its jobs see and run on.
         spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
             uninitialised.
         jobs_module: name of a module whose ``JOBS`` the server runs too.
@@ -69,16 +70,19 @@ class JobServer:
         *,
         threads: int | None = None,
         processes: int = 1,
+        share: Share = WHOLE,
         spawn: bool = False,
         jobs_module: str | None = None,
         twins: int = 0,
         early: bool = False,
     ) -> None:
         self._arguments = ["--device", device, "--processes", str(processes)]
+        self._arguments += ["--cores", ",".join(map(str, share.cores))] if share.cores else []
         self._arguments += ["--spawn"] if spawn else []
         self._arguments += ["--jobs", jobs_module] if jobs_module is not None else []
         self._arguments += ["--early"] if early else []
         self._environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
         started = Started(self._arguments, self._environment, twins)
         self._channel: Channel | None = started

@@ -160,6 +160,8 @@ def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Row]
     varied = "not traced" if memory.varied_bytes is None else format_bytes(memory.varied_bytes)
     yield "  varied lengths may add", varied
     yield "  host memory beside it", format_bytes(memory.host_bytes)
+    if memory.machine_bytes != memory.host_bytes:
+        yield "  host memory of a machine", format_bytes(memory.machine_bytes)
 
 
 def _times(explanation: Explanation, estimate: Estimate) -> Iterator[RenderableType]:

@@ -102,7 +102,8 @@ class Display:
         running.add_column(min_width=1, no_wrap=True)
         running.add_column(no_wrap=True, overflow="ellipsis")
         # The line of a stage stays above, so that it is not repeated here.
-        running.add_row(self._spinner, Text(progress.said_running or self._said_elapsed()))
+        for words in progress.said_running or [self._said_elapsed()]:
+            running.add_row(self._spinner, Text(words))
         return running
 
     def _said_elapsed(self) -> str:

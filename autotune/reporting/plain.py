@@ -10,6 +10,7 @@ from autotune.core.events import (
     Event,
     Noted,
     ProbeFinished,
+    ProbeLost,
     ProbeStarted,
     Ranked,
     StageStarted,
@@ -51,8 +52,16 @@ class PlainListener:
                 return said_resumed(progress)
             case Noted(text=text):
                 return f"note: {text}"
+            case ProbeStarted() | ProbeFinished() | ProbeLost() | CandidateVetoed():
+                return self._line_of(event)
+        assert_never(event)
+
+    def _line_of(self, event: ProbeStarted | ProbeFinished | ProbeLost | CandidateVetoed) -> str:
+        """Return the line of an event about a candidate."""
+        progress = self._progress
+        match event:
             case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
-                place = "" if purpose in UNCOUNTED else f" ({progress.done + 1} of at most {limit})"
+                place = "" if purpose in UNCOUNTED else f" ({progress.done + len(progress.running)} of at most {limit})"
                 return f"probe {number} started{place}: {progress.said_candidate(candidate, purpose)}"
             case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
                 figures = f"peak {said_bytes(measurement.peak_bytes)}, {said_rate(measurement.tokens_per_second)}"
@@ -61,6 +70,8 @@ class PlainListener:
                     f"probe {number} {said_status(measurement.status)}: {figures if measurement.ok else reason}: "
                     f"{progress.said_candidate(candidate, purpose)}{' (best so far)' if best else ''}"
                 )
+            case ProbeLost(number=number):
+                return f"probe {number} lost with its worker: it is repeated"
             case CandidateVetoed(number=number, candidate=candidate, reason=reason):
                 return f"candidate {number} vetoed: {reason}: {progress.said_candidate(candidate, 'search')}"
         assert_never(event)

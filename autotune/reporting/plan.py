@@ -26,6 +26,7 @@ from autotune.reporting.plan_words import (
     said_ways_out,
     smallest,
 )
+from autotune.reporting.servers import drawn_servers
 from autotune.reporting.vllm import drawn_vllm
 
 
@@ -51,6 +52,7 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
     yield from candidates(plan, rows, width)
     yield from breakdown(plan, width)
     yield from drawn_vllm(plan)
+    yield from drawn_servers(plan)
     shown = [*said_bases([*rows, plan.baseline]), *said_hidden(plan, rows), *said_unknown(plan)]
     yield listing(said_counts(plan), [said_traces(plan), *shown])
     yield listing("Left out", said_left_out(plan.left_out))

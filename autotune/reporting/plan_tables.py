@@ -71,7 +71,7 @@ def _figures(number: str, estimate: Estimate) -> Text:
         number,
         said_bytes(memory.device_bytes if memory is not None else None),
         said_bytes(estimate.spare_bytes),
-        said_bytes(memory.host_bytes if memory is not None else None),
+        said_bytes(memory.machine_bytes if memory is not None else None),
         MISSING if rate is None else f"{rate:,.0f}",
         BASIS[estimate.origin],
     ]

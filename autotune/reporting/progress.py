@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
+    ONCE_MORE,
     CandidateVetoed,
     Event,
     ProbeFinished,
+    ProbeLost,
     ProbeStarted,
     Ranked,
     StageStarted,
@@ -26,10 +28,7 @@ _PURPOSES = {
     "contribution": "one choice changed back: ",
     "audit": "predicted not to fit: ",
 }
-_REPEATS = ("confirmation", "comparison")
-"""Purposes of probes that run a candidate once more, under the number that it has."""
-
-UNCOUNTED = ("audit", "confirmation", "comparison")
+UNCOUNTED = ("audit", *ONCE_MORE)
 """Purposes of probes that do not count towards the limit."""
 
 
@@ -43,6 +42,7 @@ class Progress:
         name: its name.
         limit: maximum number of probes, :data:`UNCOUNTED` ones excluded; None before it is known.
         done: finished probes, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
+        running: the probes that run, by their numbers: one for each worker of this machine.
         vetoed: candidates rejected without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
         tracing: how far traces are; None when none are run.
@@ -55,7 +55,7 @@ class Progress:
     limit: int | None = None
     done: int = 0
     vetoed: int = 0
-    running: ProbeStarted | None = None
+    running: dict[int, ProbeStarted] = field(default_factory=dict)
     best: ProbeFinished | None = None
     tracing: Tracing | None = None
     ranked: Ranked | None = None
@@ -74,17 +74,22 @@ class Progress:
                 self.baseline, self.name = baseline, baseline_name(own=own)
             case StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
                 self.done, self.vetoed, self.limit, self.best = probes, vetoed, limit, best_run
-            case ProbeStarted(candidate=candidate, purpose=purpose, trials_limit=limit):
-                self.running, self.limit = event, limit
+            case ProbeStarted() | ProbeFinished() | ProbeLost():
+                self._follow_probe(event)
+            case CandidateVetoed():
+                self.vetoed += 1
+
+    def _follow_probe(self, event: ProbeStarted | ProbeFinished | ProbeLost) -> None:
+        self.running.pop(event.number, None)
+        match event:
+            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
+                self.running[number], self.limit = event, limit
                 self.baseline = candidate if purpose == "baseline" else self.baseline
             case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
-                self.running = None
                 self.best = event if best else self.best
                 self.done += purpose not in UNCOUNTED
                 if purpose != "comparison":
                     self._probe_seconds.append(measurement.wall_seconds)
-            case CandidateVetoed():
-                self.vetoed += 1
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -95,11 +100,10 @@ class Progress:
         return max(0, self.limit - self.done) * mean
 
     @property
-    def said_running(self) -> str:
-        """The running probe in words; empty if none is running."""
-        if self.running is None:
-            return ""
-        return f"probe {self.running.number}: {self.said_candidate(self.running.candidate, self.running.purpose)}"
+    def said_running(self) -> list[str]:
+        """The running probes in words, the oldest first."""
+        shown = [(number, self.said_candidate(one.candidate, one.purpose)) for number, one in self.running.items()]
+        return [f"probe {number}: {said_one}" for number, said_one in shown]
 
     @property
     def said_best(self) -> str:
@@ -117,7 +121,7 @@ class Progress:
 
     def said_finished(self, event: ProbeFinished) -> str:
         """Return what a probe ran, for a line with its number; what ran before under that number is not told again."""
-        if event.purpose in _REPEATS and event.candidate != self.baseline:
+        if event.purpose in ONCE_MORE and event.candidate != self.baseline:
             return f"{_PURPOSES[event.purpose]}probe {event.number}"
         return self.said_candidate(event.candidate, event.purpose)
 

@@ -27,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m autotune.step", description="Run measuring jobs.")
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="the device that jobs run on")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="most processes of a job, one for a GPU")
+    parser.add_argument("--cores", metavar="N[,N]", help="the CPU cores to run on (default: all that are allowed)")
     parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
     parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
     parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each job instead of forking")
@@ -40,6 +41,9 @@ def main() -> int:
 
     if arguments.parent is not None:
         die_with(arguments.parent)
+    if arguments.cores is not None:
+        # Before torch is imported, whose pools of threads are as large as the cores are many.
+        os.sched_setaffinity(0, map(int, arguments.cores.split(",")))
     prepare_environment(arguments.device, arguments.processes)
     if arguments.once is not None:
         from autotune.step.child import run_once

@@ -36,13 +36,13 @@ def run_ranks(folder: Path, count: int, start: Start) -> RanksReply:
     Each rank has a folder of its own with a copy of the request, and the variables that ``torchrun`` sets. When a rank
     fails, the others are killed: they would wait for it in a collective operation for ever.
     """
-    port = _free_port()
+    port = free_port()
     started: dict[int, int] = {}
     for rank in range(count):
         own = folder / RANK_FOLDER.format(rank=rank)
         own.mkdir(exist_ok=True)
         shutil.copyfile(folder / REQUEST_FILE, own / REQUEST_FILE)
-        started[start(own, _variables(rank, count, port))] = rank
+        started[start(own, {**launched(rank, count, port), _OWN_VARIABLE: str(rank)})] = rank
     endings: dict[int, RankEnding] = {}
     first_failed: int | None = None
     while len(endings) < count:
@@ -101,17 +101,23 @@ def spawned(arguments: list[str]) -> Start:
     return start
 
 
-def _variables(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the variables by which torch finds the group (torch/distributed/rendezvous.py, ``env://``)."""
+def launched(rank: int, count: int, port: int | None = None) -> dict[str, str]:
+    """Return the variables by which torch finds the group (torch/distributed/rendezvous.py, ``env://``).
+
+    Args:
+        port: of the first rank; None: one that is free.
+    """
+    port = free_port() if port is None else port
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    found = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": _HOST, _OWN_VARIABLE: str(rank)}
+    found = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": _HOST}
     # Otherwise gloo asks which address the host's name has, which a container may not know.
     if any(name == _LOOPBACK for _, name in socket.if_nameindex()):
         found["GLOO_SOCKET_IFNAME"] = _LOOPBACK
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback address that nothing uses now."""
     with socket.socket() as held:
         held.bind((_HOST, 0))
         return int(held.getsockname()[1])

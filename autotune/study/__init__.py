@@ -2,5 +2,6 @@
 
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, SearchOutcome, StudyStorage
 from autotune.study.searching import search
+from autotune.study.storage import begin
 
-__all__ = ["Probe", "ProbeRun", "Problem", "Purpose", "Record", "SearchOutcome", "StudyStorage", "search"]
+__all__ = ["Probe", "ProbeRun", "Problem", "Purpose", "Record", "SearchOutcome", "StudyStorage", "begin", "search"]

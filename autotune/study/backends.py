@@ -47,6 +47,15 @@ def connected(url: str) -> tuple[BaseStorage, Callable[[], object]]:
     return _database(url)
 
 
+def is_in_memory(url: str) -> bool:
+    """Whether a URL names a database in the memory of the process that opens it."""
+    try:
+        asked = make_url(url)
+    except (ArgumentError, ValueError):
+        return False
+    return asked.get_backend_name() == "sqlite" and asked.database in (None, "", ":memory:")
+
+
 def shown(url: str) -> str:
     """Return a URL without its password."""
     try:
@@ -151,8 +160,8 @@ def _engine_options(url: str) -> dict[str, Any]:
     asked = make_url(url)
     if asked.get_backend_name() == "sqlite":
         # Threads of one process share a database in memory only through one connection.
-        in_memory = asked.database in (None, "", ":memory:")
-        return {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}} if in_memory else {}
+        shared = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+        return shared if is_in_memory(url) else {}
     options: dict[str, Any] = {"pool_pre_ping": True}
     psycopg = asked.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
     if psycopg and "connect_timeout" not in asked.query:

@@ -13,7 +13,7 @@ from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
 
 from autotune.core.events import Listener, Noted
 from autotune.errors import AutotuneError, InputError, StudyMismatchError
-from autotune.study.backends import cause_of, connected, shown
+from autotune.study.backends import cause_of, connected, is_in_memory, shown
 from autotune.study.patience import PatientStorage
 from autotune.study.problem import StudyStorage
 from autotune.study.trial_documents import RATE
@@ -38,6 +38,23 @@ class OpenStudy:
     study: optuna.Study
     storage: PatientStorage
     study_id: int
+
+
+def begin(storage: StudyStorage, listener: Listener) -> None:
+    """Create a study, or check that the one that exists may be resumed, before several processes join it.
+
+    Raises:
+        InputError: the storage cannot be used, or by one process alone; or the study exists and is not to be resumed.
+        StudyMismatchError: the study to be resumed was made for something else.
+        AutotuneError: the storage does not answer.
+    """
+    if is_in_memory(storage.url):
+        raise InputError(
+            f"The study storage {shown(storage.url)} lies in the memory of one process, and workers share theirs.",
+            hint="Leave out --storage, or name a file.",
+        )
+    with opened(storage, listener):
+        pass
 
 
 @contextmanager

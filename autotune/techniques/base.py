@@ -52,6 +52,8 @@ class Technique(ABC):
         trl_defaults: by the name of a trainer, the choice that does so there, if it differs.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
+        tells: those of :attr:`writes` by which a choice is told in a user's own configuration; empty: all. The others
+            are settings beside the choice, of which a user's own are kept.
         without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
             Which other trainers support the technique follows from the fields of their configurations.
         refused: by the name of a trainer and a choice, why TRL refuses that choice there.
@@ -82,6 +84,7 @@ class Technique(ABC):
     trl_default: ClassVar[Choice]
     trl_defaults: ClassVar[Mapping[str, Choice]] = {}
     writes: ClassVar[frozenset[str]]
+    tells: ClassVar[frozenset[str]] = frozenset()
     without_effect: ClassVar[Mapping[str, str]] = {}
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {}

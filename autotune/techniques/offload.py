@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
-from autotune.techniques.sharding import DDP, FSDP2, ZERO_STAGES
+from autotune.techniques.sharding import DDP, FSDP2, NO_DEEPSPEED, NO_OTHER_MEMORY, ZERO_STAGES
 
 NONE, OPTIMIZER, PARAMETERS, BOTH = "none", "optimizer", "parameters", "both"
 _OPTIMIZER_DEVICE = "args.deepspeed.zero_optimization.offload_optimizer.device"
@@ -37,7 +38,7 @@ class Offload(Technique):
         Option(BOTH, "both, with zero3 or fsdp2"),
     )
     trl_default = NONE
-    needs = "sharding"
+    needs = "sharding; of one process a GPU and the package deepspeed"
     unplanned = (
         "the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on a GPU"
     )
@@ -45,8 +46,16 @@ class Offload(Technique):
     writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD})
 
     def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes; for a single one it is taken if it is fixed."""
-        return setting.machine.hardware.processes > 1
+        """Return whether there are several processes; a single one offloads as a last resort, or if it is fixed."""
+        return setting.machine.hardware.processes > 1 or setting.last_resorts
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return a reason where one process, which offloads by DeepSpeed alone, cannot."""
+        if choice == NONE or machine.hardware.processes > 1:
+            return None
+        if "deepspeed" not in machine.packages:
+            return NO_DEEPSPEED
+        return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the engine cannot offload that, or the optimizer cannot run on the host."""

@@ -17,6 +17,8 @@ ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """DeepSpeed's stages by choice."""
 WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 """The choices in which no process holds all weights."""
+NO_DEEPSPEED = "the package deepspeed is not installed (pip install 'trl-autotune[deepspeed]')"
+NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
 _AUTO = "auto"
 # `auto` takes the value of the trainer's own argument, and sizes of buckets that go with the model's width
 # (transformers/integrations/deepspeed.py); DeepSpeed's own buckets hold 5e8 elements, which is much for a small model.
@@ -59,26 +61,28 @@ class Sharding(Technique):
         Option(FSDP2, "PyTorch shares weights, gradients and optimizer state out, layer by layer"),
     )
     trl_default = DDP
-    needs = "several processes (--num-processes), or one that offloads; zero1 to zero3: the package deepspeed"
+    needs = (
+        "several processes (--num-processes), or one on a GPU that offloads by zero2 or zero3, as a last resort; "
+        "zero1 to zero3: the package deepspeed"
+    )
     writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2, _SHARDS})
+    tells = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
 
     def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes; for a single one it is taken if it is fixed."""
-        return setting.machine.hardware.processes > 1
+        """Return whether there are several processes; a single one offloads as a last resort, or if it is fixed."""
+        return setting.machine.hardware.processes > 1 or setting.last_resorts
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where DeepSpeed is missing, or where there is nobody to share with and nowhere to offload."""
         if choice == DDP:
             return None
         if choice in ZERO_STAGES and "deepspeed" not in machine.packages:
-            return "the package deepspeed is not installed"
+            return NO_DEEPSPEED
         if machine.hardware.processes > 1:
             return None
         if choice not in ("zero2", "zero3"):
             return "there is one process, so nothing is shared out (--num-processes)"
-        if machine.hardware.kind == "cpu":
-            return "there is one process, and a CPU has no other memory to offload to"
-        return None
+        return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for one process that offloads nothing, and for quantised weights that would be shared out."""

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, ClassVar, final
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
-from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.base import Effect, Technique
 from autotune.techniques.traits import traced_micro_batches, without_sizes
+from autotune.trainers.entries import complete, entries_of, put
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -298,9 +299,9 @@ class Trainer(ABC):
         device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
         tree: dict[str, object] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
         for path, value in device_args.items():
-            _put(tree, f"args.{path}", value)
+            put(tree, f"args.{path}", value)
         written = [
-            technique.plan(candidate[technique.name], candidate, setting)
+            entries_of(technique, candidate, setting)
             for technique in self.techniques
             if base is None or technique.name not in base.own
         ]
@@ -308,11 +309,13 @@ class Trainer(ABC):
             for path, value in entries.items():
                 if path in setting.workload.absent:
                     continue
-                _put(tree, path, value)
+                put(tree, path, value)
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
-                    _put(tree, further, needed)
+                    put(tree, further, needed)
         if setting.workload.evaluation is not None:
-            _put(tree, "args.eval_strategy", EVALUATED)
+            put(tree, "args.eval_strategy", EVALUATED)
+        for path, document in base.documents.items() if base is not None else ():
+            complete(tree, path, document)
         args, model, env, peft = (tree[name] for name in ("args", "model", "env", "peft"))
         truncate_to = tree["truncate_to"]
         assert isinstance(args, dict)
@@ -320,19 +323,9 @@ class Trainer(ABC):
         assert isinstance(env, dict)
         assert isinstance(peft, dict)
         assert truncate_to is None or isinstance(truncate_to, int)
-        plan = TrainingPlan(self.name, args, model, truncate_to, Launch(hardware.processes), env, peft)
+        plan = TrainingPlan(self.name, args, model, truncate_to, hardware.launch, env, peft)
         return self.completed(plan, setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return a plan with what follows from the workload beside its arguments."""
         return plan
-
-
-def _put(tree: dict[str, object], path: str, value: object) -> None:
-    head, _, rest = path.partition(".")
-    if not rest:
-        tree[head] = value
-        return
-    branch = tree.setdefault(head, {})
-    assert isinstance(branch, dict)
-    _put(branch, rest, value)

@@ -67,8 +67,7 @@ def _soak(workers: Workers, asked: argparse.Namespace, server: Postgres | None) 
             server.stop()
             server.start()
         else:
-            alive = [index for index, process in enumerate(workers.processes) if process.poll() is None]
-            workers.kill(chance.choice(alive))
+            workers.kill(chance)
             workers.start(1)
     outcomes = workers.outcomes()
     seconds = time.monotonic() - started

@@ -155,16 +155,9 @@ def test_every_wrong_key_is_told_at_once(tmp_path: Path) -> None:
     assert "mine.yaml --no-fit" in raised.value.hint
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("num_processes: 2\n", "trains in 2 processes, and probes run in one"),
-        ("model_init_kwargs: {rope_theta: 1}\n", "rope_theta"),
-    ],
-)
-def test_what_a_probe_does_not_do_ends_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message):
-        a_base(tmp_path, text)
+def test_what_a_probe_does_not_do_ends_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rope_theta"):
+        a_base(tmp_path, "model_init_kwargs: {rope_theta: 1}\n")
 
 
 def test_a_choice_that_is_impossible_here_is_told_before_anything_is_probed(tmp_path: Path) -> None:

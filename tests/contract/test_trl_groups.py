@@ -9,6 +9,7 @@ import pytest
 from accelerate import ParallelismConfig
 from torch.distributed.tensor.experimental._context_parallel import _attention
 
+from autotune.core.candidate import Choice
 from autotune.techniques import find
 from autotune.trainers import find_trainer
 from tests.contract.seven import config_class
@@ -26,7 +27,12 @@ def test_rows_are_rearranged_where_their_length_is_a_multiple_of_twice_the_ranks
     # Attention takes rows for rearranged, whether they are or not.
     assert _attention._cp_options.enable_load_balance
     assert [rearranged(tokens) for tokens in (2 * size, 6 * size, 3 * size, 2 * size + 1)] == [True, True, False, False]
-    choices = {"sharding": "fsdp2", "context_parallel": size, "pad_to_multiple_of": 64, "max_length": 9000}
+    choices: dict[str, Choice] = {
+        "sharding": "fsdp2",
+        "context_parallel": size,
+        "pad_to_multiple_of": 64,
+        "max_length": 9000,
+    }
     plan = plan_with(HERE, choices)
     geometry = find_trainer("sft").geometry(plan, LONG.dataset.documents)
     assert rearranged(int(geometry.worst.tokens))

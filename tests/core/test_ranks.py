@@ -41,3 +41,8 @@ def test_a_training_ends_as_its_first_rank_that_failed() -> None:
 
 def test_figures_that_no_rank_has_stay_unknown() -> None:
     assert of_ranks([shown(5, 1.0), shown(6, 1.0)]).reserved_bytes is None
+
+
+def test_the_ranks_of_a_machine_share_its_memory() -> None:
+    found = of_ranks([shown(5, 1.0, host_peak_bytes=70), shown(6, 1.0, host_peak_bytes=30)])
+    assert (found.peak_bytes, found.host_peak_bytes) == (6, 100)

@@ -19,6 +19,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Workload
 from autotune.emit.bundle import write_bundle
 from tests.reporting.examples import a_result, a_workload
+from tests.settings import GPU, plan_with, setting
+from tests.step.test_ranks import needs_deepspeed
 
 CPU: dict[str, Any] = {
     "use_cpu": True,
@@ -47,12 +49,27 @@ PACKED_LORA = TrainingPlan(
 PADDING_FREE = TrainingPlan(
     "sft", {**CPU, "packing": False, "padding_free": True, "max_length": None}, {"dtype": "float32"}, truncate_to=48
 )
+
+
+def offloaded(**choices: str) -> TrainingPlan:
+    """Return the plan of one process that offloads by DeepSpeed, which is emitted as for a GPU, on this CPU."""
+    on_gpu = plan_with(setting(machine=replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"})), choices)
+    args = {**CPU, "max_length": 64, "deepspeed": on_gpu.args["deepspeed"]}
+    return TrainingPlan("sft", args, {"dtype": "float32"})
+
+
 BY_COMMAND = pytest.mark.parametrize(
     "plan",
     [
         pytest.param(PLAIN, id="plain"),
         pytest.param(PACKED_LORA, id="packed with LoRA", marks=pytest.mark.nightly),
         pytest.param(PADDING_FREE, id="padding-free and cut"),
+        *(
+            pytest.param(
+                offloaded(**choices), id=",".join(choices.values()), marks=[pytest.mark.nightly, needs_deepspeed]
+            )
+            for choices in ({"sharding": "zero2", "offload": "optimizer"}, {"sharding": "zero3", "offload": "both"})
+        ),
     ],
 )
 BY_SCRIPT = pytest.mark.parametrize(

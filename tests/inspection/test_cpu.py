@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.inspection.cpu import Limits, control_group_limits, described_cpu
+from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, described_cpu
 from autotune.units import GIB, MIB
 
 
@@ -107,3 +107,20 @@ def test_a_limit_above_the_machines_memory_changes_nothing(tmp_path: Path) -> No
 
 def test_a_cpu_without_a_model_name_is_called_by_its_architecture(tmp_path: Path) -> None:
     assert described_cpu(tmp_path).name
+
+
+def test_threads_of_one_core_stand_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3, 5})
+    cores = {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1), 5: (1, 0)}
+    topology = "sys/devices/system/cpu/cpu{}/topology"
+    files = {f"{topology.format(number)}/physical_package_id": place[0] for number, place in cores.items()}
+    files |= {f"{topology.format(number)}/core_id": place[1] for number, place in cores.items()}
+    assert core_numbers(tree(tmp_path, files)) == (0, 2, 1, 3, 5)
+    assert core_numbers(tmp_path / "nothing is told") == (0, 1, 2, 3, 5)
+
+
+def test_under_a_quota_there_are_as_many_cores_as_it_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    group = "sys/fs/cgroup/job"
+    root = tree(tmp_path, {"proc/self/cgroup": "0::/job", f"{group}/cpu.max": "250000 100000"})
+    assert core_numbers(root) == (0, 1)

@@ -6,16 +6,17 @@ import os
 import platform
 from dataclasses import replace
 from importlib import metadata
+from typing import Literal
 
 import psutil
 import pytest
 import torch
 
-from autotune.core.machine import Hardware, Machine
+from autotune.core.machine import Hardware, Machine, Share
 from autotune.errors import InputError
 from autotune.inspection import machine as module
 from autotune.inspection.cuda import NoGpuError
-from autotune.inspection.machine import environment, machine
+from autotune.inspection.machine import divided, environment, machine
 from autotune.inspection.software import installed_packages
 
 GPU = Hardware(kind="cuda", name="Test GPU", memory_bytes=100, compute_capability=(9, 0), driver="600.1")
@@ -79,6 +80,67 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
     with pytest.raises(InputError, match="3 processes need 3 GPUs, and 2 GPUs are visible"):
         machine("cuda", 3)
+
+
+@pytest.mark.parametrize(
+    ("visible", "processes", "workers", "groups"),
+    [
+        (None, None, "auto", ["0", "1", "2", "3"]),
+        (None, 2, "auto", ["0,1", "2,3"]),
+        (None, None, 3, ["0", "1", "2"]),
+        ("7,GPU-1,5,3", 2, 1, ["7,GPU-1"]),
+        (" 7, GPU-1,5,3", None, 2, ["7", "GPU-1"]),
+    ],
+)
+def test_workers_get_gpus_of_their_own_in_the_order_in_which_they_are_visible(
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    processes: int | None,
+    workers: int | Literal["auto"],
+    groups: list[str],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = tuple(replace(GPU, used_by_others_bytes=used) for used in (10, 30, 5, 90))
+    monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
+    found, shares = divided("cuda", processes, workers)
+    assert shares == tuple(Share(gpus=group) for group in groups)
+    assert found.hardware.processes == (processes or 1)
+    used = (processes or 1) * len(groups)
+    assert found.hardware.available_bytes == min(gpu.available_bytes for gpu in gpus[:used])
+    assert found.hardware.cores == max(1, machine("cpu").hardware.cores // len(groups))
+
+
+@pytest.mark.parametrize(
+    ("processes", "workers", "message"),
+    [
+        (2, "auto", "Workers of 2 processes need a multiple of 2 GPUs, and 3 GPUs are visible"),
+        (None, 4, "4 workers need 4 GPUs, and 3 GPUs are visible"),
+        (2, 2, "2 workers of 2 processes need 4 GPUs, and 3 GPUs are visible"),
+        (None, 3, "Workers need equal GPUs, since measurements are compared, and these are Another GPU, Test GPU"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_with_the_rule(
+    monkeypatch: pytest.MonkeyPatch, processes: int | None, workers: int | Literal["auto"], message: str
+) -> None:
+    monkeypatch.setattr(module, "visible_gpus", lambda: (GPU, GPU, replace(GPU, name="Another GPU")))
+    monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
+    with pytest.raises(InputError, match=message):
+        divided("cuda", processes, workers)
+
+
+def test_workers_on_a_cpu_have_equal_parts_of_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "core_numbers", lambda _: (0, 4, 1, 5, 2))
+    whole = machine("cpu").hardware
+    found, shares = divided("cpu", None, 2)
+    assert shares == (Share(cores=(0, 4)), Share(cores=(1, 5)))
+    assert found.hardware.memory_bytes == whole.memory_bytes // 2
+    assert found.hardware.cores <= 2
+    assert divided("cpu", None, "auto")[1] == divided("cpu", None, None)[1] == (Share(),)
+    with pytest.raises(InputError, match="3 workers of 2 processes need 6 CPU cores, and 5 can be used"):
+        divided("cpu", 2, 3)
 
 
 @pytest.mark.usefixtures("with_gpu")

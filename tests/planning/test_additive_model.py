@@ -26,7 +26,7 @@ def group(kind: Layout = Layout.EQUAL, **choices: str) -> Group:
 
 def forecast(step_bytes: int, update_bytes: int) -> Forecast:
     stretches = {STEP: {"activation": step_bytes}, UPDATE: {"temporary": update_bytes}}
-    return Forecast(stretches, 0.0, 0, 0, 0, {})
+    return Forecast(stretches, 0.0, 0, 0, 0, 0, {})
 
 
 def seconds(whole: float) -> StepTime:

@@ -12,9 +12,11 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.core import exchange
+from autotune.core.machine import Share
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing import JobServer, probe
@@ -29,6 +31,14 @@ def test_a_server_starts_in_the_background() -> None:
         assert server.pid is not None
         pid = server.pid
     assert not running([pid])
+
+
+def test_a_server_sees_and_runs_on_its_share_of_the_machine() -> None:
+    core = max(os.sched_getaffinity(0))
+    with JobServer("cuda", share=Share(gpus="GPU-1,5", cores=(core,))) as server:
+        process = psutil.Process(server.pid)
+        assert wait_until(lambda: process.cpu_affinity() == [core])
+        assert process.environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1,5"
 
 
 def test_a_server_that_died_is_replaced_at_the_next_job_but_not_twice_in_a_row(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from autotune.core.events import (
     Event,
     Noted,
     ProbeFinished,
+    ProbeLost,
     ProbeStarted,
     Ranked,
     StageStarted,
@@ -286,3 +287,18 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
         for event in TRACED:
             listener(event)
     assert file.getvalue().splitlines() == ["Tracing training steps with no GPU", FIRST]
+
+
+def test_the_probes_of_several_workers_run_at_the_same_time() -> None:
+    progress = Progress()
+    for event in (READY, ProbeStarted(0, BASELINE, "baseline", 16), ProbeStarted(2, PACKED, "search", 16)):
+        progress.follow(event)
+    assert progress.said_running == ["probe 0: TRL's default", "probe 2: packing=bfd"]
+    progress.follow(ProbeLost(2))
+    assert progress.said_running == ["probe 0: TRL's default"]
+
+
+def test_a_probe_that_is_lost_with_its_worker_is_told() -> None:
+    assert plain(READY, ProbeStarted(2, PACKED, "search", 16), ProbeLost(2))[-1] == (
+        "probe 2 lost with its worker: it is repeated"
+    )

@@ -133,6 +133,18 @@ def test_a_plan_names_the_groups_that_its_run_is_held_to() -> None:
     assert named(cp_size=2, dp_shard_size=2, dp_replicate_size=2) == "FSDP2 with 8 processes, 2 replicas, 2 to a row"
 
 
+@pytest.mark.nightly
+@needs_deepspeed
+@pytest.mark.parametrize(("sharding", "offload"), [("zero2", "optimizer"), ("zero3", "both")])
+def test_one_process_that_offloads_is_a_group_of_its_own(
+    job_server: JobServer, workload: PrepareReply, tmp_path: Path, sharding: str, offload: str
+) -> None:
+    plan = replace(planned(sharding=sharding, offload=offload), launch=Launch(1))
+    found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+    assert f"ZeRO stage {sharding[-1]} with 1 process" in (tmp_path / "probe" / "log.txt").read_text()
+
+
 def test_an_engine_that_a_library_silently_replaces_is_unsupported(
     misbehaving: JobServer, workload: PrepareReply, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ LENGTH, ROWS = 256, 2
 PARAMETERS = LAYERS * (2 * WIDTH**2 + WIDTH**2 + 3 * WIDTH * INNER + 2 * WIDTH) + VOCABULARY * WIDTH + WIDTH
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 TO_HOST = {"device": "cpu", "pin_memory": True}
+GATHERED = {"stage3_gather_16bit_weights_on_model_save": True}
 LORA: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
 A100 = find_gpu("A100-80GB")
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -37,11 +38,11 @@ pytestmark = pytest.mark.slow
 
 
 def a_plan(
-    args: Mapping[str, object], words: Mapping[str, object] | None = None, processes: int = RANKS
+    args: Mapping[str, object], words: Mapping[str, object] | None = None, processes: int = RANKS, machines: int = 1
 ) -> TrainingPlan:
     """Return a plan in bfloat16, with batches that every case has."""
     shape = {"per_device_train_batch_size": ROWS, "max_length": LENGTH, "gradient_checkpointing": False, "bf16": True}
-    return TrainingPlan("sft", {**shape, **args}, words or {}, launch=Launch(processes))
+    return TrainingPlan("sft", {**shape, **args}, words or {}, launch=Launch(processes, machines))
 
 
 @pytest.fixture(scope="module")
@@ -256,3 +257,33 @@ def test_weights_are_loaded_to_the_host_first(traced: Any) -> None:
     reply = traced(fsdp2())
     assert reply.host.bytes >= 4 * PARAMETERS
     assert max(section(reply, CONSTRUCTION, Occurrence.BEFORE).totals) < 4 * PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("args", "first", "others"),
+    [
+        # In bytes per parameter. A checkpoint has weights, which DDP saves in float32, and two states of the optimizer.
+        # FSDP2 gathers either on the first rank alone (torch/distributed/_state_dict_utils.py, ranks_only).
+        ({}, 4, 0),
+        (fsdp2(), 8, 0),
+        # Every rank copies all weights to the host, though only one writes them (accelerate, get_state_dict).
+        pytest.param(zero(2), 2, 2, marks=needs_deepspeed),
+        pytest.param(zero(3, **GATHERED), 2, 4 / RANKS, marks=needs_deepspeed),
+    ],
+    ids=["ddp", "fsdp2", "zero2", "zero3"],
+)
+def test_a_machine_holds_what_all_its_ranks_hold_while_they_save(
+    traced: Any, args: dict[str, Any], first: float, others: float
+) -> None:
+    saving = section(traced(args), SAVE, Occurrence.AFTER)
+
+    assert saving.host_bytes == pytest.approx(first * PARAMETERS, rel=0.1)
+    together = first + (RANKS - 1) * others
+    assert saving.machine_bytes == pytest.approx(together * PARAMETERS, rel=0.1)
+
+
+def test_every_rank_of_a_machine_loads_the_model(traced: Any) -> None:
+    loading = section(traced(fsdp2()), CONSTRUCTION, Occurrence.BEFORE)
+    assert loading.machine_bytes == RANKS * loading.host_bytes >= RANKS * 4 * PARAMETERS
+    halves = section(traced(fsdp2(), machines=2), CONSTRUCTION, Occurrence.BEFORE)
+    assert halves.machine_bytes == loading.machine_bytes / 2

@@ -45,7 +45,7 @@ def journal_study(workers: Workers) -> optuna.Study:
 def test_three_workers_share_a_journal_and_one_of_them_is_killed(journal: Workers) -> None:
     journal.start(3)
     journal.until_ended(3)
-    journal.kill(1)
+    journal.kill(random.Random(0))
     outcomes = journal.outcomes()
     assert len(outcomes) == 2
     assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
@@ -55,7 +55,7 @@ def test_a_worker_of_another_machine_that_is_killed_is_missed_when_its_lease_has
     journal.apart = True
     journal.start(3)
     journal.until_ended(3)
-    journal.kill(1)
+    journal.kill(random.Random(0))
     outcomes = journal.outcomes()
     assert len(outcomes) == 2
     assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
@@ -65,11 +65,11 @@ def test_a_worker_that_stops_for_longer_than_its_lease_joins_again(journal: Work
     journal.trials, journal.probe_seconds = 16, 0.4
     journal.start(2)
     journal.until_ended(2)
-    journal.strike(0, signal.SIGSTOP)
-    stopped = int(next(words[2] for words in reversed(journal.lines()) if words[0] == str(journal.processes[0].pid)))
+    slept = journal.strike(signal.SIGSTOP, random.Random(0))
+    stopped = int(next(words[2] for words in reversed(journal.lines()) if words[0] == str(slept.pid)))
     study = journal_study(journal)
     journal.until(lambda _: study.get_trials(deepcopy=False)[stopped].state is optuna.trial.TrialState.FAIL)
-    journal.processes[0].send_signal(signal.SIGCONT)
+    slept.send_signal(signal.SIGCONT)
     first, second = journal.outcomes()
     assert first == second
     assert first.confirmed
@@ -96,13 +96,12 @@ def test_four_workers_share_postgresql_through_two_kills_and_a_restart(
     moments = sorted(chance.sample(range(3, 22), 3))
     events = ["kill", "kill", "restart"]
     chance.shuffle(events)
-    killed = chance.sample(range(4), 2)
     try:
         workers.start(4)
         for moment, event in zip(moments, events, strict=True):
             workers.until_ended(moment)
             if event == "kill":
-                workers.kill(killed.pop())
+                workers.kill(chance)
             else:
                 postgres.stop()
                 # An outage that is longer than a lease makes nobody count as dead.
@@ -152,9 +151,9 @@ def test_four_workers_share_a_journal_through_two_kills(journal: Workers, seed: 
     # Longer than the time after which Optuna removes the lock of a writer that was killed.
     journal.lease_seconds = 60.0 if journal.apart else 6.0
     journal.start(4)
-    for moment, killed in zip(sorted(chance.sample(range(3, 22), 2)), chance.sample(range(4), 2), strict=True):
+    for moment in sorted(chance.sample(range(3, 22), 2)):
         journal.until_ended(moment)
-        journal.kill(killed)
+        journal.kill(chance)
     outcomes = journal.outcomes()
     assert len(outcomes) == 2
     assert len(assert_shared(journal, outcomes, journal_study(journal))) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -78,20 +79,27 @@ class Workers:
                 assert process.stderr is not None
                 raise AssertionError(process.stderr.read().decode())
 
-    def kill(self, index: int) -> None:
+    def kill(self, chance: random.Random) -> None:
         """Kill one with -9, in the middle of a probe."""
-        self.strike(index, signal.SIGKILL)
+        self.strike(signal.SIGKILL, chance)
 
-    def strike(self, index: int, number: signal.Signals) -> None:
-        """Send one a signal, in the middle of a probe."""
-        pid = str(self.processes[index].pid)
+    def strike(self, number: signal.Signals, chance: random.Random) -> subprocess.Popen[bytes]:
+        """Send a signal to one of those that probe at this moment, and return it.
 
-        def in_a_probe(lines: list[list[str]]) -> bool:
-            own = [words[1] for words in lines if words[0] == pid and words[1] in ("begins", "ends")]
-            return bool(own) and own[-1] == "begins"
+        One that was chosen before might have no probe left to begin: the others are quick, or it starts just now.
+        """
+        found: list[subprocess.Popen[bytes]] = []
 
-        self.until(in_a_probe)
-        self.processes[index].send_signal(number)
+        def some_probe(lines: list[list[str]]) -> bool:
+            last = {words[0]: words[1] for words in lines if words[1] in ("begins", "ends")}
+            alive = [process for process in self.processes if process.poll() is None]
+            found[:] = [process for process in alive if last.get(str(process.pid)) == "begins"]
+            return bool(found)
+
+        self.until(some_probe)
+        struck = chance.choice(found)
+        struck.send_signal(number)
+        return struck
 
     def outcomes(self) -> list[SearchOutcome]:
         """Wait for all to end, and return the outcomes of those that were not killed."""

@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
+from autotune.core.candidate import Choice
 from autotune.core.plan import TrainingPlan
 from autotune.step.objects import parallelism_config
 from autotune.trainers import find_trainer
@@ -38,7 +39,7 @@ def dealt(plan: TrainingPlan, sizes: ParallelismConfig, rank: int) -> list[tuple
         int(str(plan.args[name])) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
     )
     loader = prepare_data_loader(
-        DataLoader(range(STEPS * HERE.global_batch_size), batch_size=rows),  # type: ignore[arg-type]  # any sequence
+        DataLoader(range(STEPS * HERE.global_batch_size), batch_size=rows),
         device=torch.device("cpu"),
         num_processes=PROCESSES,
         process_index=rank,
@@ -55,8 +56,9 @@ def test_an_optimizer_step_has_the_global_batch_over_the_processes_with_rows_of_
     shared: int, replicas: int
 ) -> None:
     # Groups of 16 are no choice; the rule is the same for them.
-    choices = {"sharding": "fsdp2", "context_parallel": shared, "dp_replicate_size": replicas}
-    plan = plan_with(HERE, {**choices, "max_length": 9000, "pad_to_multiple_of": 64, "per_device_train_batch_size": 2})
+    of_groups: dict[str, Choice] = {"sharding": "fsdp2", "context_parallel": shared, "dp_replicate_size": replicas}
+    of_rows: dict[str, Choice] = {"max_length": 9000, "pad_to_multiple_of": 64, "per_device_train_batch_size": 2}
+    plan = plan_with(HERE, of_groups | of_rows)
     ranks = [dealt(plan, parallelism_config(plan.parallelism), rank) for rank in range(PROCESSES)]
 
     assert len({tuple(documents) for documents in ranks}) == plan.data_ranks == PROCESSES // shared

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotune.app.base.keys import keys_of, written_at
+from autotune.app.base.engine import documents_of
+from autotune.app.base.keys import keys_of, of_engine, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
 from autotune.app.options import Options
@@ -52,12 +53,13 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to what autotune does not know.
     """
     trainer = options.trainer
-    plan = trainer.completed(replace(base.plan, launch=Launch(machine.hardware.processes)), workload)
+    plan = trainer.completed(replace(base.plan, launch=machine.hardware.launch), workload)
     plan = _with_length(plan, trainer, workload)
-    documents = max(1, round(trainer.geometry(plan, workload.dataset.documents).documents))
+    documents = _documents(base, plan, trainer, workload)
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
-    setting = Setting(workload, machine, documents, 0.0, everything)
-    setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
+    shared = plan.launch.processes // plan.data_ranks
+    offloads = "deepspeed" in plan.args
+    setting = Setting(workload, machine, documents, 0.0, everything, ranks_per_row=shared, last_resorts=offloads)
     known = _unsaid_left(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()
@@ -72,7 +74,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     if not options.coverage_asked and _LENGTH not in options.allowed:
         coverage = _coverage(known.candidate, setting)
     return Start(
-        Base(base.name, choices, held, own, dict(_entries(base, plan, own, trainer))),
+        Base(base.name, choices, held, own, dict(_entries(base, plan, own, trainer)), _kept(plan, own, trainer)),
         batch,
         coverage,
         {
@@ -82,6 +84,27 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
             and (name not in known.exact or known.candidate[name] != choice)
         },
     )
+
+
+def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: Workload) -> int:
+    """Return the documents of an optimizer step of a base, in as many processes as it says.
+
+    Raises:
+        InputError: another number of processes was asked for, which cannot share them out.
+    """
+    here = plan.launch.processes
+    said = base.launching.processes if base.launching.said else here
+    found = trainer.geometry(replace(plan, launch=Launch(said)), workload.dataset.documents).documents
+    if said == here:
+        # Packed rows hold any number of documents on average.
+        return max(1, round(found / here)) * here
+    documents = max(1, round(found))
+    if documents % here:
+        raise InputError(
+            f"{base.name} trains on {documents} documents in a step, which {here} processes cannot share out.",
+            hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
+        )
+    return documents
 
 
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
@@ -103,7 +126,9 @@ def _unsaid_left(base: UserBase, known: AsCandidate, trainer: Trainer, setting: 
 
 def _says(base: UserBase, technique: Technique) -> bool:
     """Whether the file has a key of a technique, under any of its names."""
-    return any(written_at(base, key) for path in technique.writes for key in keys_of(base, path))
+    return any(written_at(base, key) for path in technique.writes for key in keys_of(base, path)) or any(
+        lookup(base.plan, path) is not None for path in technique.writes if of_engine(path)
+    )
 
 
 def _own(base: UserBase, plan: TrainingPlan, known: AsCandidate, trainer: Trainer, setting: Setting) -> Iterator[str]:
@@ -193,6 +218,11 @@ def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: T
                 yield f"{part}.{name}", value
 
 
+def _kept(plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Mapping[str, Mapping[str, object]]:
+    """Return what the documents of the base's engine say beside what is searched, by their path in a plan."""
+    return documents_of(plan, (item for item in trainer.techniques if item.name not in own))
+
+
 def _said(base: UserBase, technique: Technique) -> str:
     """Return what the file has for a technique, as it is written there; what it leaves at TRL's default otherwise."""
     keys = written_keys(base, technique)
@@ -200,7 +230,17 @@ def _said(base: UserBase, technique: Technique) -> str:
     return ", ".join(f"{name}: {value}" for name, value in said.items()) or f"{technique.name} as TRL has it"
 
 
+def engine_key(path: str) -> str:
+    """Return what a user calls an entry of an engine, such as ``zero_optimization.stage``."""
+    return path.partition(".")[2].removeprefix("deepspeed.")
+
+
 def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
     """Return the keys of the file that a technique writes, with their values."""
     keys = [key for path in sorted(technique.writes) for key in keys_of(base, path)]
-    return {key[-1]: value for key in dict.fromkeys(keys) for value in written_at(base, key)}
+    found = {key[-1]: value for key in dict.fromkeys(keys) for value in written_at(base, key)}
+    return found | {
+        engine_key(path): value
+        for path in sorted(technique.tells or technique.writes)
+        if of_engine(path) and (value := lookup(base.plan, path)) is not None
+    }

@@ -5,21 +5,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path as Directory
 from typing import Any
 
+from autotune.app.base.engine import DEEPSPEED, FSDP, fsdp_keys
 from autotune.app.base.keys import Path, keys_of, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import lookup
+from autotune.app.check.launch import COUNTS, LAUNCH_FILES
 from autotune.core.candidate import Candidate
+from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.emit.arguments import launch_arguments
+from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.rows import ROWS, TrainingRows
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.techniques.base import Technique
 from autotune.trainers import Trainer
-
-_LAUNCH_FILES = ("accelerate_config", "config_file")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Wanted:
         model: the model, if it was not the file's; None: as the file says.
         rows: the rows, if they are not the file's; None: as the file says.
         evaluates: whether the rows to evaluate on are not the file's.
+        bundle: the directory of the files by which processes are started.
     """
 
     plan: TrainingPlan
@@ -39,6 +43,7 @@ class Wanted:
     model: str | None = None
     rows: TrainingRows | None = None
     evaluates: bool = False
+    bundle: Directory = Directory()
 
 
 def rewritten(base: UserBase, edits: Mapping[Path, object]) -> str:
@@ -89,9 +94,34 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     for path in dict.fromkeys((*(f"args.{name}" for name in device), *sorted(also))):
         if path not in written and _present(wanted.plan, path):
             yield from _entry(base, path, wanted.plan)
-    if not any(name in base.file.values for name in _LAUNCH_FILES):
-        launch = launch_arguments(setting.machine.hardware)
-        yield from (((name,), value) for name, value in launch.items() if name not in base.file.values)
+    yield from _launch(base, wanted, setting.machine.hardware)
+    yield from _engine(base, wanted.plan, plan_before(trainer, setting))
+
+
+def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tuple[Path, object]]:
+    """Yield the keys that ``trl`` hands on to ``accelerate launch``."""
+    values = base.file.values
+    named = next((name for name in LAUNCH_FILES if values.get(name)), None)
+    for name, value in launch_arguments(hardware).items():
+        if name not in values and named is None:
+            yield (name,), value
+    for name in COUNTS:
+        if values.get(name) is not None:
+            yield (name,), hardware.processes
+    if named is not None or launches(wanted.plan):
+        yield (named or LAUNCH_FILES[0],), str(wanted.bundle.absolute() / ACCELERATE)
+
+
+def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterator[tuple[Path, object]]:
+    """Yield the keys of engines: FSDP is the trainer's own, and DeepSpeed's document is named by accelerate's."""
+    values = base.file.values
+    if values.get(DEEPSPEED) is not None:
+        yield (DEEPSPEED,), None
+    if not plan.args.get("fsdp"):
+        yield from (((name,), base.defaults.get(name)) for name in ("fsdp", FSDP) if values.get(name) is not None)
+    elif not values.get("fsdp") or plan.args.get(FSDP) != before.args.get(FSDP):
+        yield ("fsdp",), True
+        yield (FSDP,), fsdp_keys(base.launching, base.config, plan)
 
 
 def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[Technique]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path as FilePath
 
-from autotune.app.base.candidate import written_keys
+from autotune.app.base.candidate import engine_key, written_keys
 from autotune.app.base.edit import Wanted, edits_of, plan_before, rewritten, values_after
-from autotune.app.base.keys import Path
+from autotune.app.base.keys import Path, of_engine
 from autotune.app.base.reading import UserBase, find_base, read_base
 from autotune.app.check.candidate import lookup
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
 from autotune.emit.files import write_text
+from autotune.emit.launch import launch_files
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import unified_diff
 from autotune.probing import JobServer
+from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
 
 # Evaluation and the placing of layers are set for a probe, whatever the file says of them.
@@ -36,13 +39,19 @@ def handed_over(
     import yaml
 
     edits, note = edits_of(base, wanted, trainer, setting), ""
+    # What it names is in the bundle when that is written, and beside it here.
+    again = edits_of(base, replace(wanted, bundle=folder), trainer, setting)
     try:
-        text = rewritten(base, edits)
+        text, here = rewritten(base, edits), rewritten(base, again)
     except InputError as error:
-        text = yaml.safe_dump(values_after(base, edits), sort_keys=False, allow_unicode=True, width=10_000)
+        text, here = (
+            yaml.safe_dump(values_after(base, each), sort_keys=False, allow_unicode=True, width=10_000)
+            for each in (edits, again)
+        )
         note = f"config.yaml has the values of {base.name} without its comments. {error.message}"
     file = folder / "config.yaml"
-    write_text(file, text)
+    for name, content in {file.name: here, **launch_files(wanted.plan, folder, base.launching.document)}.items():
+        write_text(folder / name, content)
     read = read_base(find_base(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
     # What the plan of the base does not say as the file does is left as the file has it.
     idle = {path for item in trainer.techniques if not item.matters(setting) for path in item.writes}
@@ -52,22 +61,25 @@ def handed_over(
         note = f"{note} TRL reads {other} otherwise in config.yaml than it was measured.".strip()
     found = BaseFile(
         base.name,
-        dict(_changed_keys(base, edits, trainer)),
+        dict(_changed_keys(base, edits, wanted.plan, trainer)),
         text,
         unified_diff(base.file.text, text, base.name),
         {name: read.config.values[name] for name in read.arguments if name in read.config.values},
         {name: value for name, value in read.arguments.items() if name not in read.config.values},
         _env(read),
+        base.launching.document,
     )
     return found, note
 
 
 def _changed_keys(
-    base: UserBase, edits: Mapping[Path, object], trainer: Trainer
+    base: UserBase, edits: Mapping[Path, object], plan: TrainingPlan, trainer: Trainer
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     edited = {path[-1] for path in edits}
     for technique in trainer.techniques:
-        keys = {name: value for name, value in written_keys(base, technique).items() if name in edited}
+        engine = (path for path in technique.writes if of_engine(path))
+        other = {engine_key(path) for path in engine if lookup(base.plan, path) != lookup(plan, path)}
+        keys = {name: value for name, value in written_keys(base, technique).items() if name in edited | other}
         if keys:
             yield technique.name, keys
 
@@ -76,7 +88,7 @@ def _other(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
     """Return the paths, such as ``args.FIELD``, of what a configuration has otherwise than a plan."""
     differing = [
         f"{part}.{name}"
-        for part, values in (("args", read.config.values), ("model", read.model.values))
+        for part, values in (("args", {**read.config.values, **_engines(read)}), ("model", read.model.values))
         for name, value in getattr(plan, part).items()
         if name not in _OF_PROBES and not _agrees(value, values.get(name))
     ]
@@ -89,6 +101,10 @@ def _agrees(value: object, read: object) -> bool:
         # TRL adds keys to those of gradient checkpointing.
         return all(read.get(name) == item for name, item in value.items())
     return value == read or (read is None and value in (False, None, {})) or [value] == read
+
+
+def _engines(read: UserBase) -> Mapping[str, object]:
+    return {name: read.plan.args.get(name) for name in ENGINE_FIELDS}
 
 
 def _env(read: UserBase) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.app.base.reading import UserBase
 from autotune.core.plan import ALLOCATOR_VARIABLE
+from autotune.techniques.sharding import ENGINE_FIELDS
 
 Path = tuple[str, ...]
 """A key of the file, and before it the keys of the mappings around it."""
@@ -21,9 +22,16 @@ _OLDER_VARIABLES = {ALLOCATOR_VARIABLE: "PYTORCH_CUDA_ALLOC_CONF"}
 _OLDER_KWARGS = {"dtype": "torch_dtype"}
 
 
+def of_engine(path: str) -> bool:
+    """Return whether an entry of a plan says what shards a training, which files of their own may say as well."""
+    return path.split(".")[1:2] in ([name] for name in ENGINE_FIELDS)
+
+
 def keys_of(base: UserBase, path: str) -> tuple[Path, ...]:
     """Return where in the file the entry at a path of a plan stands, or should."""
     head, *rest = path.split(".")
+    if of_engine(path):
+        return ()
     if head not in ("args", "model", "env"):
         return ()
     if head == "env":

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.app.base.engine import with_engine
 from autotune.app.check.asked import Asked as CheckAsked
 from autotune.app.check.asked import Written
 from autotune.app.check.asked import written as written_by
-from autotune.app.check.launch import launching
+from autotune.app.check.engine import without_engine
+from autotune.app.check.launch import Launching, launching
 from autotune.app.check.problems import problems
 from autotune.app.check.reading import plan_of, read
 from autotune.app.check.sources import Sources, sources
@@ -35,6 +37,7 @@ class UserBase:
     Attributes:
         config: the values of the trainer's class.
         plan: its training plan, with every field that matters to a step, those at their defaults included.
+        launching: how its processes are started.
         assumptions: what was assumed where the file alone does not say, in sentences.
     """
 
@@ -42,6 +45,7 @@ class UserBase:
     read: ReadCommand
     config: Configuration
     plan: TrainingPlan
+    launching: Launching
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -109,17 +113,12 @@ def understood(written: Written, known: ReadCommand) -> UserBase:
     if config is None or fatal(found):
         raise _wrong(written, found)
     started = launching(written, known, config)
-    if not started.alone:
-        by = f" by {started.engine}" if started.engine else ""
-        raise InputError(
-            f"{written.place} trains in {started.processes} processes{by}, and probes run in one.",
-            hint="Leave out what starts several processes, or shards the training.",
-        )
     try:
-        user = plan_of(written, known, config)
+        user = plan_of(written, known, without_engine(config))
     except UnreadError as error:
         raise InputError(f"{written.place}: {error.message}", hint="Leave it out of the base.") from error
-    return UserBase(written, known, config, user.plan, user.assumptions)
+    plan = with_engine(user.plan, started, config, written.place)
+    return UserBase(written, known, config, plan, started, user.assumptions)
 
 
 def sources_of(base: UserBase, model: str | None, dataset: str | None) -> Sources:

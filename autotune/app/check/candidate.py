@@ -47,7 +47,7 @@ def _nearest(
     technique: Technique, plan: TrainingPlan, candidate: Candidate, setting: Setting, listed: tuple[Choice, ...]
 ) -> tuple[Choice, bool]:
     """Return the choice whose entries agree with a plan the most, and whether all of them do."""
-    found: list[tuple[tuple[bool, bool, float], Choice]] = []
+    found: list[tuple[tuple[bool, float, bool], Choice]] = []
     default = technique.plan(technique.default(setting), candidate, setting)
     # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
     unsaid = {path: value for path, value in default.items() if path.startswith("model.")}
@@ -59,13 +59,13 @@ def _nearest(
         except InputError:
             continue
         beside = candidate.but(**{technique.name: choice})
-        entries = _own(technique, technique.plan(choice, beside, setting))
+        entries = _telling(technique, technique.plan(choice, beside, setting))
         agreeing = sum(_agrees(value, lookup(plan, path), unsaid.get(path)) for path, value in entries.items())
         whole = agreeing == len(entries)
         # Of choices with the same entries, one that is possible beside the others is meant.
         possible = technique.conflict(choice, beside, setting) is None
-        found.append(((whole, possible, agreeing if whole else agreeing / len(entries)), choice))
-    (whole, _, agreed), choice = max(found, key=lambda item: item[0])
+        found.append(((whole, agreeing if whole else agreeing / len(entries), possible), choice))
+    (whole, agreed, _), choice = max(found, key=lambda item: item[0])
     # A choice without entries agrees with everything; another one's switch may be on.
     switched = not agreed and any(lookup(plan, path) not in (None, False) for path in technique.writes)
     return choice, whole and not switched
@@ -81,8 +81,10 @@ def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:
     return tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
-def _own(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
+def _telling(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
     """Return the entries that tell a choice: rows of a micro-batch alone, where accumulation follows from them."""
+    if technique.tells:
+        return {path: value for path, value in entries.items() if path in technique.tells}
     named = f"args.{technique.name}"
     return {named: entries[named]} if named in entries and technique.only_sizes else entries
 

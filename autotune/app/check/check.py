@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.app.check.asked import Asked, Written, check_options, written
 from autotune.app.check.engine import without_engine
 from autotune.app.check.fitting import Fitting
-from autotune.app.check.launch import Launching, launching
+from autotune.app.check.launch import ALONE, Launching, launching
 from autotune.app.check.problems import of_error, problems
 from autotune.app.check.reading import plan_of, read
 from autotune.app.check.remembered import Verdicts, key_of
@@ -142,21 +142,30 @@ def _fitted(
         return task.wrong((*found, of_error(task.written, error)))
 
 
-def check_object(config: object, peft_config: object | None, asked: Asked, listener: Listener) -> Verdict:
-    """Return the verdict on a configuration object; see :func:`autotune.check`."""
+def check_object(
+    config: object, peft_config: object | None, asked: Asked, listener: Listener, launched: Launching = ALONE
+) -> Verdict:
+    """Return the verdict on a configuration object; see :func:`autotune.check`.
+
+    Args:
+        launched: how its processes were started.
+    """
     started = time.monotonic()
     check_options(asked)
     found = configuration_of(config)
+    # Of a training that runs already, it is known what became of the fields that choose an engine.
+    found = without_engine(found) if launched.known else found
     trainer = trainer_of(found)
     if asked.model is None or asked.dataset is None:
         raise InputError("A configuration object names no model and no data.", hint="Give model= and dataset=.")
     text = Written(Command(trainer.name, ()), None, trainer.name)
     if not asked.fits:
         raise InputError("A configuration object has been read already.", hint="Leave out fits=False.")
-    planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None))
+    on_each = launched.processes // launched.machines if launched.known else None
+    planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware)
     task = Task(asked, text, planned, budget_bytes, started)
     words = {**peft_words(peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.cores, listener) as tracer:
-        return _fitted(task, known, found, Launching(), (), tracer, user_cache(), listener)
+        return _fitted(task, known, found, launched, (), tracer, user_cache(), listener)

@@ -98,12 +98,17 @@ def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object
 
 
 def _fsdp(given: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:
-    keys = {str(name).removeprefix(_FSDP): value for name, value in given.items()}
-    keys = {_RENAMED.get(name, name): value for name, value in keys.items()}
+    keys = fsdp_named(given)
     if str(keys.get("version", default_version)) != "2":
         raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
     kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}
     return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
+
+
+def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
+    """Return a document of FSDP, accelerate's or transformers', under the names of transformers."""
+    keys = {str(name).removeprefix(_FSDP): value for name, value in given.items()}
+    return {_RENAMED.get(name, name): value for name, value in keys.items()}
 
 
 def _document(named: object, folder: Path) -> Mapping[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from autotune.app.check.candidate import as_candidate
@@ -15,6 +15,7 @@ from autotune.app.check.rewards import rewards_of
 from autotune.app.check.silent import of_rows, silently
 from autotune.app.check.sources import Sources, sources
 from autotune.app.check.task import Task, fatal
+from autotune.app.host import said_host
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, Planned, planned_machine, planned_workload
 from autotune.app.requests import traces_of
@@ -59,7 +60,7 @@ class Fitting:
             InputError: the model or the data cannot be used.
         """
         task, trainer = self.task, self.task.trainer
-        planned = _of_processes(planned, self.launching.processes)
+        planned = _of_processes(planned, self.launching)
         named = sources(task.asked, self.read, self.config)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         options = checked_options(trainer=trainer.name)
@@ -108,6 +109,7 @@ class Fitting:
             remedies = Remedies(plan, known, trainer, kept, options.file, steps)
             with tracer.quietly():
                 remedy = self._remedy(remedies, planned, answer)
+        found = (*found, *_about_host(answer, plan, planned))
         answered: dict[str, object] = {"need": answer.need, "reason": answer.reason, "remedy": remedy}
         return task.verdict(answer.outcome, findings=found, **answered, **more)
 
@@ -232,10 +234,18 @@ def _everything(trainer: Trainer) -> frozenset[str]:
     return frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
 
 
-def _of_processes(planned: Planned, count: int) -> Planned:
+def _of_processes(planned: Planned, started: Launching) -> Planned:
     """Return the machine that is planned for with so many processes, each on such a device."""
     machine = planned.machine
-    return replace(planned, machine=replace(machine, hardware=replace(machine.hardware, processes=count)))
+    hardware = replace(machine.hardware, processes=started.processes, machines=started.machines)
+    return replace(planned, machine=replace(machine, hardware=hardware))
+
+
+def _about_host(answer: Answer, plan: TrainingPlan, planned: Planned) -> Iterator[Finding]:
+    memory = answer.need.memory if answer.need is not None else None
+    if memory is not None and planned.gpu is not None:
+        said = said_host(memory, plan.launch, planned.host_bytes)
+        yield from [] if said is None else [Finding(Severity.NOTE, said)]
 
 
 def _short(error: Exception) -> str:

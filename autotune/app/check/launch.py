@@ -13,10 +13,17 @@ from autotune.core.configuration import Configuration, ReadCommand
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import read_yaml
 
-_COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
-_FILES = ("accelerate_config", "config_file")
+COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
+"""Keys that say how many processes are started."""
+LAUNCH_FILES = ("accelerate_config", "config_file")
+"""Keys of a file that name the one which ``accelerate launch`` reads."""
 # ``distributed_type`` of an accelerate configuration by the engine that it names; others are plain data parallelism.
 _ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
+# Words of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
+_FLAGS = (
+    "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
+    "parallelism_config_", "zero_", "zero3_", "offload_",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Launching:
         document: what ``accelerate launch --config_file`` reads; empty without.
         folder: from which relative paths in it lead.
         known: whether the command was read for all of this.
+        flags: further words for ``accelerate launch`` by which an engine is chosen or set.
     """
 
     processes: int = 1
@@ -40,11 +48,16 @@ class Launching:
     document: Mapping[str, object] = field(default_factory=dict)
     folder: Path = Path()
     known: bool = False
+    flags: tuple[str, ...] = ()
 
     @property
     def alone(self) -> bool:
         """Whether a single process trains, without sharding."""
         return self.processes == 1 and not self.engine
+
+
+ALONE = Launching()
+"""A single process, of which nothing else is known."""
 
 
 def launching(written: Written, read: ReadCommand, config: Configuration) -> Launching:
@@ -54,9 +67,9 @@ def launching(written: Written, read: ReadCommand, config: Configuration) -> Lau
         InputError: a file that it names cannot be read, or a number of processes is none.
     """
     given = {**_pairs(written.command.launch), **read.launch, **_own(written)}
-    file = next((given[name] for name in _FILES if given.get(name)), None)
+    file = next((given[name] for name in LAUNCH_FILES if given.get(name)), None)
     document, folder = _document(str(file)) if file is not None else ({}, Path())
-    count = next((given[name] for name in _COUNTS if given.get(name) is not None), document.get("num_processes"))
+    count = next((given[name] for name in COUNTS if given.get(name) is not None), document.get("num_processes"))
     kind = str(document.get("distributed_type", "NO"))
     engine = _ENGINES.get(kind, "")
     if config.values.get("deepspeed") or given.get("use_deepspeed"):
@@ -65,12 +78,29 @@ def launching(written: Written, read: ReadCommand, config: Configuration) -> Lau
         engine = "FSDP"
     machines = given.get("num_machines") or document.get("num_machines") or 1
     processes = _number(count) if count is not None else 1
-    return Launching(processes, count is not None, engine, _number(machines), document, folder, known=True)
+    flags = tuple(
+        sorted(name for name, value in given.items() if name.startswith(_FLAGS) and value not in (None, False))
+    )
+    return Launching(processes, count is not None, engine, _number(machines), document, folder, known=True, flags=flags)
+
+
+def said_processes(written: Written) -> int | None:
+    """Return how many processes a file starts, before TRL's parser has read it; None where it does not say.
+
+    Raises:
+        InputError: a file that it names cannot be read, or the number is none.
+    """
+    given = _own(written)
+    count = next((given[name] for name in COUNTS if given.get(name) is not None), None)
+    file = next((given[name] for name in LAUNCH_FILES if given.get(name)), None)
+    if count is None and file is not None:
+        count = _document(str(file))[0].get("num_processes")
+    return None if count is None else _number(count)
 
 
 def _own(written: Written) -> Mapping[str, object]:
     """Return the keys of the file that ``trl`` hands on."""
-    return {name: written.values[name] for name in (*_COUNTS, *_FILES) if name in written.values}
+    return {name: written.values[name] for name in (*COUNTS, *LAUNCH_FILES) if name in written.values}
 
 
 def _number(value: object) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.codec import DecodeError, decode
@@ -74,7 +75,11 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Planned, budget_bytes: int
         memory=replace(memory, varied_bytes=varied_bytes),
         varied_bytes=varied_bytes,
     )
-    return Answer(judged(need, budget_bytes), need)
+    outcome = judged(need, budget_bytes)
+    if outcome is Outcome.FITS and planned.gpu is not None and lacks_host_memory(memory, planned.host_bytes):
+        # Weights of a checkpoint in the trained type are mapped from its file, so that a host may get by with less.
+        outcome = Outcome.TOO_CLOSE
+    return Answer(outcome, need)
 
 
 def needs_more(need: Need, budget_bytes: int) -> bool:

@@ -16,6 +16,7 @@ from autotune.cli.arguments import (
     add_same_training,
     add_space,
     add_trainer,
+    add_workers,
     listed,
     options_of,
     trainer_names,
@@ -45,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_evaluation(given)
     add_rollouts(given)
     add_device(given, "where to train")
-    add_num_processes(given, "one on each visible GPU, or one on a CPU")
+    add_num_processes(given, "one on each visible GPU, or one on a CPU; with --workers one")
+    add_workers(given)
     add_memory_budget(given, "what is free")
     given.add_argument(
         "--margin", type=float, metavar="SHARE", help="share of the budget to keep free, 0 to 0.5 (default: 0.05)"

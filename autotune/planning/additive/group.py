@@ -8,12 +8,12 @@ from functools import cached_property, lru_cache
 
 from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Candidate, Choice
-from autotune.techniques.traits import allocator_knobs, size_knobs
+from autotune.techniques.traits import MOST_TRACED, allocator_knobs, size_knobs
 
 LAYOUT = "layout"
 """Name of the layout as a factor beside the knobs."""
 MICRO_BATCHES = "micro-batches"
-"""Name of the micro-batches of a step as such a factor, with several processes."""
+"""Name of the micro-batches of a step as such a factor; without a process group they are always as many."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Group:
     @cached_property
     def levels(self) -> Mapping[str, Choice]:
         """The level of each factor: the choice of each knob, and the layout."""
-        several = {MICRO_BATCHES: self.micro_batches} if self.micro_batches is not None else {}
-        return dict(self.choices) | {LAYOUT: self.layout.value, **several}
+        return dict(self.choices) | {LAYOUT: self.layout.value, MICRO_BATCHES: self.micro_batches or MOST_TRACED}
 
     @cached_property
     def _hash(self) -> int:

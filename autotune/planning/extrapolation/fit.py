@@ -93,13 +93,17 @@ class Fit:
         for aligned in self._stretches:
             if aligned.stretch[0] in parts:
                 stretches[aligned.stretch] = aligned.highest(weights)
-        hosts = [_weighted(self._each(part, lambda section: section.host_bytes), weights) for part in parts]
+        hosts, machines = (
+            [_weighted(self._each(part, figure), weights) for part in parts]
+            for figure in (lambda section: section.host_bytes, lambda section: section.machine_bytes)
+        )
         return Forecast(
             stretches=stretches,
             rounding_share=0.0,
             workspace_bytes=0,
             unused_bytes=0,
             host_bytes=max(0, round(max(hosts))),
+            machine_bytes=max(0, round(max(machines))),
             times={
                 part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
                 for part in parts

@@ -24,6 +24,7 @@ class Forecast:
         workspace_bytes: what it counts as allocated beyond them, independent of their size.
         unused_bytes: what it reserves beyond what it counts as allocated.
         host_bytes: peak bytes on the host.
+        machine_bytes: the same of all processes in one machine together.
         times: the time of each part of a step; empty if speeds are not known.
         between: the occurrence of a micro-batch that stands for those between the first and the last of a step.
     """
@@ -33,6 +34,7 @@ class Forecast:
     workspace_bytes: int
     unused_bytes: int
     host_bytes: int
+    machine_bytes: int
     times: Mapping[Part, StepTime]
     between: Occurrence = Occurrence.FURTHER
 

@@ -39,6 +39,7 @@ def memory_estimate(
         context_bytes=context_bytes,
         breakdown={**worst.categories, **{name: size for name, size in extra.items() if size}},
         host_bytes=worst.host_bytes,
+        machine_bytes=worst.machine_bytes,
         step_seconds=typical.step_seconds(micro_batches),
         error=error,
         generation_bytes=_generation_bytes(worst, gpu),

@@ -16,6 +16,7 @@ from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.times import Figures, weighted_sum
 
 _TIMES = len(fields(StepTime))
+_BYTES = ("workspace_bytes", "unused_bytes", "host_bytes", "machine_bytes")
 
 
 class Table:
@@ -68,10 +69,7 @@ class Table:
     def others(self) -> Figures:
         """What the allocator adds, and bytes on the host; shape (forecasts, figures)."""
         return np.array(
-            [
-                (forecast.rounding_share, forecast.workspace_bytes, forecast.unused_bytes, forecast.host_bytes)
-                for forecast in self._forecasts
-            ]
+            [(forecast.rounding_share, *(getattr(forecast, name) for name in _BYTES)) for forecast in self._forecasts]
         )
 
 
@@ -99,15 +97,11 @@ def mixed_rows(terms: Sequence[tuple[Table, float]]) -> list[Forecast]:
         Forecast(
             stretches=_levels(stretches, names, levels),
             rounding_share=rounding_share,
-            workspace_bytes=round(workspace_bytes),
-            unused_bytes=round(unused_bytes),
-            host_bytes=round(host_bytes),
+            **dict(zip(_BYTES, map(round, added), strict=True)),
             times=dict(_times(parts, figures)),
             between=tables[0].between,
         )
-        for levels, figures, (rounding_share, workspace_bytes, unused_bytes, host_bytes) in zip(
-            bytes_of, times.tolist(), others, strict=True
-        )
+        for levels, figures, (rounding_share, *added) in zip(bytes_of, times.tolist(), others, strict=True)
     ]
 
 

@@ -31,6 +31,8 @@ from autotune.reporting.plan_words import (
     said_unknown,
     said_ways_out,
 )
+from autotune.reporting.servers import TITLE as SERVERS
+from autotune.reporting.servers import said_servers
 from autotune.reporting.shares import shares
 from autotune.reporting.steps import Step, said_untraced
 from autotune.reporting.words import BASELINE_NAME, MISSING, said_bytes, said_rate
@@ -75,6 +77,7 @@ def plan_values(plan: Plan) -> Values:
         lists=(
             ("What the estimates stand on", said_bases([*shown, baseline])),
             ("Unknown", said_unknown(plan)),
+            (SERVERS, said_servers(plan)),
             ("Notes", plan.notes),
             ("Left out", said_left_out(plan.left_out)),
             (
@@ -92,7 +95,7 @@ def _figures(best: Estimate, baseline: Estimate, budget_bytes: int) -> tuple[Row
     both = (best, baseline)
     memories = [one.memory for one in both]
     needs = [memory.device_bytes if memory is not None else None for memory in memories]
-    hosts = [memory.host_bytes if memory is not None else None for memory in memories]
+    hosts = [memory.machine_bytes if memory is not None else None for memory in memories]
     rates = [one.tokens_per_second for one in both]
     fastest = max((rate for rate in rates if rate is not None), default=0.0)
     shares = [need / budget_bytes if need is not None else None for need in needs]
@@ -102,7 +105,7 @@ def _figures(best: Estimate, baseline: Estimate, budget_bytes: int) -> tuple[Row
         Row("memory needed", said_bytes(needs[0]), said_bytes(needs[1]), *shares),
         Row("to spare", said_bytes(best.spare_bytes), said_bytes(baseline.spare_bytes)),
         Row("memory may be off by", errors[0], errors[1]),
-        Row("host memory", said_bytes(hosts[0]), said_bytes(hosts[1])),
+        Row("host memory of a machine", said_bytes(hosts[0]), said_bytes(hosts[1])),
         Row("speed", said_rate(rates[0]), said_rate(rates[1]), *speeds),
     )
 
@@ -158,7 +161,7 @@ def _row(number: str, one: Estimate, plan: Plan, reason: str) -> TableRow:
     cells = (
         said_bytes(memory.device_bytes if memory is not None else None),
         said_bytes(one.spare_bytes),
-        said_bytes(memory.host_bytes if memory is not None else None),
+        said_bytes(memory.machine_bytes if memory is not None else None),
         said_rate(one.tokens_per_second),
         BASIS[one.origin],
     )

@@ -53,6 +53,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProf
         layer_kinds=layer_kinds(config),
         fused_experts=any("experts" in name and tensor.dim() == 3 for name, tensor in model.named_parameters()),
         cache=key_value_cache(text),
+        attention_heads=getattr(text, "num_attention_heads", None),
     )
 
 

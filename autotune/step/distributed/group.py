@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of, zero_stage
+from autotune.step.ranks import launched
 
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])
 # What a step of DeepSpeed imports.
@@ -43,6 +44,12 @@ def import_engine(plan: TrainingPlan) -> None:
     if plan.args.get("deepspeed"):
         for name in _DEEPSPEED:
             importlib.import_module(name)
+
+
+def be_alone(plan: TrainingPlan) -> None:
+    """Set the variables of a group of one, which DeepSpeed needs; with several processes they are set already."""
+    if plan.in_group and plan.launch.processes == 1:
+        os.environ.update(launched(0, 1))
 
 
 def join(plan: TrainingPlan, device: DeviceKind) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
@@ -72,3 +74,16 @@ def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) ->
     """
     alone = engine_of(plan) is Engine.NONE
     return device if alone or quantized or zero_stage(plan) == 3 else torch.device("cpu")
+
+
+@contextmanager
+def in_place_of(rank: int) -> Iterator[None]:
+    """Make libraries take this process for another rank where they ask which one writes a checkpoint.
+
+    transformers and accelerate ask accelerate's state (``TrainingArguments.should_save``), PyTorch and DeepSpeed ask
+    the process group (``torch/distributed/_state_dict_utils.py``, ``ranks_only``; ``deepspeed/runtime/engine.py``,
+    ``_zero3_consolidated_16bit_state_dict``). Shards stay those of this rank.
+    """
+    state = {"process_index": rank, "local_process_index": rank}
+    with mock.patch.dict(PartialState._shared_state, state), mock.patch.object(dist, "get_rank", return_value=rank):
+        yield

@@ -9,7 +9,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.step.distributed.group import import_engine, leave, select_device
+from autotune.step.distributed.group import be_alone, import_engine, leave, select_device
 from autotune.step.environment import set_environment
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
@@ -35,6 +35,7 @@ def succeeded(reply: ProbeReply) -> bool:
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     set_environment(request.plan.env)
+    be_alone(request.plan)
     select_device(request.device)
     import_engine(request.plan)
     # Import the architecture's module before the meter takes its baseline.

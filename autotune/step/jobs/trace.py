@@ -11,7 +11,8 @@ from itertools import chain, repeat
 from typing import Any
 
 from autotune.core.gpu import Gpu
-from autotune.core.plan import AllocatorUse
+from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.core.protocol import (
     TRACED_FILE,
     TraceReplies,
@@ -20,7 +21,7 @@ from autotune.core.protocol import (
     TraceRequests,
 )
 from autotune.core.step_time import StepTime
-from autotune.core.timeline import Occurrence
+from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
@@ -72,9 +73,8 @@ def _trace(request: TraceRequest) -> TraceReply:
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
-    processes = request.plan.launch.processes
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
-    rows = TracedRows(request.worst, request.typical, request.trainable, once=processes == 1)
+    rows = TracedRows(request.worst, request.typical, request.trainable, once=not request.plan.in_group)
     steps = traced_training(request.plan, model_config, load_processor(request.model, known.processor), rows, trained)
     traced = run_virtually(
         steps,
@@ -116,7 +116,10 @@ def _trace(request: TraceRequest) -> TraceReply:
         tokens_per_step=float(request.plan.data_ranks * trained.micro_batches * trained.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
-        sections=tuple(replace(section, time=time) for section, time in zip(course, gpus[0].times, strict=True)),
+        sections=tuple(
+            replace(section, time=time, machine_bytes=_machine_bytes(traced, section, request.plan))
+            for section, time in zip(course, gpus[0].times, strict=True)
+        ),
         varied_bytes=_varied_bytes(traced, request, trained, replays),
         replays=replays,
         gpus=gpus,
@@ -157,6 +160,14 @@ def _figures(
 
 def _capability(gpu: Gpu | None) -> tuple[int, int]:
     return (gpu.compute_capability if gpu is not None else None) or _USUAL_CAPABILITY
+
+
+def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
+    """Return the host's peak of all ranks in a machine: they are alike, but for a save, which the first one writes."""
+    others = section.host_bytes
+    if section.part.phase == SAVE and plan.launch.processes > 1:
+        others = traced.phase(SAVE_ELSEWHERE).host_peak.bytes
+    return section.host_bytes + (plan.launch.per_machine - 1) * others
 
 
 def _peak(peak: Peak) -> TracedPeak:
@@ -203,7 +214,7 @@ def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse, limit_bytes: i
 
 def _between(request: TraceRequest) -> Occurrence:
     """Return which micro-batch of a step stands for those between its first and its last."""
-    return Occurrence.FURTHER if request.plan.launch.processes == 1 else Occurrence.FIRST
+    return Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER
 
 
 def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence) -> Iterator[Work]:

@@ -14,8 +14,10 @@ import torch
 import transformers.modeling_utils
 from torch.utils._pytree import tree_leaves
 
-from autotune.core.program import SAVE
+from autotune.core.program import SAVE, SAVE_ELSEWHERE
+from autotune.step.distributed.state import in_place_of
 from autotune.step.run.progress import Progress
+from autotune.virtual import phase
 
 # The function of safetensors, by the names that write a checkpoint's weights.
 _SAFETENSORS = (
@@ -32,16 +34,21 @@ def save(trainer: Any, progress: Progress) -> None:
 
 
 def save_tensors(trainer: Any, folder: Path) -> None:
-    """Save what a checkpoint has tensors of: the weights, and the optimizer's state.
+    """Save what a checkpoint has tensors of, the weights and the optimizer's state, as phases of a trace.
 
-    With several processes, how they are gathered or left as shards is up to the engine, and so is the whole checkpoint.
+    With several processes, or DeepSpeed, how they are gathered or left as shards is up to the engine, and so is the
+    whole checkpoint. It is saved as by the first rank, which has most of it, and again as by another one.
     """
+    processes = trainer.accelerator.num_processes
     with unwritten():
-        if trainer.accelerator.num_processes > 1:
-            trainer._save_checkpoint(trainer.model, None)
+        if processes > 1 or trainer.is_deepspeed_enabled:
+            for rank, name in tuple(enumerate((SAVE, SAVE_ELSEWHERE)))[:processes]:
+                with in_place_of(rank), phase(name):
+                    trainer._save_checkpoint(trainer.model, None)
             return
-        trainer.model.save_pretrained(str(folder))
-        torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
+        with phase(SAVE):
+            trainer.model.save_pretrained(str(folder))
+            torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
 
 
 @contextmanager

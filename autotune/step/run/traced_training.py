@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import CONSTRUCTION, EVALUATE, SAVE
+from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import Engine, engine_of, worst_rank
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
@@ -115,16 +115,15 @@ def traced_training(
             trainer.train()
             if plan.evaluates:
                 _evaluate(trainer)
-            with addresses(), phase(SAVE):
+            with addresses():
                 save_tensors(trainer, Path(folder))
 
     return run
 
 
 def world_of(plan: TrainingPlan) -> World | None:
-    """Return the processes of a plan with the one to trace, or None if there is a single one."""
-    processes = plan.launch.processes
-    return World(processes, worst_rank(plan)) if processes > 1 else None
+    """Return the processes of a plan with the one to trace, or None if there is a single one without a group."""
+    return World(plan.launch.processes, worst_rank(plan)) if plan.in_group else None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch.distributed as dist
@@ -35,6 +35,16 @@ def process_group(world: World) -> Iterator[None]:
     with mock.patch.dict(os.environ, {name: str(value) for name, value in launched.items()}):
         dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
         try:
-            yield
+            with mock.patch.object(dist, "all_gather_object", _same_of_all):
+                yield
         finally:
             dist.destroy_process_group()
+
+
+def _same_of_all(object_list: list[Any], own: Any, group: Any = None) -> None:
+    """Take every rank to have the same object, for ``torch.distributed.all_gather_object``.
+
+    That pickles it into a tensor on the device, and reads what it received, which a trace cannot. TRL so gathers
+    prompts and completions as texts, for its logs.
+    """
+    object_list[:] = [own] * len(object_list)

@@ -1,0 +1,135 @@
+"""Reads how a training that runs already was started, and lets its processes agree on what one of them found out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from autotune.app.check.launch import Launching
+
+if TYPE_CHECKING:
+    import transformers
+
+_Told = TypeVar("_Told")
+# A check of the first process may take longer than a collective operation of the training may. One whose process has
+# ended is noticed at once, since its connection ends.
+_PATIENCE = timedelta(days=1)
+# DeepSpeed's names of sizes, which follow from the trainer's arguments.
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_PARALLEL = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+_ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
+
+
+class Ranks(Protocol):
+    """The processes of a training, as one of them sees them; all of them have to call the same methods."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+
+    def gathered(self, own: _Told) -> list[_Told]:
+        """Return what each process has, in the order of their numbers."""
+
+    def told(self, own: _Told) -> _Told:
+        """Return what the first process has."""
+
+
+class Alone:
+    """A training of one process."""
+
+    rank = 0
+
+    def gathered(self, own: _Told) -> list[_Told]:
+        """Return what this process has."""
+        return [own]
+
+    def told(self, own: _Told) -> _Told:
+        """Return what this process has."""
+        return own
+
+
+class GlooRanks:
+    """The processes of PyTorch's process group, in a group of their own that waits for a long check."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self._dist: Any = dist
+        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.rank = dist.get_rank()
+
+    def gathered(self, own: _Told) -> list[_Told]:
+        """See :class:`Ranks`."""
+        found: list[Any] = [None] * self._dist.get_world_size()
+        self._dist.all_gather_object(found, own, group=self._group)
+        return found
+
+    def told(self, own: _Told) -> _Told:
+        """See :class:`Ranks`."""
+        found: list[Any] = [own]
+        self._dist.broadcast_object_list(found, src=0, group=self._group)
+        told: _Told = found[0]
+        return told
+
+
+def ranks_of(args: transformers.TrainingArguments) -> Ranks | None:
+    """Return the processes of a training that is about to start, or None where they cannot talk to one another."""
+    if args.world_size == 1:
+        return Alone()
+    import torch.distributed as dist
+
+    return GlooRanks() if dist.is_available() and dist.is_initialized() else None
+
+
+def launching_of(args: transformers.TrainingArguments) -> Launching:
+    """Return how the processes of a training were started, as accelerate has it after all that may say so."""
+    from accelerate.state import AcceleratorState
+
+    state = AcceleratorState()
+    kind = state.distributed_type.value
+    document: dict[str, object] = {"distributed_type": kind}
+    if kind == "DEEPSPEED":
+        document["deepspeed_config"] = {"deepspeed_config_file": _deepspeed(state.deepspeed_plugin.deepspeed_config)}
+    elif kind == "FSDP":
+        document["fsdp_config"] = _fsdp(state.fsdp_plugin)
+    parallel = getattr(state, "parallelism_config", None)
+    sizes = {name: getattr(parallel, name, None) or 1 for name in _PARALLEL}
+    if any(size > 1 for size in sizes.values()):
+        document["parallelism_config"] = {name: size for name, size in sizes.items() if size > 1}
+    machines = max(1, args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size)))
+    return Launching(args.world_size, True, _ENGINES.get(kind, ""), machines, document, Path(), known=True)
+
+
+def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return DeepSpeed's document, in which transformers has filled in the numbers, with sizes that follow again."""
+    kept = {name: value for name, value in given.items() if _in_json(value)}
+    return {**kept, **dict.fromkeys(_SIZES, "auto")}
+
+
+def _in_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _fsdp(plugin: Any) -> Mapping[str, object]:
+    """Return accelerate's document of FSDP for what it has made of one."""
+    found: dict[str, object] = {
+        "fsdp_version": plugin.fsdp_version,
+        "fsdp_reshard_after_forward": plugin.reshard_after_forward,
+        "fsdp_cpu_offload": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
+        "fsdp_activation_checkpointing": bool(plugin.activation_checkpointing),
+    }
+    if plugin.min_num_params:
+        return {**found, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": plugin.min_num_params}
+    if plugin.auto_wrap_policy is None:
+        return {**found, "fsdp_auto_wrap_policy": "NO_WRAP"}
+    wrapped = plugin.transformer_cls_names_to_wrap
+    named = {"fsdp_transformer_layer_cls_to_wrap": list(wrapped)} if wrapped else {}
+    return {**found, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **named}

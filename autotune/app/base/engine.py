@@ -1,0 +1,156 @@
+"""Reads what shards the training of a base, and refuses what no probe or bundle can honour, naming the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from autotune.app.check.engine import engine_args, fsdp_named
+from autotune.app.check.launch import Launching
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import Configuration
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.errors import InputError
+from autotune.techniques.base import Technique
+
+DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
+"""The arguments of a plan that hold documents of engines."""
+_AUTO = "auto"
+_KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
+_OFFLOADED = frozenset({"none", "cpu"})
+_STAGES = frozenset({1, 2, 3})
+_COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+_SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
+# Keys that transformers fills in, which TPUs alone read (transformers/training_args.py, `_process_fsdp_args`).
+_FILLED = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
+# Numbers of DeepSpeed's document that follow from the trainer's own arguments, which are searched
+# (transformers/integrations/deepspeed.py, ``trainer_config_process``).
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_ROWS, _ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, place: str) -> TrainingPlan:
+    """Return the plan of a base with what shards its training, and its number of processes.
+
+    Sizes and precision in DeepSpeed's document become ``auto``, since they follow from the trainer's arguments.
+
+    Raises:
+        InputError: the file asks for what is not probed.
+    """
+    if started.machines > 1:
+        raise _refused(place, f"num_machines: {started.machines}", "probes run on this machine", "Write 1.")
+    if started.flags:
+        where = "Name a file that says it with accelerate_config, or write deepspeed or fsdp with fsdp_config."
+        raise _refused(place, started.flags[0], "engines are read from files, and not from words for accelerate", where)
+    kind = str(started.document.get("distributed_type", "NO"))
+    if kind not in _KINDS:
+        raise _refused(
+            place, f"distributed_type: {kind}", "probes train by DDP, FSDP2 or DeepSpeed", "Name one of them."
+        )
+    try:
+        found = dict(engine_args(started.document, config, started.folder))
+    except UnreadError as error:
+        raise InputError(f"{place}: {error.message}", hint=error.hint) from error
+    if found.pop("parallelism_config", None):
+        instead = "Leave it out of the base, and give --fix context_parallel=N or --fix dp_replicate_size=N."
+        raise _refused(place, "parallelism_config", "a base's groups of processes are not read", instead)
+    if DEEPSPEED in found:
+        found[DEEPSPEED] = _deepspeed(_mapping(found[DEEPSPEED]), config, started.processes, place)
+    if _mapping(found.get(FSDP)).get("activation_checkpointing"):
+        instead = "Write gradient_checkpointing: true in its place."
+        raise _refused(place, "fsdp_activation_checkpointing", "checkpointing is searched by TRL's own key", instead)
+    return replace(plan, args={**plan.args, **found}, launch=Launch(started.processes))
+
+
+def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[str, Mapping[str, object]]:
+    """Return the engine's documents of a base, without what tells the choices of techniques; by path in a plan."""
+    told = {path for technique in techniques for path in technique.tells or technique.writes}
+    found = {}
+    for name in (DEEPSPEED, FSDP):
+        if name in plan.args:
+            start = f"args.{name}"
+            found[start] = _without(_mapping(plan.args[name]), start, told)
+    return found
+
+
+def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> Mapping[str, object]:
+    """Return ``fsdp_config`` of a plan with the user's further keys, on which no step depends."""
+    given = config.values.get(FSDP) if config.values.get("fsdp") else started.document.get(FSDP)
+    wanted = _mapping(plan.args.get(FSDP))
+    beside = {name: value for name, value in fsdp_named(_mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
+    return {**beside, **wanted}
+
+
+def _without(document: Mapping[str, object], start: str, told: set[str]) -> Mapping[str, object]:
+    kept: dict[str, object] = {}
+    for name, value in document.items():
+        path = f"{start}.{name}"
+        if path in told:
+            continue
+        inside = _without(value, path, told) if isinstance(value, Mapping) else value
+        if inside or not value:
+            kept[name] = inside
+    return kept
+
+
+def _deepspeed(
+    document: Mapping[str, object], config: Configuration, processes: int, place: str
+) -> Mapping[str, object]:
+    """Return DeepSpeed's document with ``auto`` for what follows from the trainer's arguments."""
+    if "optimizer" in document:
+        why = "DeepSpeed then makes an optimizer of its own, and the trainer's is searched"
+        raise _refused(place, "optimizer in DeepSpeed's document", why, "Leave it out: optim says which.")
+    zero = dict(_mapping(document.get("zero_optimization")))
+    if zero.get("stage", 0) not in _STAGES:
+        why = "no choice of sharding is like it"
+        raise _refused(place, f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
+    for part in ("offload_optimizer", "offload_param"):
+        device = str(_mapping(zero.get(part)).get("device") or "none")
+        if device not in _OFFLOADED:
+            key = f"zero_optimization.{part}.device: {device}"
+            raise _refused(place, key, "only the host's memory is probed", "Write cpu or none.")
+        if device == "none":
+            zero.pop(part, None)
+    for name in _COUNTED:
+        number = zero.get(name)
+        if isinstance(number, float) and number.is_integer():
+            zero[name] = int(number)
+    # accelerate takes one micro-batch for a step where its document does not say (accelerate/utils/deepspeed.py).
+    found = {**dict.fromkeys(_SIZES, _AUTO), **document, "zero_optimization": zero}
+    for path, expected in _following(config, processes):
+        _follow(found, path, expected, place)
+    return found
+
+
+def _following(config: Configuration, processes: int) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, and what they have to be."""
+    values: Mapping[str, Any] = config.values
+    rows, accumulation = values.get(_ROWS), values.get(_ACCUMULATION)
+    yield ("train_micro_batch_size_per_gpu",), rows
+    yield ("gradient_accumulation_steps",), accumulation
+    if isinstance(rows, int) and isinstance(accumulation, int):
+        yield ("train_batch_size",), rows * accumulation * processes
+    for name in ("bf16", "fp16"):
+        yield (name, "enabled"), bool(values.get(name))
+
+
+def _follow(document: dict[str, object], path: tuple[str, ...], expected: object, place: str) -> None:
+    *outer, name = path
+    inside = dict(_mapping(document.get(outer[0]))) if outer else document
+    if name not in inside:
+        return
+    if inside[name] not in (_AUTO, expected):
+        why = f"by the trainer's own arguments it is {expected}"
+        raise _refused(place, f"{'.'.join(path)}: {inside[name]} in DeepSpeed's document", why, "Write auto.")
+    inside[name] = _AUTO
+    if outer:
+        document[outer[0]] = inside
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _refused(place: str, key: str, why: str, hint: str) -> InputError:
+    return InputError(f"{place}: {key} cannot be probed: {why}.", hint=hint)

@@ -1,0 +1,74 @@
+"""What the first worker and the further ones send one another, and how a search is sent from one to another.
+
+At a socket, the first worker sends an :class:`Assignment` and then the packed :class:`~autotune.app.search.Run`; the
+other one answers with events as they happen, and at last with :class:`Ended`. At the end of the socket, which is the
+end of the first worker, the other one interrupts itself as Ctrl-C would.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.app.search import Run
+from autotune.core.machine import Hardware, Share
+from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
+
+_OWN = {JobServer: "server", ServerTracer: "tracer"}
+"""What each worker has of its own, and what stands for it in a search that is sent."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker needs before it can take a search.
+
+    Attributes:
+        hardware: the device as each worker has it.
+    """
+
+    share: Share
+    hardware: Hardware
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker has ended.
+
+    Attributes:
+        failure: why it gave up, in a sentence; empty if it did not.
+    """
+
+    failure: str = ""
+
+
+class _Packer(pickle.Pickler):
+    def persistent_id(self, obj: object) -> str | None:
+        """Return what stands for an object in a search that is sent, or None for one that is sent itself."""
+        return _OWN.get(type(obj))
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, data: bytes, server: JobServer, tracer: ServerTracer) -> None:
+        super().__init__(io.BytesIO(data))
+        self._own = {"server": server, "tracer": tracer}
+
+    def persistent_load(self, pid: Any) -> object:
+        """Return this worker's own object in the place of the sender's."""
+        return self._own[pid]
+
+
+def packed(run: Run) -> bytes:
+    """Return a search with all that was traced for it, without the sender's processes."""
+    file = io.BytesIO()
+    _Packer(file, pickle.HIGHEST_PROTOCOL).dump(run)
+    return file.getvalue()
+
+
+def unpacked(data: bytes, server: JobServer, tracer: ServerTracer) -> Run:
+    """Return a search that :func:`packed` made, with this worker's own processes."""
+    run = _Unpacker(data, server, tracer).load()
+    assert isinstance(run, Run)
+    return run

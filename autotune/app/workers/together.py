@@ -1,0 +1,141 @@
+"""Searches one study by several processes of this machine: this one, and one for each further share of it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from autotune.app.search import Run, run_search, storage_of
+from autotune.app.workers.exchange import Assignment, Ended, packed
+from autotune.app.workers.telling import Telling
+from autotune.core.events import Listener, StageStarted
+from autotune.core.machine import Share
+from autotune.probing.channel import environment_of
+from autotune.study import SearchOutcome, begin
+
+MODULE = "autotune.app.workers.worker"
+# A worker that is interrupted ends its probe, says so in the study, and ends the process that starts probes.
+_ENDING_SECONDS = 20.0
+_SHOWN_BYTES = 2000
+
+
+def search_together(run: Run, further: Sequence[Share], listener: Listener, module: str = MODULE) -> SearchOutcome:
+    """Search as :func:`~autotune.app.search.run_search` does, with a further worker on each further share.
+
+    The workers share the study as those of several machines do; they write to the same folder, where each probe has a
+    place of its own. All end with this call, however it ends; what they probed is in the study.
+
+    Args:
+        further: shares of the machine beside that of ``run.server``.
+        listener: hears of the probes of all workers, from several threads, one event at a time.
+        module: what the further workers run.
+
+    Raises:
+        InputError: the storage cannot be used, or not by several processes.
+        AutotuneError: as ``run_search`` says.
+    """
+    if not further:
+        return run_search(run, listener)
+    begin(storage_of(run), listener)
+    joined, telling = replace(run, resume=True), Telling(listener)
+    telling(StageStarted(f"Starting {len(further)} further worker{'s' if len(further) > 1 else ''}"))
+    with _started(joined, further, telling, module):
+        return run_search(joined, telling)
+
+
+@contextmanager
+def _started(run: Run, further: Sequence[Share], telling: Telling, module: str) -> Iterator[None]:
+    data, hardware = packed(run), run.problem.setting.machine.hardware
+    workers: list[_Worker] = []
+    try:
+        for number, share in enumerate(further, 1):
+            workers.append(_Worker(number, Assignment(share, hardware), data, telling, module))
+        yield
+    finally:
+        # All are interrupted before one is waited for.
+        for worker in workers:
+            worker.interrupt()
+        try:
+            for worker in workers:
+                worker.wait()
+        finally:
+            for worker in workers:
+                worker.close()
+
+
+class _Worker:
+    """A further worker's process, and the thread that passes its events on."""
+
+    def __init__(self, number: int, assignment: Assignment, data: bytes, telling: Telling, module: str) -> None:
+        self._number = number
+        self._telling = telling
+        self._closing = False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
+        own, their = socket.socketpair()
+        with their:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(their.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                env=environment_of({}),
+                pass_fds=(their.fileno(),),
+                # Ctrl-C in a terminal goes to the first worker, which ends the others.
+                start_new_session=True,
+            )
+        self._connection = Connection(own.detach())
+        self._thread = threading.Thread(target=self._follow, args=(assignment, data), name=f"worker {number}")
+        self._thread.start()
+
+    def interrupt(self) -> None:
+        """Make it end, as Ctrl-C would."""
+        self._closing = True
+        self._process.send_signal(signal.SIGINT)
+
+    def wait(self) -> None:
+        """Wait until it has ended, for a while."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_SECONDS)
+
+    def close(self) -> None:
+        """Kill it if it has not ended, and release what it has."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+        self._connection.close()
+        self._errors.close()
+
+    def _follow(self, assignment: Assignment, data: bytes) -> None:
+        ended: Ended | None = None
+        with contextlib.suppress(EOFError, OSError):
+            self._connection.send(assignment)
+            self._connection.send_bytes(data)
+            while ended is None:
+                received = self._connection.recv()
+                if isinstance(received, Ended):
+                    ended = received
+                else:
+                    self._telling.of_another(self._number, received)
+        self._process.wait()
+        if not self._closing and (ended is None or ended.failure):
+            why = ended.failure if ended is not None else f"{self._said_end()}."
+            said = f"Worker {self._number + 1} (process {self._process.pid}) ended: {why} The others go on."
+            self._telling.lost(self._number, said)
+
+    def _said_end(self) -> str:
+        code = self._process.returncode
+        if code < 0:
+            return f"signal {-code}"
+        size = self._errors.seek(0, 2)
+        self._errors.seek(max(0, size - _SHOWN_BYTES))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"exit status {code}" + (f", {lines[-1]}" if lines else "")

@@ -1,0 +1,208 @@
+"""Of several processes the callback stops all by the same message, or lets all train; none waits for ever."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+import autotune
+from autotune.api import preflight
+from autotune.api.launched import _deepspeed, _fsdp
+from autotune.app.check.engine import engine_args
+from autotune.core.configuration import Configuration
+from autotune.core.verdict import SCHEMA, Outcome, Verdict
+from autotune.errors import AutotuneError, InputError, WillNotFit
+from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class FakeRankOfTwo:
+    """One of two ranks that are threads of this process, and exchange by lists what real ranks send."""
+
+    rank: int
+    told_so_far: list[Any] = field(default_factory=list)
+    gathered_so_far: dict[int, Any] = field(default_factory=dict)
+    met: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=20))
+
+    def other(self) -> FakeRankOfTwo:
+        return FakeRankOfTwo(1 - self.rank, self.told_so_far, self.gathered_so_far, self.met)
+
+    def gathered(self, own: Any) -> list[Any]:
+        self.gathered_so_far[self.rank] = own
+        self.met.wait()
+        return [self.gathered_so_far[rank] for rank in range(2)]
+
+    def told(self, own: Any) -> Any:
+        if self.rank == 0:
+            self.told_so_far.append(own)
+        self.met.wait()
+        return self.told_so_far[-1]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How both ranks ended, what they were checked by, and in how many checks."""
+
+    errors: tuple[BaseException | None, BaseException | None]
+    budgets: list[Any]
+
+
+def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **options: Any) -> Ended:
+    """Run the callback in both of two fake ranks, with a check that answers at once."""
+    first = FakeRankOfTwo(0)
+    here, budgets, free = threading.local(), list[Any](), {0: 9 << 30, 1: 3 << 30}
+
+    def checked(*_: object) -> Verdict:
+        budgets.append(_[-1])
+        return check()
+
+    monkeypatch.setattr(preflight, "ranks_of", lambda _: here.ranks)
+    monkeypatch.setattr(preflight, "_free", lambda _: free[here.ranks.rank])
+    monkeypatch.setattr(preflight.PreflightCallback, "_checked", checked)
+    errors: dict[int, BaseException | None] = {}
+
+    def run(ranks: FakeRankOfTwo) -> None:
+        here.ranks = ranks
+        try:
+            autotune.PreflightCallback(**options).on_train_begin(SimpleNamespace(world_size=2), None, None)
+            errors[ranks.rank] = None
+        except BaseException as error:  # noqa: BLE001 what a thread raises is looked at by the test
+            errors[ranks.rank] = error
+
+    threads = [threading.Thread(target=run, args=(ranks,)) for ranks in (first, first.other())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    return Ended((errors[0], errors[1]), budgets)
+
+
+def answer(outcome: Outcome) -> Verdict:
+    return Verdict(SCHEMA, outcome, f"{outcome.value}: 4 GiB of 3 GiB at the worst batch")
+
+
+def test_both_are_stopped_by_the_message_of_one_check_with_the_least_memory_of_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = both(monkeypatch, lambda: answer(Outcome.DOES_NOT_FIT))
+    assert [type(error) for error in ended.errors] == [WillNotFit, WillNotFit]
+    assert str(ended.errors[0]) == str(ended.errors[1])
+    assert ended.budgets == [3 << 30]
+    asked = both(monkeypatch, lambda: answer(Outcome.DOES_NOT_FIT), memory_budget="2GiB")
+    assert asked.budgets == ["2GiB"]
+
+
+def test_both_train_and_one_of_them_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert both(monkeypatch, lambda: answer(Outcome.FITS)).errors == (None, None)
+    assert [record.message for record in caplog.records] == ["autotune: fits: 4 GiB of 3 GiB at the worst batch"]
+
+
+def test_what_cannot_be_checked_trains_in_both_or_in_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Verdict:
+        raise InputError("A IA3Config is not understood.", hint="peft.LoraConfig is.")
+
+    assert both(monkeypatch, refuse).errors == (None, None)
+    ended = both(monkeypatch, refuse, when_unsure="fail")
+    assert [str(error) for error in ended.errors] == ["A IA3Config is not understood. peft.LoraConfig is."] * 2
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["bug", "Ctrl-C"])
+def test_a_check_that_fails_ends_both(failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Verdict:
+        raise failure
+
+    first, second = both(monkeypatch, fail).errors
+    assert first is failure
+    assert isinstance(second, AutotuneError)
+    assert "The check in the first process of this training failed" in str(second)
+
+
+def test_what_accelerate_has_made_of_fsdp_is_read_back() -> None:
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, reshard_after_forward=True, cpu_offload=True, auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    )  # fmt: skip
+    document = {"distributed_type": "FSDP", "fsdp_config": _fsdp(plugin)}
+    assert engine_args(document, Configuration("SFTConfig", {}, {}), Path()) == {
+        "fsdp": True,
+        "fsdp_config": {
+            "version": 2, "reshard_after_forward": True, "cpu_offload": True,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+        },
+    }  # fmt: skip
+
+
+def test_the_sizes_in_a_document_of_deepspeed_follow_from_the_trainer_again() -> None:
+    filled = {"train_batch_size": 8, "steps_per_print": float("inf"), "zero_optimization": {"stage": 2}}
+    found = _deepspeed(filled)
+    assert found["train_batch_size"] == found["gradient_accumulation_steps"] == "auto"
+    assert "steps_per_print" not in found
+    assert found["zero_optimization"] == {"stage": 2}
+
+
+SCRIPT = """
+import sys
+from datasets import load_dataset
+from transformers import AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+import autotune
+
+model, rows, out, budget = sys.argv[1:]
+args = SFTConfig(
+    output_dir=out, use_cpu=True, bf16=False, report_to="none", max_steps=2, max_length=32, save_strategy="no",
+    per_device_train_batch_size=2,
+)
+SFTTrainer(
+    model=model, args=args, processing_class=AutoTokenizer.from_pretrained(model),
+    train_dataset=load_dataset("json", data_files=rows, split="train"),
+    callbacks=[autotune.PreflightCallback(memory_budget=budget)],
+).train()
+print("TRAINED", args.process_index, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize(("budget", "trains"), [("1MiB", False), ("4GiB", True)])
+def test_two_real_ranks_are_stopped_together_or_train(budget: str, trains: bool, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model", "llama")
+    rows = write_rows(tmp_path / "rows.jsonl", text_rows(long_tailed_texts(16)))
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    assert importlib.util.find_spec("torch.distributed.run") is not None
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--redirects=3", "--log-dir=logs"]
+    given = [str(model), str(rows), str(tmp_path / "out"), budget]
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *words, str(tmp_path / "train.py"), *given],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    logs = [
+        "".join(file.read_text() for file in sorted(tmp_path.glob(f"logs/*/attempt_0/{rank}/*.log"))) for rank in (0, 1)
+    ]
+    assert (done.returncode == 0) is trains, "\n".join([done.stderr, *logs])
+    if trains:
+        assert [f"TRAINED {rank}" in log for rank, log in enumerate(logs)] == [True, True]
+        return
+    lines = [next(line for line in log.splitlines() if "WillNotFit" in line) for log in logs]
+    said = [line.removeprefix(f"[rank{rank}]: ") for rank, line in enumerate(lines)]
+    assert said[0] == said[1]
+    assert "does not fit" in said[0]
+    assert "1.00 MiB" in said[0]

@@ -1,0 +1,56 @@
+"""A further worker whose probes are replayed from a formula: no process is started for them, and nothing is trained."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from autotune.app import search
+from autotune.app.workers import worker
+from autotune.core.measurement import Measurement
+from autotune.core.protocol import ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.probing import JobServer
+from autotune.units import MIB
+
+MODULE = "tests.app.replaying"
+LOG = "probed"
+HANG = "hang"
+"""While there is a file of this name in the output, a probe does not end."""
+
+
+class _NoServer(JobServer):
+    def __init__(self, device: Any, **_: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def no_server() -> JobServer:
+    """Return a server that has no process."""
+    return JobServer.__new__(JobServer)
+
+
+def replay(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None) -> Measurement:
+    """Return a measurement that follows from the plan, and say in the output who probed it."""
+    output = folder.parent.parent
+    while (output / HANG).exists():
+        time.sleep(0.01)
+    time.sleep(0.05)
+    with (output / LOG).open("a") as lines:
+        lines.write(f"{os.getpid()} {folder.name} {request.plan.fingerprint}\n")
+    rate = 1000.0 + zlib.crc32(request.plan.fingerprint.encode()) % 1000
+    return Measurement(
+        ProbeStatus.OK, peak_bytes=MIB, tokens_per_second=rate, step_seconds=0.1, micro_batch_seconds=0.1,
+        micro_batches_timed=1, update_seconds=0.0, wall_seconds=0.1,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    with mock.patch.object(search, "run_probe", replay), mock.patch.object(worker, "JobServer", _NoServer):
+        worker.main(Connection(int(sys.argv[1])))

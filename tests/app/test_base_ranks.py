@@ -1,0 +1,224 @@
+"""A search from a configuration of several processes keeps its engine's document, and searches its choices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.app.base.edit import Wanted, edits_of, rewritten
+from autotune.core.candidate import Candidate
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.errors import InputError
+from autotune.trainers import find_trainer
+from tests.app.bases import Started, a_base, started
+from tests.settings import GPU, TWO
+
+SIZES = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 3\n"
+ZERO2: Mapping[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {
+        "stage": 2,
+        "overlap_comm": True,
+        "reduce_bucket_size": 1_000_000,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    },
+}
+ACCELERATE_ZERO2 = {"distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "bf16", "debug": True}
+FSDP2 = {
+    "distributed_type": "FSDP",
+    "num_processes": 2,
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": False,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+    },
+}
+
+
+def searched(folder: Path, text: str, **options: Any) -> Started:
+    """Return a search for two processes that starts from a configuration."""
+    return started(a_base(folder, SIZES + text), machine=TWO, **options)
+
+
+def with_zero2(folder: Path, document: Mapping[str, object] = ZERO2, **options: Any) -> Started:
+    """Return a search that starts from a file of DeepSpeed's, which accelerate's names."""
+    (folder / "ds.json").write_text(json.dumps(document), encoding="utf-8")
+    return with_accelerate(
+        folder, {**ACCELERATE_ZERO2, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}, **options
+    )
+
+
+def with_accelerate(folder: Path, document: Mapping[str, object], **options: Any) -> Started:
+    (folder / "accelerate.yaml").write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
+    return searched(folder, f"accelerate_config: {folder / 'accelerate.yaml'}  # how we start\n", **options)
+
+
+def handed_over(search: Started, candidate: Candidate, folder: Path) -> dict[str, Any]:
+    """Return the documents of the bundle for a candidate, by their names."""
+    trainer, setting = search.problem.trainer, search.problem.setting
+    plan = trainer.plan(search.problem.normal(candidate), setting)
+    wanted = Wanted(plan, frozenset(search.options.wishes.fixed), bundle=folder)
+    text = rewritten(search.base, edits_of(search.base, wanted, trainer, setting))
+    files = launch_files(plan, folder, search.base.launching.document)
+    found = {
+        name: json.loads(content) if name == DEEPSPEED else yaml.safe_load(content) for name, content in files.items()
+    }
+    return {**found, "config.yaml": yaml.safe_load(text)}
+
+
+def test_the_global_batch_is_that_of_all_processes_of_the_file(tmp_path: Path) -> None:
+    assert searched(tmp_path, "num_processes: 2\n").problem.setting.global_batch_size == 12
+    # Without a word of them, the file is what each of the processes trains by that were asked for.
+    assert searched(tmp_path, "").problem.setting.global_batch_size == 12
+    fewer = searched(tmp_path, "num_processes: 4\n")
+    assert fewer.problem.setting.global_batch_size == 24
+    assert fewer.plan.args["gradient_accumulation_steps"] == 6
+    with pytest.raises(InputError, match="trains on 1 documents in a step, which 2 processes cannot share out"):
+        started(a_base(tmp_path, "per_device_train_batch_size: 1\nnum_processes: 1\n"), machine=TWO)
+
+
+def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> None:
+    search = with_zero2(tmp_path)
+    baseline = search.problem.baseline
+    assert (baseline["sharding"], baseline["offload"]) == ("zero2", "optimizer")
+    # What follows from the trainer's arguments is searched, and so written as `auto`.
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert search.plan.args["deepspeed"] == {**ZERO2, **dict.fromkeys(sizes, "auto")}
+    assert search.plan.launch.processes == 2
+    assert set(search.problem.choices["sharding"]) == {"zero2", "ddp", "zero1", "zero3", "fsdp2"}
+    assert search.problem.illegal(baseline) is None
+
+
+def test_other_choices_keep_what_the_document_says_beside_them(tmp_path: Path) -> None:
+    problem = with_zero2(tmp_path).problem
+    other = problem.trainer.plan(problem.baseline.but(sharding="zero3", offload="none"), problem.setting)
+    document: Any = other.args["deepspeed"]
+    assert document["zero_optimization"]["stage"] == 3
+    assert document["zero_optimization"]["overlap_comm"] is True
+    assert document["zero_optimization"]["reduce_bucket_size"] == 1_000_000
+    assert "device" not in document["zero_optimization"]["offload_optimizer"]
+    assert document["zero_optimization"]["stage3_prefetch_bucket_size"] == "auto"
+    for sharding in ("ddp", "fsdp2"):
+        plan = problem.trainer.plan(
+            problem.normal(problem.baseline.but(sharding=sharding, offload="none")), problem.setting
+        )
+        assert "deepspeed" not in plan.args
+
+
+def test_the_bundle_has_the_user_s_keys_and_another_choice(tmp_path: Path) -> None:
+    search = with_zero2(tmp_path)
+    out = tmp_path / "bundle"
+    found = handed_over(search, search.problem.baseline.but(sharding="zero3"), out)
+    assert found["config.yaml"]["accelerate_config"] == str(out / ACCELERATE)
+    assert found[ACCELERATE]["debug"] is True
+    # accelerate refuses it beside a document of DeepSpeed's.
+    assert "mixed_precision" not in found[ACCELERATE]
+    assert found[ACCELERATE]["deepspeed_config"]["deepspeed_config_file"] == str(out / DEEPSPEED)
+    assert found[ACCELERATE]["num_processes"] == 2
+    zero = found[DEEPSPEED]["zero_optimization"]
+    assert (zero["stage"], zero["reduce_bucket_size"]) == (3, 1_000_000)
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    alone = handed_over(search, search.problem.baseline.but(sharding="ddp", offload="none"), out)
+    assert alone[ACCELERATE]["distributed_type"] == "MULTI_GPU"
+    assert "deepspeed_config" not in alone[ACCELERATE]
+    assert DEEPSPEED not in alone
+
+
+def test_fsdp_of_accelerate_becomes_the_trainer_s_own_with_all_its_keys(tmp_path: Path) -> None:
+    search = with_accelerate(tmp_path, FSDP2)
+    assert (search.problem.baseline["sharding"], search.problem.baseline["reshard_after_forward"]) == ("fsdp2", "off")
+    found = handed_over(search, search.problem.baseline.but(reshard_after_forward="on"), tmp_path / "bundle")
+    assert found["config.yaml"]["fsdp"] is True
+    assert found["config.yaml"]["fsdp_config"] == {
+        "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "state_dict_type": "FULL_STATE_DICT",
+    }  # fmt: skip
+    assert found[ACCELERATE]["distributed_type"] == "MULTI_GPU"
+    assert "fsdp_config" not in found[ACCELERATE]
+
+
+def test_an_engine_in_the_file_itself_moves_where_it_can_be_started_from(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO2), encoding="utf-8")
+    search = searched(tmp_path, f"deepspeed: {tmp_path / 'ds.json'}\nnum_processes: 2\n")
+    found = handed_over(search, search.problem.baseline, tmp_path / "bundle")
+    assert found["config.yaml"]["deepspeed"] is None
+    assert found["config.yaml"]["num_processes"] == 2
+    assert found[DEEPSPEED]["zero_optimization"] == ZERO2["zero_optimization"]
+    own = searched(
+        tmp_path, "fsdp: true\nfsdp_config: {version: 2, reshard_after_forward: true}  # ours\nnum_processes: 2\n"
+    )
+    same = handed_over(own, own.problem.baseline, tmp_path / "bundle")
+    assert same["config.yaml"]["fsdp_config"] == {"version": 2, "reshard_after_forward": True}
+    moved = handed_over(own, own.problem.baseline.but(sharding="ddp"), tmp_path / "bundle")
+    assert not moved["config.yaml"]["fsdp"]
+
+
+def test_the_numbers_of_live_parameters_are_a_choice_or_held(tmp_path: Path) -> None:
+    def zero3(live: object, reuse: object) -> Mapping[str, object]:
+        keys = {"stage": 3, "stage3_max_live_parameters": live, "stage3_max_reuse_distance": reuse}
+        return {"zero_optimization": keys}
+
+    same = with_zero2(tmp_path, zero3(2e5, 2e5)).problem
+    assert same.baseline["stage3_max_live_parameters"] == 200_000
+    held = with_zero2(tmp_path, zero3(2e5, 1e5))
+    assert held.start.base.own == {"stage3_max_live_parameters"}
+    assert held.plan.args["deepspeed"]["zero_optimization"]["stage3_max_reuse_distance"] == 100_000  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({**ZERO2, "optimizer": {"type": "AdamW"}}, "optimizer in DeepSpeed's document"),
+        ({**ZERO2, "train_micro_batch_size_per_gpu": 7}, r"train_micro_batch_size_per_gpu: 7 .* it is 2"),
+        ({**ZERO2, "bf16": {"enabled": False}, "fp16": {"enabled": True}}, "bf16.enabled: False"),
+        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: 0"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "zero_optimization.offload_param.device: nvme",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else None,
+)
+def test_what_cannot_be_honoured_is_refused_by_its_key(
+    document: Mapping[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"mine.yaml: .*{message}"):
+        with_zero2(tmp_path, document)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({**ACCELERATE_ZERO2, "num_machines": 2}, "num_machines: 2"),
+        ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, "distributed_type: MEGATRON_LM"),
+        ({**FSDP2, "parallelism_config": {"parallelism_config_cp_size": 2}}, "parallelism_config"),
+        ({**FSDP2, "fsdp_config": {"fsdp_version": 1}}, "fsdp_version: 2"),
+        (
+            {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}},
+            "gradient_checkpointing",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_accelerate_s_document_asks_in_vain_is_refused(
+    document: Mapping[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as raised:
+        with_accelerate(tmp_path, document)
+    assert message in str(raised.value)
+
+
+def test_a_plan_of_one_process_is_as_it_was(tmp_path: Path) -> None:
+    search = started(a_base(tmp_path, SIZES), machine=replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"}))
+    assert find_trainer("sft").plan(search.problem.baseline, search.problem.setting).launch.processes == 1
+    assert search.problem.choices["sharding"] == ("ddp",)

@@ -1,0 +1,147 @@
+"""One GPU offloads by ZeRO only where nothing else fits: what that costs, what is found, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.app.ahead import traced_ahead
+from autotune.app.offload import notes_on_offloading, with_what_offloads
+from autotune.core.machine import Machine
+from autotune.core.protocol import TraceRequest
+from autotune.inspection.gpus import find_gpu
+from autotune.planning.candidates import legal_candidates
+from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import Traced
+from autotune.space import Wishes, default_file, load
+from autotune.techniques import find
+from autotune.trainers import find_trainer
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import GIB, MIB
+from tests.app.test_predicted import unknown_speeds
+from tests.planning.stand_in import AnalyticTracer
+from tests.settings import CPU, GPU, problem, setting, workload
+
+WITH_DEEPSPEED = replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"})
+FILE = load(default_file("sft"), "sft", find_trainer("sft").techniques)
+LAYERS = ("full",) * 4
+# Weights and gradients of the stand-in's four layers are 800 MiB, and the optimizer's state as much again.
+ENOUGH, TIGHT = 20 * GIB, 1800 * MIB
+
+
+class OffloadingTracer(AnalyticTracer):
+    """Answers by the formula, without the optimizer's state on the device where it is offloaded."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        answers = super().__call__([_without_state(request) for request in requests])
+        self.requests[-len(requests) :] = requests
+        return answers
+
+    @property
+    def sharded(self) -> list[TraceRequest]:
+        """The requests with DeepSpeed."""
+        return [request for request in self.requests if request.plan.args.get("deepspeed")]
+
+
+def _without_state(request: TraceRequest) -> TraceRequest:
+    document = request.plan.args.get("deepspeed")
+    zero = document["zero_optimization"] if isinstance(document, Mapping) else {}
+    if "offload_optimizer" not in zero:
+        return request
+    return replace(request, plan=replace(request.plan, args={**request.plan.args, "optim": "sgd"}))
+
+
+def here(machine: Machine = WITH_DEEPSPEED) -> TrainerProblem:
+    """Return the shipped space with most of its knobs fixed."""
+    fixed: dict[str, str | int] = {
+        "max_length": 64,
+        "attention": "sdpa",
+        "liger": "off",
+        "packing": "none",
+        "padding_free": "off",
+    }
+    fixed |= {"allocator": "default", "pad_to_multiple_of": "none", "hub_kernels": "off"}
+    known = workload(lengths={64: 8})
+    known = replace(known, model=replace(known.model, layer_kinds=LAYERS))
+    return problem(setting(machine=machine, of=known), Wishes(fixed))
+
+
+def explored(of: TrainerProblem, tracer: AnalyticTracer, folder: Path, budget_bytes: int) -> Planner:
+    """Return a planner that has traced what a plan does first."""
+    target = Accelerator(find_gpu("H100-80GB"), budget_bytes)
+    planner = Planner(of, target, Traces(tracer, Cache(folder), "model", {}), LAYERS, legal_candidates(of))
+    planner.explore(14)
+    return planner
+
+
+def test_where_something_fits_without_nothing_is_traced_for_it(tmp_path: Path) -> None:
+    tracer, narrow = OffloadingTracer(), here()
+    planner = explored(narrow, tracer, tmp_path, ENOUGH)
+    before = len(tracer.requests)
+    assert narrow.choices["sharding"] == ("ddp",)
+    assert with_what_offloads(narrow, planner, FILE) == (narrow, planner)
+    assert len(tracer.requests) == before
+
+
+def test_where_nothing_does_few_combinations_are_traced_and_one_of_them_fits(tmp_path: Path) -> None:
+    tracer, narrow = OffloadingTracer(), here()
+    planner = explored(narrow, tracer, tmp_path, TIGHT)
+    assert not any(found.fits for found in planner.ranked())
+    before = len(tracer.requests)
+    wide, found = with_what_offloads(narrow, planner, FILE)
+    assert len(tracer.requests) == before + len(tracer.sharded)
+    # Two technique combinations for each of four choices, with up to seven traces each.
+    assert 0 < len(tracer.sharded) <= 4 * 2 * 7
+    assert {request.plan.launch.processes for request in tracer.sharded} == {1}
+    best = found.ranked()[0]
+    assert best.fits
+    assert (best.candidate["sharding"], best.candidate["offload"]) in {("zero2", "optimizer"), ("zero3", "optimizer"),
+                                                                       ("zero3", "both")}  # fmt: skip
+    # The optimizer then runs on the host, of which no speed is known.
+    assert best.tokens_per_second is None
+    assert all(wide.illegal(estimate.candidate) is None for estimate in found.ranked() if estimate.fits)
+    assert "ZeRO-2 and ZeRO-3 with offload" in " ".join(notes_on_offloading(wide))
+    # What was traced before is still known.
+    assert {each.candidate for each in planner.ranked()} < {each.candidate for each in found.ranked()}
+
+
+def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
+    tracer = OffloadingTracer()
+    ahead = traced_ahead(here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None, FILE)
+    assert ahead.problem is not None
+    assert set(ahead.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
+    assert ahead.predictor is not None
+    for recipe in ahead.problem.recipes[:3]:
+        prediction = ahead.predictor.predict(recipe)
+        assert prediction is not None
+        assert prediction.need_bytes <= TIGHT
+    # Sharding among one process is nothing.
+    alone = ahead.problem.baseline.but(sharding="zero2", offload="none")
+    assert "does nothing without offload" in str(ahead.problem.illegal(alone))
+    assert any("offload" in note for note in ahead.notes())
+
+
+def test_without_deepspeed_it_is_said_how_to_install_it(tmp_path: Path) -> None:
+    narrow = here(GPU)
+    planner = explored(narrow, AnalyticTracer(), tmp_path, TIGHT)
+    found, same = with_what_offloads(narrow, planner, FILE)
+    assert same is planner
+    assert found.choices == narrow.choices
+    said = {(item.knob, item.choice): item.reason for item in found.space.left_out}
+    assert "pip install 'trl-autotune[deepspeed]'" in said["sharding", "zero2"]
+    assert "pip install 'trl-autotune[deepspeed]'" in said["offload", "optimizer"]
+    assert list(notes_on_offloading(found)) == []
+
+
+def test_a_cpu_has_nothing_to_offload_to(tmp_path: Path) -> None:
+    machine = replace(CPU, packages=WITH_DEEPSPEED.packages)
+    narrow = here(machine)
+    planner = explored(narrow, AnalyticTracer(), tmp_path, TIGHT)
+    assert with_what_offloads(narrow, planner, FILE)[0] is narrow
+    for knob, choice in (("sharding", "zero2"), ("offload", "optimizer")):
+        reason = find(knob, narrow.trainer.techniques).unavailable(choice, machine)
+        assert reason is not None
+        assert "a CPU has no other memory to offload to" in reason

@@ -1,0 +1,241 @@
+"""Several workers of one machine: one study, one sequence of events, and no worker that is left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.app import search
+from autotune.app.ahead import traced_ahead
+from autotune.app.options import checked_options
+from autotune.app.output import Output
+from autotune.app.search import Run, fingerprint
+from autotune.app.workers.exchange import packed, unpacked
+from autotune.app.workers.telling import Telling
+from autotune.app.workers.together import search_together
+from autotune.core.candidate import Candidate
+from autotune.core.events import (
+    ONCE_MORE,
+    CandidateVetoed,
+    Event,
+    Noted,
+    ProbeFinished,
+    ProbeLost,
+    ProbeStarted,
+    StageStarted,
+    ignore,
+)
+from autotune.core.gpu import GpuSpeeds
+from autotune.core.machine import Share
+from autotune.core.measurement import Measurement
+from autotune.core.protocol import ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.errors import InputError
+from autotune.planning.tracing.cache import Cache
+from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
+from autotune.space import Wishes
+from autotune.study.problem import SearchOutcome
+from autotune.trainers import find_trainer
+from autotune.units import GIB
+from tests.app.replaying import HANG, LOG, MODULE, no_server, replay
+from tests.planning.stand_in import AnalyticTracer
+from tests.settings import GPU, problem, setting, workload
+
+TRIALS = 4
+A = Candidate({"packing": "none"})
+RAN = Measurement(ProbeStatus.OK)
+
+
+def a_run(folder: Path, storage: str | None = None) -> Run:
+    """Return a search whose probes are replayed."""
+    options = checked_options(trainer="sft", device="cpu", trials=TRIALS, effort="quick")
+    return Run(options, problem(setting()), no_server(), Output(folder), 1 << 30, storage, None, False)
+
+
+def probed(folder: Path) -> list[list[str]]:
+    """Return who probed what, by process, folder and plan."""
+    return [line.split() for line in (folder / LOG).read_text().splitlines()]
+
+
+class Two:
+    """A search by this process and a further worker; here nothing is probed before that one has begun a probe.
+
+    Attributes:
+        events: what the listener heard.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, module: str = MODULE) -> None:
+        self.folder = folder
+        self.events: list[Event] = []
+        self.when_both_probe: Callable[[], None] = lambda: None
+        self._module = module
+        self._begun = threading.Event()
+        monkeypatch.setattr(search, "run_probe", self._probe)
+
+    def __call__(self) -> SearchOutcome:
+        """Search."""
+        return search_together(a_run(self.folder), [Share()], self._hear, self._module)
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """The trials of the study."""
+        study = optuna.load_study(study_name=self.folder.name, storage=f"sqlite:///{self.folder / 'study.db'}")
+        return study.get_trials()
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, ProbeStarted) and threading.current_thread() is not threading.main_thread():
+            self._begun.set()
+
+    def _probe(self, server: JobServer, request: ProbeRequest, folder: Path, timeout: float | None) -> Measurement:
+        if self._module == MODULE:
+            assert self._begun.wait(60)
+            self.when_both_probe()
+        return replay(server, request, folder, timeout)
+
+
+def test_two_workers_probe_each_candidate_once_and_end_with_one_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path, monkeypatch)
+    outcome = two()
+    assert outcome.confirmed
+    lines = [line for line in probed(tmp_path) if line[1].isdigit()]
+    assert len({process for process, *_ in lines}) == 2
+    assert set(Counter(plan for *_, plan in lines).values()) == {1}
+    assert {record.number for record in outcome.records if record.probed} == {int(number) for _, number, _ in lines}
+    told = [event for event in two.events if isinstance(event, ProbeFinished) and event.purpose not in ONCE_MORE]
+    assert sorted(event.number for event in told) == sorted(int(number) for _, number, _ in lines)
+    assert psutil.Process().children() == []
+
+
+def test_a_worker_that_is_killed_is_noticed_and_its_candidate_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path, monkeypatch)
+    (tmp_path / HANG).touch()
+
+    def kill_the_other() -> None:
+        for child in psutil.Process().children():
+            child.kill()
+        (tmp_path / HANG).unlink(missing_ok=True)
+
+    two.when_both_probe = kill_the_other
+    outcome = two()
+    assert outcome.confirmed
+    assert sum(record.probed for record in outcome.records) == TRIALS
+    (noted,) = (event.text for event in two.events if isinstance(event, Noted))
+    assert noted.startswith("Worker 2 (process ")
+    assert noted.endswith(" ended: signal 9. The others go on.")
+    (lost,) = (trial for trial in two.trials if "autotune:lost" in trial.system_attrs)
+    assert [event.number for event in two.events if isinstance(event, ProbeLost)] == [lost.number]
+    assert Candidate(lost.user_attrs["candidate"]) in [record.candidate for record in outcome.records if record.probed]
+
+
+def test_ctrl_c_ends_all_workers_and_keeps_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Two(tmp_path, monkeypatch)
+    (tmp_path / HANG).touch()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    two.when_both_probe = interrupt
+    assert two().interrupted
+    assert psutil.Process().children() == []
+    assert not [event for event in two.events if isinstance(event, Noted)]
+    assert {trial.state for trial in two.trials} == {TrialState.FAIL}
+    assert not [trial for trial in two.trials if "autotune:lost" in trial.system_attrs]
+
+
+def test_a_worker_that_cannot_start_is_told_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path, monkeypatch, "tests.app.no_such_module")
+    assert two().confirmed
+    noted = next(event.text for event in two.events if isinstance(event, Noted))
+    assert "exit status 1" in noted
+    assert "No module named" in noted
+
+
+def test_workers_cannot_share_a_study_in_the_memory_of_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="memory of one process"):
+        search_together(a_run(tmp_path, "sqlite://"), [Share()], lambda _: None)
+
+
+def test_what_several_workers_tell_is_told_once_and_in_the_words_of_those_who_know() -> None:
+    events: list[Event] = []
+    telling = Telling(events.append)
+    finished = ProbeFinished(1, A, "search", RAN, best=True)
+    confirmed = ProbeFinished(1, A, "confirmation", RAN, best=True)
+    telling.of_another(1, ProbeStarted(1, A, "search", 8), finished)
+    telling(finished)
+    telling(CandidateVetoed(2, A, "illegal"))
+    telling.of_another(1, CandidateVetoed(2, A, "illegal"), StageStarted("Waiting for a (process 7)"))
+    telling.of_another(1, confirmed, confirmed)
+    assert events == [
+        ProbeStarted(1, A, "search", 8), finished, CandidateVetoed(2, A, "illegal"), confirmed, confirmed,
+    ]  # fmt: skip
+
+
+def test_the_probe_of_a_worker_that_is_lost_does_not_run_on() -> None:
+    events: list[Event] = []
+    telling = Telling(events.append)
+    telling(ProbeStarted(1, A, "search", 8))
+    telling.of_another(1, ProbeStarted(2, A, "search", 8))
+    telling(ProbeFinished(1, A, "search", RAN, best=True))
+    telling(ProbeStarted(3, A, "search", 8))
+    telling.lost(1, "Worker 2 ended: signal 9.")
+    assert events[-2:] == [Noted("Worker 2 ended: signal 9."), ProbeLost(2)]
+
+
+def test_what_a_listener_raises_at_the_event_of_another_worker_ends_the_search() -> None:
+    def failing(event: Event) -> None:
+        raise ValueError("the pipe is full")
+
+    telling = Telling(failing)
+    telling.of_another(1, Noted("a"))
+    telling.of_another(1, Noted("b"))
+    with pytest.raises(ValueError, match="the pipe is full"):
+        telling(Noted("c"))
+
+
+def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_the_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analytic = AnalyticTracer()
+    monkeypatch.setattr(ServerTracer, "__call__", lambda _, requests: analytic(requests))
+    searched = ("max_length", "packing", "gradient_checkpointing", "per_device_train_batch_size")
+    wishes = Wishes(
+        {"max_length": 1024},
+        frozenset(item.name for item in find_trainer("sft").techniques if item.name not in searched),
+    )
+    here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), wishes)
+    with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
+        ahead = traced_ahead(here, 10 * GIB, own, Cache(tmp_path / "cache"), _no_speeds, 600.0, ignore)
+        assert ahead.planner is not None
+        sent = replace(a_run(tmp_path), problem=here, predictor=ahead.predictor)
+        server = no_server()
+        received = unpacked(packed(sent), server, other)
+        assert received.server is server
+        known, count = ahead.planner.candidates, len(analytic.requests)
+        assert sent.predictor is not None
+        assert received.predictor is not None
+        predicted = [sent.predictor.predict(candidate) for candidate in known]
+        assert [received.predictor.predict(candidate) for candidate in known] == predicted
+        assert any(predicted)
+        assert len(analytic.requests) == count
+        assert fingerprint(received.problem, GIB) == fingerprint(here, GIB)
+        assert [received.problem.identity(one) for one in known] == [here.identity(one) for one in known]
+
+
+def _no_speeds() -> GpuSpeeds:
+    raise AssertionError
