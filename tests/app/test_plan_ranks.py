@@ -84,11 +84,14 @@ def test_shards_need_less_and_the_tokens_are_those_of_all_processes(model: str, 
 def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model: str, tmp_path: Path) -> None:
     space = tmp_path / "space.yaml"
     space.write_text(SPLIT_SPACE, encoding="utf-8")
-    ways = {**ONE_WAY, "precision": "float32+bf16", "sharding": "fsdp2", "pad_to_multiple_of": 64}
+    ways: dict[str, str | int] = {
+        **ONE_WAY, "precision": "float32+bf16", "sharding": "fsdp2", "pad_to_multiple_of": 64,
+        "per_device_train_batch_size": 1,
+    }  # fmt: skip
     needs = []
     # Rows of 1,000 tokens are not split unless it is asked for.
     for shared in (1, 2, 4):
-        fixed = {**ways, **({"context_parallel": shared} if shared > 1 else {})}
+        fixed = {**ways, "context_parallel": shared} if shared > 1 else ways
         plan = autotune.plan(
             model, seq_len=1000, gpu="RTX4090", num_processes=4, global_batch_size=8, space=space, fix=fixed
         )
@@ -98,8 +101,7 @@ def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model
         assert best.memory.step_seconds is not None
         assert best.tokens_per_second == pytest.approx(8 * 1000 / best.memory.step_seconds)
         needs.append(best.memory)
-    assert needs[0].device_bytes > needs[1].device_bytes > needs[2].device_bytes
-    assert needs[0].breakdown["activation"] > needs[1].breakdown["activation"] > needs[2].breakdown["activation"]
+    assert needs[0].peak_bytes > needs[1].peak_bytes > needs[2].peak_bytes
 
 
 def test_a_step_of_one_micro_batch_is_traced_for_itself_with_several_processes() -> None:
