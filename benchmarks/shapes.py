@@ -52,6 +52,14 @@ LLAMA_8B: Mapping[str, Any] = {
     "pad_token_id": _SPECIAL["<pad>"],
 }
 """What Llama-3.1-8B's config.json says (https://huggingface.co/meta-llama/Llama-3.1-8B)."""
+LLAMA_70B: Mapping[str, Any] = {
+    **LLAMA_8B,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+"""What Llama-3.1-70B's config.json says (https://huggingface.co/meta-llama/Llama-3.1-70B)."""
 
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "qwen2.5-0.5b": _qwen(896, 4864, 24, 14, 2, tied=True),

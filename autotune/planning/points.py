@@ -15,8 +15,9 @@ from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit, Point, points
 from autotune.planning.extrapolation.shape import Anchors
+from autotune.planning.extrapolation.shares import with_shares_of
 from autotune.planning.requests import trace_request
-from autotune.techniques.traits import layer_period
+from autotune.techniques.traits import between_layers, layer_period, uneven
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -41,16 +42,19 @@ class GroupPoints:
 
     def of(self, group: Group) -> list[Point]:
         """Return the points of a combination."""
-        return points(depths_of(self._plan(group), self._layer_kinds), self._anchors_of(group))
+        return list(self._traced(group))
 
     def request(self, group: Group, point: Point) -> TraceRequest:
         """Return the request for the trace of a combination at a point."""
         at = group.layout, point[1], point[0]
-        return trace_request(self._plan(group), *at, self._problem.setting, self._timed, self._cases.uses)
+        return trace_request(self._traced(group)[point], *at, self._problem.setting, self._timed, self._cases.uses)
 
     def fit(self, group: Group, replies: Mapping[Point, TraceReply]) -> Fit:
         """Return the fit of a combination to the traces at its points."""
-        return Fit(self._anchors_of(group), replies, edges=gathers_ahead(self._plan(group)))
+        return fit_of(self._plan(group), self._layer_kinds, self._anchors_of(group), replies)
+
+    def _traced(self, group: Group) -> Mapping[Point, TrainingPlan]:
+        return traced_points(self._plan(group), self._layer_kinds, self._anchors_of(group))
 
     def _anchors_of(self, group: Group) -> Anchors:
         plan = self._plan(group)
@@ -74,3 +78,29 @@ def gathers_ahead(plan: TrainingPlan) -> bool:
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
     """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
     return traced_depths(layer_kinds, layer_period(plan), edges=gathers_ahead(plan))
+
+
+def traced_points(plan: TrainingPlan, layer_kinds: Sequence[str], known: Anchors) -> Mapping[Point, TrainingPlan]:
+    """Return the points at which a plan has to be traced, each with the plan to trace there."""
+    few = dict.fromkeys(points(depths_of(plan, layer_kinds), known), plan)
+    return few | dict.fromkeys(_whole_points(plan, layer_kinds, known), between_layers(plan))
+
+
+def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], known: Anchors, replies: Mapping[Point, TraceReply]) -> Fit:
+    """Return the fit of a plan to the traces at its points."""
+    wholes = [replies[point] for point in _whole_points(plan, layer_kinds, known)]
+    few = {point: replies[point] for point in points(depths_of(plan, layer_kinds), known)}
+    for whole in wholes:
+        few = {point: with_shares_of(whole, reply) for point, reply in few.items()}
+    return Fit(known, few, edges=gathers_ahead(plan))
+
+
+def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], known: Anchors) -> list[Point]:
+    """Return the point at which a plan is traced for what it holds between micro-batches; none if layers tell it.
+
+    It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch.
+    """
+    layers = len(layer_kinds)
+    if not uneven(plan) or depths_of(plan, layer_kinds) == (layers,):
+        return []
+    return [(layers, min(known.shapes, key=lambda shape: shape.rows * shape.tokens))]

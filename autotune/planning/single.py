@@ -12,11 +12,11 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.anchors import LONGEST_FLAT, anchors
-from autotune.planning.extrapolation.fit import Fit, points
+from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.shape import Anchors, Basis
-from autotune.planning.points import depths_of, gathers_ahead
+from autotune.planning.points import fit_of, traced_points
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
@@ -98,16 +98,19 @@ class PlanTracer:
     def _fits(self, sized: Sized) -> dict[tuple[Layout, Shape], Fit]:
         """Return the traces of each size that the plan runs at; all are requested at once."""
         plan = sized.plan
-        depths = depths_of(plan, self._layer_kinds)
         sizes = {
             (geometry.layout, shape): _anchors(geometry, shape)
             for geometry, shape in dict.fromkeys(_sizes(sized.geometry))
         }
-        wanted = [(size, point) for size, known in sizes.items() for point in points(depths, known)]
+        wanted = {
+            (size, point): traced
+            for size, known in sizes.items()
+            for point, traced in traced_points(plan, self._layer_kinds, known).items()
+        }
         use = (plan.allocator,)
         requests = [
-            trace_request(plan, layout, point[1], point[0], self._setting, self._gpu, use)
-            for (layout, _), point in wanted
+            trace_request(traced, layout, point[1], point[0], self._setting, self._gpu, use)
+            for ((layout, _), point), traced in wanted.items()
         ]
         replies = dict(zip(wanted, self._traces.get(requests), strict=True))
         failed = next((reply for reply in replies.values() if isinstance(reply, Untraceable)), None)
@@ -115,7 +118,7 @@ class PlanTracer:
             raise UntraceableError(failed.reason)
         good = {key: reply for key, reply in replies.items() if not isinstance(reply, Untraceable)}
         return {
-            size: Fit(known, {point: good[size, point] for point in points(depths, known)}, edges=gathers_ahead(plan))
+            size: fit_of(plan, self._layer_kinds, known, {point: good[of, point] for of, point in good if of == size})
             for size, known in sizes.items()
         }
 

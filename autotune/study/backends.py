@@ -27,15 +27,18 @@ _EXAMPLES = (
     "grpc://host:13000."
 )
 _CONNECT_SECONDS = 10
+_MAKING_SECONDS = 3.0
+"""Time in which other processes make the tables of a database, which Optuna does not do in one transaction."""
+
 _DEFAULT_PORT = 13000
 """Port of ``optuna.storages.run_grpc_proxy_server``."""
 
-_ATTEMPTS = 8
-"""Attempts to open a database while others create its tables, which Optuna does not do in one transaction."""
 
-
-def connected(url: str) -> tuple[BaseStorage, Callable[[], object]]:
+def connected(url: str, patience_seconds: float = 0.0) -> tuple[BaseStorage, Callable[[], object]]:
     """Return the storage of a URL, and what closes it.
+
+    Args:
+        patience_seconds: time for which a database is asked again that was there before and restarts now.
 
     Raises:
         InputError: the URL is none, or the storage cannot be reached.
@@ -44,7 +47,7 @@ def connected(url: str) -> tuple[BaseStorage, Callable[[], object]]:
         return _journal(url), _nothing
     if url.startswith(GRPC):
         return _proxy(url)
-    return _database(url)
+    return _database(url, patience_seconds)
 
 
 def is_in_memory(url: str) -> bool:
@@ -118,9 +121,9 @@ def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
     return proxy, proxy.close
 
 
-def _database(url: str) -> tuple[BaseStorage, Callable[[], object]]:
+def _database(url: str, patience_seconds: float) -> tuple[BaseStorage, Callable[[], object]]:
     try:
-        rdb = _first_opened(url, _engine_options(url))
+        rdb = _first_opened(url, _engine_options(url), patience_seconds)
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise InputError(f"{shown(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
     except ImportError as error:
@@ -135,15 +138,22 @@ def _database(url: str) -> tuple[BaseStorage, Callable[[], object]]:
     return optuna.storages.get_storage(rdb), rdb.engine.dispose
 
 
-def _first_opened(url: str, options: dict[str, Any]) -> optuna.storages.RDBStorage:
-    for _ in range(_ATTEMPTS - 1):
+def _first_opened(url: str, options: dict[str, Any], patience_seconds: float) -> optuna.storages.RDBStorage:
+    started = time.monotonic()
+    while True:
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=dict(options))
         except (StorageInternalError, SQLAlchemyError) as error:
-            if not _is_being_made(error):
+            longest = _MAKING_SECONDS if _is_being_made(error) else patience_seconds if _is_away(error) else 0.0
+            if time.monotonic() - started >= longest:
                 raise
         time.sleep(random.uniform(0.1, 0.5))
-    return optuna.storages.RDBStorage(url, engine_kwargs=dict(options))
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether a database may be about to come back; not if it answered, and refused."""
+    said = cause_of(error)
+    return passes(error) and ("FATAL" not in said or "the database system is" in said)
 
 
 def _is_being_made(error: BaseException) -> bool:

@@ -21,6 +21,9 @@ from autotune.units import format_duration
 
 _FINGERPRINT = "autotune:fingerprint"
 
+_RETURN_SECONDS = 30.0
+"""Time within which a database that restarts is there again."""
+
 _BIRTH_SECONDS = 2.0
 """Time that the process that creates a study needs at most to write its fingerprint."""
 
@@ -77,7 +80,8 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
         listener(Noted(f"{known}: it is asked again for {format_duration(patience)}."))
 
     with _quiet():
-        backend, close = connected(storage.url)
+        # Who creates a study may have mistyped its storage; who joins one may come while the storage restarts.
+        backend, close = connected(storage.url, _RETURN_SECONDS if storage.resume else 0.0)
         patient = PatientStorage(backend, patience, storage.sharing.interval_seconds / 2, failed, waits)
         try:
             study = _study(patient, storage, listener)

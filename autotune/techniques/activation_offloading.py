@@ -23,6 +23,7 @@ class ActivationOffloading(Technique):
     trl_default = OFF
     needs = "an accelerator, and host memory for the activations"
     writes = frozenset({"args.activation_offloading"})
+    only_layers = True
     patches_libraries = False
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:

@@ -71,6 +71,8 @@ class Technique(ABC):
             traces at other sizes.
         only_allocator: whether it changes only how the caching allocator serves the same allocations, so that its
             choices are predicted from the same trace (:class:`autotune.core.plan.AllocatorUse`).
+        only_layers: whether it changes only what layers compute and save for the backward pass, and nothing of what is
+            held between micro-batches.
         only_in: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
             memory elsewhere then shows the same of its other choices.
         also_sizes: whether it changes the batch geometry beside what else it changes.
@@ -98,6 +100,7 @@ class Technique(ABC):
     only_sizes: ClassVar[bool] = False
     also_sizes: ClassVar[bool] = False
     only_allocator: ClassVar[bool] = False
+    only_layers: ClassVar[bool] = False
     only_in: ClassVar[str] = ""
     patches_libraries: ClassVar[bool] = True
 
@@ -185,6 +188,10 @@ class Technique(ABC):
     def layer_period(self, plan: TrainingPlan) -> int:
         """Return the period, in layers, of the technique's effect in a plan: 2 if it applies to every second layer."""
         return 1
+
+    def uneven(self, plan: TrainingPlan) -> bool:
+        """Return whether a process's share of a plan's gradients ends within a layer, and is no sum over layers."""
+        return False
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""

@@ -40,6 +40,7 @@ class GradientCheckpointing(Technique):
     trl_default = ON
     needs = "offload: an accelerator; every_N and offload: transformers 5.23 or later"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
+    only_layers = True
     refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
         **{
             (trainer, SELECTIVE): f"{name} leaves its key to PyTorch, which refuses it"

@@ -19,6 +19,7 @@ class Liger(Technique):
     trl_default = OFF
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
+    only_layers = True
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason on a CPU, for which Triton has no driver, and where Liger is missing."""

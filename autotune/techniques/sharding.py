@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
 
@@ -92,6 +93,14 @@ class Sharding(Technique):
         if choice in WEIGHTS_SHARED and candidate.get("quantization", "none") != "none":
             return f"sharding={choice} cannot share out quantised weights, which lie in packed integers"
         return None
+
+    def uneven(self, plan: TrainingPlan) -> bool:
+        """Return whether it is ZeRO-2 on the device, whose buffer has every tensor whole that a share has a part of."""
+        document = plan.args.get("deepspeed")
+        zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
+        if not isinstance(zero, Mapping) or plan.launch.processes == 1:
+            return False
+        return zero.get("stage") == ZERO_STAGES["zero2"] and "offload_optimizer" not in zero
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

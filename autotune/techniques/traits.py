@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from math import lcm
 
@@ -56,6 +57,21 @@ def libraries_of(plan: TrainingPlan) -> str:
 def layer_period(plan: TrainingPlan) -> int:
     """Return the common period, in layers, of all techniques in a plan: 6 for every second and every third layer."""
     return lcm(*(technique.layer_period(plan) for technique in catalogue()))
+
+
+def uneven(plan: TrainingPlan) -> bool:
+    """Return whether a process's share of a plan's gradients is no sum over layers."""
+    return any(technique.uneven(plan) for technique in catalogue())
+
+
+def between_layers(plan: TrainingPlan) -> TrainingPlan:
+    """Return a plan that holds the same between micro-batches and updates alike, in the fewest operators.
+
+    Plans that differ only in what their layers compute and save have the same one.
+    """
+    args, model = _without(plan, frozenset(_paths(item for item in catalogue() if item.only_layers)))
+    fewest = {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
+    return replace(plan, args={**args, **fewest}, model=model)
 
 
 @cache

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.virtual.tracing import adopt, assume, for_real, is_tracing, phase, settled, trace
+    from autotune.virtual.tracing import adopt, assume, for_real, holds_gradients, is_tracing, phase, settled, trace
 
-__all__ = ["adopt", "assume", "for_real", "is_tracing", "phase", "settled", "trace"]
+__all__ = ["adopt", "assume", "for_real", "holds_gradients", "is_tracing", "phase", "settled", "trace"]
 
 
 def __getattr__(name: str) -> object:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import not_
 
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
@@ -67,12 +68,10 @@ def sections(
     moments = list(_moments(trace, max([step.end_event, *(phase.end_event for phase in endings)])))
     host_levels = list(accumulate(event.change_bytes if event.place is Place.HOST else 0 for event in trace.events))
     apart = {MICRO_BATCH, *of_run, *of_step, *leading}
-    before = max(
-        (moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)),
-        key=lambda moment: sum(moment.levels.values()),
-        default=None,
-    )
-    start = [_Moment(0, None, before.levels if before else {})]
+    before = [moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)]
+    # Apart: the one grows with the depth in another way than the other, which has the optimizer's state.
+    built = [_is_in(trace, {CONSTRUCTION}, moment) for moment in before]
+    start = [_highest(compress(before, built)), _highest(compress(before, map(not_, built)))]
     found = [_section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
     for phase in trace.phases:
         if phase.name in of_run:
@@ -93,6 +92,12 @@ def sections(
         held = [_Moment(phase.first_event, None, _held(trace, phase.first_event)), *moments]
         found.append(_section(host_levels, Part(phase.name, Occurrence.AFTER), held, events, time))
     return tuple(found)
+
+
+def _highest(moments: Iterable[_Moment]) -> _Moment:
+    """Return the levels of the highest moment, as a moment of no operator."""
+    highest = max(moments, key=lambda moment: sum(moment.levels.values()), default=None)
+    return _Moment(0, None, highest.levels if highest else {})
 
 
 def _held(trace: Trace, event: int) -> Mapping[str, int]:

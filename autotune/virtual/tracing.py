@@ -115,6 +115,12 @@ def settled(parameter: torch.Tensor) -> None:
         _running[-1][1].settle(parameter.grad)
 
 
+def holds_gradients(tensor: torch.Tensor) -> None:
+    """Record in the running trace that a tensor of an engine's own holds gradients."""
+    if _running:
+        _running[-1][1].tag(tensor, Category.GRADIENT)
+
+
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Record the body of the context as a phase of the running trace or, without one, as a range of the profiler."""

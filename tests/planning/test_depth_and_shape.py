@@ -28,6 +28,12 @@ def test_traced_depths_end_as_the_model_does(kinds: list[str], every: int, depth
     assert traced_depths(kinds, every) == depths
 
 
+def test_where_weights_are_gathered_ahead_there_are_two_layers_at_either_end() -> None:
+    assert traced_depths(["full"] * 32, edges=True) == (4, 5)
+    assert traced_depths(["full"] * 32, 2, edges=True) == (8, 10)
+    assert traced_depths(["full"] * 5, edges=True) == (5,)
+
+
 def test_what_is_affine_in_layers_follows_from_two_depths() -> None:
     short, long = layer_weights((2, 4), 24)
     assert short * (7 + 3 * 2) + long * (7 + 3 * 4) == pytest.approx(7 + 3 * 24)

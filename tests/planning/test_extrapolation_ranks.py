@@ -10,78 +10,78 @@ import pytest
 
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.protocol import TraceRequest
+from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.shape import Anchors, Basis
+from autotune.planning.points import fit_of, traced_points
 from autotune.probing import JobServer, trace_all
+from autotune.step.distributed.engines import zero_stage
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, zero
 
-LAYERS, RANKS = 12, 8
-ROWS, TOKENS = 2, 128
-SHAPE = Shape(ROWS, TOKENS)
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+LAYERS, RANKS, TOKENS = 12, 8, 128
+# The weights of layers and the embedding larger than what is computed with them, as in large models.
+WIDE: dict[str, Any] = {"hidden_size": 256, "vocab_size": 4096}
+ANCHORS = Anchors(Basis.CONSTANT, (Shape(1, TOKENS),))
+KINDS = ["layer"] * LAYERS
+CHECKPOINTED = {"gradient_checkpointing": True}
 nightly = pytest.mark.nightly
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("args", "error"),
+    "args",
     [
-        pytest.param({"gradient_checkpointing": True}, 0.005, marks=nightly),
-        pytest.param(fsdp2(), 0.005, marks=nightly),
-        ({**fsdp2(), "gradient_checkpointing": True}, 0.005),
-        pytest.param(zero(3), 0.005, marks=[needs_deepspeed, nightly]),
-        pytest.param({**zero(3), "gradient_checkpointing": True}, 0.005, marks=[needs_deepspeed, nightly]),
-        # The share of the gradients that a rank owns ends somewhere within a layer, elsewhere for each depth.
-        pytest.param(zero(2), 0.03, marks=[needs_deepspeed, nightly]),
-        pytest.param({**zero(2), "gradient_checkpointing": True}, 0.05, marks=[needs_deepspeed, nightly]),
+        pytest.param(CHECKPOINTED, marks=nightly, id="ddp"),
+        pytest.param(fsdp2(), marks=nightly, id="fsdp2"),
+        pytest.param({**fsdp2(), **CHECKPOINTED}, id="fsdp2-checkpointed"),
+        *(
+            pytest.param({**zero(stage), **more}, marks=[needs_deepspeed, nightly], id=f"zero{stage}{name}")
+            for stage in (1, 2, 3)
+            for name, more in (("", {}), ("-checkpointed", CHECKPOINTED))
+        ),
     ],
-    ids=["ddp", "fsdp2", "fsdp2-checkpointed", "zero3", "zero3-checkpointed", "zero2", "zero2-checkpointed"],
 )
 def test_a_full_trace_is_what_small_ones_foretell(
-    args: dict[str, Any], error: float, job_server: JobServer, tmp_path: Path
+    args: dict[str, Any], job_server: JobServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = ModelSource(
-        str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=LAYERS, hidden_size=128))
-    )
-    shape = {"per_device_train_batch_size": ROWS, "max_length": TOKENS, "bf16": True,
+    shape = {"per_device_train_batch_size": 1, "max_length": TOKENS, "bf16": True,
              "gradient_accumulation_steps": 2, "gradient_checkpointing": False}  # fmt: skip
     plan = TrainingPlan("sft", {**shape, **args}, launch=Launch(RANKS))
-    few = traced_depths(["layer"] * LAYERS, edges=True)
-    assert few == (3, 4)
+    wanted = traced_points(plan, KINDS, ANCHORS)
 
-    replies, failure = trace_all(
-        job_server,
-        [
-            TraceRequest(
-                plan=plan,
-                model=source,
-                target="cuda",
-                worst=((TOKENS,),) * ROWS,
-                layers=depth,
-                gpu=find_gpu("H100-80GB"),
-            )
-            for depth in (*few, LAYERS)
-        ],
-        tmp_path / "job",
-        250.0,
-    )
-    assert failure is None
-    *small, full = replies
-    fit = Fit(
-        Anchors(Basis.CONSTANT, (SHAPE,)),
-        {(depth, SHAPE): reply for depth, reply in zip(few, small, strict=True)},
-        edges=True,
-    )
-    foretold = fit.forecast(LAYERS, SHAPE, 2)
+    *small, full = _traced(job_server, tmp_path, [*((traced, depth) for (depth, _), traced in wanted.items()),
+                                                 (plan, LAYERS)])  # fmt: skip
+    fit = fit_of(plan, KINDS, ANCHORS, dict(zip(wanted, small, strict=True)))
+    foretold = fit.forecast(LAYERS, ANCHORS.shapes[0], 2)
 
-    assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=error)
+    reserved = foretold.peak_bytes + foretold.overhead_bytes + foretold.unused_bytes
+    deviations = (f"tensors {foretold.peak_bytes / full.device.bytes - 1:+.2%}",
+                  f"reserved {reserved / (full.reserved_bytes or 1) - 1:+.1%}")  # fmt: skip
+    with capsys.disabled():
+        print(" ", *deviations, end=" ")  # noqa: T201 (the table of deviations)
+    assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.01)
+    # What ZeRO-1 takes for the first update depends on the tensors that a rank's share ends in.
+    error = 0.02 if zero_stage(plan) == 1 else 0.005
     for section in full.sections:
-        if section.part.of_micro_batch:
-            totals = [sum(levels.values()) for (part, _), levels in foretold.stretches.items() if part == section.part]
-            assert max(totals) == pytest.approx(max(section.totals), rel=error)
+        totals = [sum(levels.values()) for (part, _), levels in foretold.stretches.items() if part == section.part]
+        if max(section.totals, default=0):
+            assert max(totals) == pytest.approx(max(section.totals), rel=error), section.part
+
+
+def _traced(server: JobServer, folder: Path, wanted: list[tuple[TrainingPlan, int]]) -> list[TraceReply]:
+    source = ModelSource(str(write_small_model(folder / "model", weights=False, num_hidden_layers=LAYERS, **WIDE)))
+    requests = [
+        TraceRequest(plan, source, "cuda", ((TOKENS,),), layers=depth, gpu=find_gpu("H100-80GB"))
+        for plan, depth in wanted
+    ]
+    replies: list[TraceReply] = []
+    for number, request in enumerate(requests):
+        # Plans that patch libraries differently may not share a process.
+        found, failure = trace_all(server, [request], folder / str(number), 250.0)
+        assert failure is None
+        replies += found
+    return replies

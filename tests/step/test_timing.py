@@ -37,6 +37,17 @@ def test_micro_batches_that_happen_to_be_small_do_not_make_a_step_short() -> Non
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
 
 
+@pytest.mark.parametrize("disturbed", [255, 256])
+def test_a_disturbed_micro_batch_among_equal_ones_is_no_trend(disturbed: int) -> None:
+    # 13 packed rows that are all but full, one of them slow; the mean of all rows is shorter than any of them. A line
+    # through their times says -5.3 s and 5.8 s there.
+    timed = [TimedMicroBatch(0.02, 255 + 256 - disturbed, False)] * 12 + [TimedMicroBatch(0.5, disturbed, False)]
+    known = timing(timed, [UPDATE_SECONDS] * 13, WholeStep(micro_batches=1, mean_collated=244.0))
+    assert known.micro_batch_seconds == pytest.approx((12 * 0.02 + 0.5) / 13)
+    assert known.error is not None
+    assert known.error > 0
+
+
 def test_a_single_micro_batch_says_nothing_of_its_error() -> None:
     known = timing([micro_batch(100)], [UPDATE_SECONDS], STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -63,6 +64,35 @@ def test_a_server_that_does_not_answer_is_told_at_once_and_in_one_message() -> N
     with pytest.raises(InputError, match="cannot be used") as caught:
         Run("postgresql+psycopg://user:secret@127.0.0.1:9/name")(ReplayedTable())
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "resume", "attempts"),
+    [
+        ("server closed the connection unexpectedly", True, 3),
+        ("connection failed: FATAL:  the database system is starting up", True, 3),
+        ("connection failed: Connection refused", True, 3),
+        ("connection failed: Connection refused", False, 1),
+        ('connection failed: FATAL:  database "nmae" does not exist', True, 1),
+    ],
+)
+def test_a_worker_that_joins_while_a_database_restarts_waits_for_it(
+    said: str, resume: bool, attempts: int, durable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable(ReplayedTable(), trials=1)
+    asked = []
+
+    class Restarting(optuna.storages.RDBStorage):
+        def __init__(self, url: str, **options: Any) -> None:
+            asked.append(url)
+            if len(asked) < 3:
+                raise sqlalchemy.exc.OperationalError("SELECT 1", {}, Exception(said))
+            super().__init__(url, **options)
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", Restarting)
+    with nullcontext() if attempts == 3 else pytest.raises(InputError, match="cannot be used"):
+        durable(ReplayedTable(), trials=1, resume=resume)
+    assert len(asked) == attempts
 
 
 def test_a_read_only_storage_is_told(durable: Run, tmp_path: Path) -> None:

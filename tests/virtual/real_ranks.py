@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,23 @@ class Measured:
     end_bytes: int
 
 
-def on_ranks(case: Case, folder: Path, *, virtual: bool = False) -> list[dict[str, Measured]]:
+def on_ranks(
+    case: Case, folder: Path, *, virtual: bool = False, ranks: Sequence[int] = ()
+) -> list[dict[str, Measured]]:
     """Return what each rank measured, by the name of the step, in the order of ranks.
 
     Args:
         folder: an empty directory.
         virtual: whether each rank is traced instead, on its own.
+        ranks: which are traced; by default all of the plan's. Real ranks only work together.
 
     Raises:
         AssertionError: a rank failed; the message is what it wrote.
     """
     (folder / _CASE).write_text(json.dumps(encode(case)), encoding="utf-8")
-    ranks = range(case.plan.launch.processes)
-    shared = {"WORLD_SIZE": str(len(ranks)), "LOCAL_WORLD_SIZE": str(len(ranks)), "MASTER_ADDR": "127.0.0.1",
+    size = case.plan.launch.processes
+    ranks = ranks or range(size)
+    shared = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
               "PYTHONPATH": os.pathsep.join(sys.path)}  # fmt: skip
     started = []
@@ -63,7 +67,7 @@ def on_ranks(case: Case, folder: Path, *, virtual: bool = False) -> list[dict[st
         with (folder / f"log-{rank}.txt").open("wb") as log:
             started.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
     try:
-        for rank, process in enumerate(started):
+        for rank, process in zip(ranks, started, strict=True):
             status = process.wait(timeout=_LONGEST_SECONDS)
             assert status == 0, (folder / f"log-{rank}.txt").read_text(encoding="utf-8")[-4000:]
     finally:

@@ -7,7 +7,8 @@ from math import lcm
 
 # The first and the last layer run with different tensors held, so a trace needs both.
 _FEWEST = 2
-_WITH_EDGES = 3
+# Two at either end: see autotune.planning.extrapolation.series.LAYERS_AT_EDGES.
+_WITH_EDGES = 4
 
 
 def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) -> tuple[int, ...]:
@@ -21,7 +22,7 @@ def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) 
     Args:
         kinds: the kind of each layer, in order.
         every: a period that a technique adds, such as checkpointing every second layer.
-        edges: whether the first and the last period are unlike those between, so that there has to be one between them.
+        edges: whether the first and the last periods are unlike those between, so that there have to be more.
     """
     layers = len(kinds)
     start, period = _repetition(kinds)

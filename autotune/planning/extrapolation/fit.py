@@ -42,7 +42,7 @@ class Fit:
     times the difference of the two.
 
     Args:
-        edges: whether the first layer and the last one are unlike those between; see :class:`Aligned`.
+        edges: whether the first layers and the last ones are unlike those between; see :class:`Aligned`.
 
     Attributes:
         assumptions: what the traces assumed, in sentences.

@@ -13,6 +13,10 @@ from autotune.planning.extrapolation.times import Figures, weighted_sum
 
 SeriesLevels = Mapping[str, Sequence[int]]
 """Bytes by category at each moment."""
+LAYERS_AT_EDGES = 2
+"""How many layers, or periods of layers, at either end are unlike those between where an engine gathers ahead.
+
+DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends."""
 Levels = Mapping[str, int]
 """Bytes by category at one moment, without those that have none."""
 
@@ -70,9 +74,8 @@ class Aligned:
         layer_moments: for each moment, how many moments further on it is in the deeper trace if aligned from the end:
             as many as the additional layers have. 0 where it is not one of the layers'.
         apart: for each moment, whether the two sides differ in any trace: in chunks of the loss too.
-        edges: whether the first layer and the last one are unlike those between, because weights are gathered before
-            they are needed. The first is then aligned from the start alone, and the last from the end; there have to be
-            others between them.
+        edges: whether the first layers and the last ones are unlike those between, because weights are gathered before
+            they are needed. The first are then aligned from the start alone, and the last from the end.
     """
 
     start: Series
@@ -93,7 +96,7 @@ class Aligned:
         return max(found, key=lambda levels: sum(levels.values()))
 
     def _at_edges(self) -> tuple[list[int], list[int]]:
-        """Return the moments in the last layer of each pass, and those in the first."""
+        """Return the moments in the last layers of each pass, and those in the first."""
         last: list[int] = []
         first: list[int] = []
         for in_layers, run in groupby(
@@ -101,9 +104,9 @@ class Aligned:
         ):
             moments = list(run)
             period = max(self.layer_moments[moment] for moment in moments)
-            if in_layers and len(moments) > period:
-                last += moments[-period:]
-                first += moments[:period]
+            if in_layers and len(moments) > LAYERS_AT_EDGES * period:
+                last += moments[-LAYERS_AT_EDGES * period :]
+                first += moments[: LAYERS_AT_EDGES * period]
         return last, first
 
     def course(self, weights: Sequence[float], insertions: int) -> Iterator[Levels]:

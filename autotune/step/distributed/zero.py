@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from autotune.step.distributed.accelerator import accelerator
-from autotune.virtual import assume
+from autotune.virtual import assume, holds_gradients
 
 
 @contextmanager
@@ -37,6 +37,8 @@ def deepspeed_on(device: torch.device) -> Iterator[None]:
         stack.enter_context(mock.patch.object(backend, "build_shm_op", return_value=None))
         for optimizer in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
             stack.enter_context(mock.patch.object(optimizer, "has_overflow", _finite(optimizer.has_overflow)))
+        copied = _noted(DeepSpeedZeroOptimizer.copy_grads_in_partition)
+        stack.enter_context(mock.patch.object(DeepSpeedZeroOptimizer, "copy_grads_in_partition", copied))
         stack.enter_context(mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder))
         stack.enter_context(mock.patch.object(comm, "cdb", None))
         # Keeps process groups for all engines of a process; those of this trace end with it.
@@ -65,3 +67,14 @@ def _finite(look: Callable[..., Any]) -> Callable[..., bool]:
         return False
 
     return has_overflow
+
+
+def _noted(copy: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that also says that the buffer it copies gradients to holds gradients."""
+
+    def copy_grads_in_partition(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        copy(optimizer, *args, **kwargs)
+        if optimizer.grads_in_partition is not None:
+            holds_gradients(optimizer.grads_in_partition)
+
+    return copy_grads_in_partition

@@ -20,6 +20,10 @@ Where the constant is about that large, the reported error is up to a fifth too 
 """
 
 
+_LARGEST_POWER = 2
+"""The work of a micro-batch grows at most with this power of its tokens."""
+
+
 @dataclass(frozen=True)
 class TimedMicroBatch:
     """One timed micro-batch.
@@ -112,7 +116,7 @@ def timing(
     the time of the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
     mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch, which allocates
     the gradients that all others accumulate into, has a constant of its own if that is significantly different from
-    zero.
+    zero. If the line cannot be right, the mean of the times is taken.
 
     Args:
         updates: seconds that each timed step spent outside of its micro-batches.
@@ -121,7 +125,7 @@ def timing(
     columns = [np.ones(len(timed))]
     wanted = [float(step.micro_batches)]
     distances = np.array([item.collated / step.mean_collated - 1.0 for item in timed])
-    if np.ptp(distances) > 0 and len(timed) > len(columns) + 1:
+    if np.ptp(distances) > 0 and len(timed) > len(columns) + 1 and _is_a_trend(columns[0], distances, seconds):
         columns.append(distances)
         wanted.append(0.0)
     first = np.array([float(item.first) for item in timed])
@@ -141,6 +145,20 @@ def timing(
     else:
         error = None
     return Timing(whole, update, all_micro_batches / step.micro_batches, generation, error)
+
+
+def _is_a_trend(ones: _Vector, distances: _Vector, seconds: _Vector) -> bool:
+    """Whether what a line says of the mean micro-batch can be true of work that grows with its tokens.
+
+    The work is fixed, proportional to the tokens, or to their square (attention). So each time that was taken gives a
+    range for the mean micro-batch, and a line that leaves all of them follows noise: of one disturbed micro-batch where
+    all have almost the same number of tokens.
+    """
+    found, _ = _predicted([ones, distances], seconds, [1.0, 0.0])
+    largest_growth = (1.0 / (1.0 + distances)) ** _LARGEST_POWER
+    least = float(np.min(seconds * np.minimum(1.0, largest_growth)))
+    most = float(np.max(seconds * np.maximum(1.0, largest_growth)))
+    return least <= found <= most
 
 
 def _mean_error(seconds: _Vector) -> float:

@@ -1,0 +1,84 @@
+"""How long ``autotune plan`` takes for a large model on several GPUs, from nothing, and what it says.
+
+Run ``python -m benchmarks.plan.devices [--shape 70b] [--num-processes 32]``; it plans over sharding, offload,
+checkpointing, Liger and the batch with an empty cache, prints the plan, and then a Markdown row. Processor time is that
+of all processes; half of it is what the plan takes at least on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.shapes import LLAMA_8B, LLAMA_70B, write_model
+
+_SHAPES = {"8b": LLAMA_8B, "70b": LLAMA_70B}
+_SPACE = """\
+trainer: sft
+techniques:
+  sharding: [ddp, zero1, zero2, zero3, fsdp2]
+  offload: [none, optimizer, parameters, both]
+  gradient_checkpointing: ["on", "off"]
+  liger: ["off", "on"]
+  per_device_train_batch_size: [1, 2, 4, 8, 16]
+"""
+_GIB = 1024**3
+
+
+def main() -> None:
+    """Plan, and print how long it took, how much was traced, and the best candidates."""
+    parser = argparse.ArgumentParser(description="Speed of a plan for several GPUs.")
+    parser.add_argument("--shape", default="8b", choices=sorted(_SHAPES))
+    parser.add_argument("--gpu", default="H100-80GB")
+    parser.add_argument("--num-processes", type=int, default=8)
+    parser.add_argument("--num-machines", type=int)
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--documents", type=int, default=4, help="per process and optimizer step")
+    parser.add_argument("--top", type=int, default=12, help="candidates to show")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = write_model(folder / "model", _SHAPES[arguments.shape])
+        space = folder / "space.yaml"
+        space.write_text(_SPACE, encoding="utf-8")
+        words = ["plan", str(model), "--gpu", arguments.gpu, "--num-processes", str(arguments.num_processes),
+                 "--seq-len", str(arguments.seq_len), "--space", str(space), "--json",
+                 "--global-batch-size", str(arguments.documents * arguments.num_processes)]  # fmt: skip
+        if arguments.num_machines is not None:
+            words += ["--num-machines", str(arguments.num_machines)]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", *words], env=environment, stdout=subprocess.PIPE, check=False
+        )
+        wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    # 1 says that nothing fits, which is an answer too.
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"The plan ended with exit status {done.returncode}.")
+    plan = json.loads(done.stdout)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    estimates = plan["estimates"]
+    print("| needs per device | on the host | tokens/s | candidate |")
+    print("|--:|--:|--:|---|")
+    for estimate in estimates[: arguments.top]:
+        print(_row(estimate))
+    print()
+    print("| shape | processes | candidates | traces | wall | processor | half of it |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    print(f"| {arguments.shape} | {arguments.num_processes} | {len(estimates)} | {plan['new_trace_count']} | "
+          f"{wall:.0f} s | {processor:.0f} s | {processor / 2:.0f} s |")  # fmt: skip
+
+
+def _row(estimate: dict[str, object]) -> str:
+    return json.dumps(estimate)[:400]
+
+
+if __name__ == "__main__":
+    main()

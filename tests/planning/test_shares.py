@@ -1,0 +1,70 @@
+"""What a rank holds that is no sum over layers is that of the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.core.batch_geometry import Shape
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.program import OPTIMIZER_STEP
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.timeline import Section
+from autotune.core.workload import ModelSource
+from autotune.planning.extrapolation.shape import Anchors, Basis
+from autotune.planning.extrapolation.shares import with_shares_of
+from autotune.planning.points import traced_points
+from autotune.techniques.traits import between_layers, uneven
+from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
+from tests.step.plans import fsdp2, zero
+
+ANCHORS = Anchors(Basis.ROWS, (Shape(1, 256), Shape(4, 256)))
+EIGHT = Launch(8)
+KINDS = ["layer"] * 32
+
+
+def traced(layers: int) -> TraceReply:
+    args = {"per_device_train_batch_size": 1, "packing": False, "optim": "adamw_torch"}
+    request = TraceRequest(TrainingPlan("sft", args), ModelSource("small"), "cuda", ((64,),), layers=layers)
+    (reply,) = AnalyticTracer()([request])
+    assert isinstance(reply, TraceReply)
+    return reply
+
+
+def in_update(reply: TraceReply) -> Section:
+    return next(section for section in reply.sections if section.part.phase == OPTIMIZER_STEP)
+
+
+def test_gradients_between_micro_batches_and_the_update_are_those_of_the_whole_model() -> None:
+    few, whole = traced(4), traced(32)
+    found = with_shares_of(whole, few)
+
+    assert in_update(found) == replace(in_update(whole), time=in_update(few).time)
+    for section, of_few in zip(found.sections, few.sections, strict=True):
+        if section.part.of_micro_batch:
+            times = of_few.levels["gradient"][0] // (4 * WEIGHT_BYTES)
+            assert set(section.levels["gradient"]) == {times * 32 * WEIGHT_BYTES}
+            assert {**section.levels, "gradient": ()} == {**of_few.levels, "gradient": ()}
+
+
+def test_the_whole_model_is_traced_for_zero_2_alone_and_at_its_smallest_micro_batch() -> None:
+    plan = TrainingPlan("sft", zero(2), launch=EIGHT)
+    few = [(4, Shape(1, 256)), (4, Shape(4, 256)), (5, Shape(1, 256)), (5, Shape(4, 256))]
+
+    assert list(traced_points(plan, KINDS, ANCHORS)) == [*few, (32, Shape(1, 256))]
+    assert list(traced_points(plan, KINDS[:5], ANCHORS)) == few[2:]
+    for args in (zero(1), zero(3), fsdp2(), {}):
+        assert list(traced_points(replace(plan, args=args), KINDS, ANCHORS)) == few
+
+
+def test_a_buffer_of_gradients_is_neither_on_one_process_nor_where_the_optimizer_is_on_the_host() -> None:
+    offloaded = zero(2, offload_optimizer={"device": "cpu"})
+    assert uneven(TrainingPlan("sft", zero(2), launch=EIGHT))
+    assert not uneven(TrainingPlan("sft", zero(2)))
+    assert not uneven(TrainingPlan("sft", offloaded, launch=EIGHT))
+
+
+def test_plans_that_compute_their_layers_differently_hold_the_same_between_them() -> None:
+    plan = TrainingPlan("sft", {**zero(2), "optim": "adamw_torch"}, launch=EIGHT)
+    checkpointed = replace(plan, args={**plan.args, "gradient_checkpointing": True, "use_liger_kernel": True})
+    assert between_layers(checkpointed) == between_layers(plan)
+    assert between_layers(replace(plan, args={**plan.args, "optim": "adafactor"})) != between_layers(plan)
