@@ -20,7 +20,7 @@ takes 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so that
 _NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
 _PAIRS = "TRL splits the tokens and not the mask of what is trained on, and the two then differ in length"
 _UNSPLIT = "TRL passes rows to the model by names that are not split, and their positions then differ in length"
-_GENERATED = "TRL refuses it: the inputs are made after generation, and the rows that are dealt out are prompts"
+_GENERATED = "the inputs are made after generation, of prompts that are dealt out whole"
 _SCORED = "the score of a row is read where its last token would be, which only one of the processes has"
 _REASONS: Mapping[str, str] = {
     "dpo": _PAIRS, "kto": _UNSPLIT, "grpo": _GENERATED, "rloo": _GENERATED,
@@ -76,6 +76,11 @@ class ContextParallel(Technique):
         if processes % int(choice):
             return f"groups of {choice} processes cannot be made of {processes} (--num-processes)"
         return None
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return 1 where rows cannot be split, unless the user asked for it and is to be told why."""
+        asked = setting.ranks_per_row != 1
+        return choice if asked or self.conflict(choice, candidate, setting) is None else 1
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the engine cannot split rows, or would train otherwise."""

@@ -51,12 +51,14 @@ class DpReplicateSize(Technique):
             return f"each of the {groups} groups would be one process, which shares nothing out: that is sharding={DDP}"
         return None
 
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return 1 where FSDP2 is not used."""
+        return choice if candidate.get("sharding", DDP) == FSDP2 else 1
+
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason without FSDP2, and where a replica would be no more than the processes of one row."""
+        """Return a reason where a replica would be no more than the processes of one row."""
         if choice == 1:
             return None
-        if candidate.get("sharding", DDP) != FSDP2:
-            return f"{NAME}={choice} needs sharding={FSDP2}"
         processes, shared = setting.machine.hardware.processes, ranks_per_row(candidate)
         if processes % (int(choice) * shared) or processes == int(choice) * shared:
             # ParallelismConfig.__post_init__ of accelerate.

@@ -23,6 +23,7 @@ class SequenceParallelSize(Technique):
     summary = "Splits each row among so many processes, which exchange heads for tokens around attention."
     options = (Option(1, "each process has whole rows"), Option(2, "two processes to a row"))
     trl_default = 1
+    needs = "what no plan has: it is refused with the reason"
     writes = frozenset({"args.parallelism_config.sp_size"})
     also_sizes = True
 

@@ -23,6 +23,7 @@ class TensorParallelSize(Technique):
     summary = "Splits the matrices of every layer among so many processes."
     options = (Option(1, "each process computes with whole matrices"), Option(2, "two processes to a matrix"))
     trl_default = 1
+    needs = "what no plan has: it is refused with the reason"
     writes = frozenset({"args.parallelism_config.tp_size"})
     also_sizes = True
 

@@ -25,6 +25,13 @@ techniques:
   offload: [none, optimizer]
   per_device_train_batch_size: [1, 2]
 """
+SPLIT_SPACE = """
+trainer: sft
+techniques:
+  sharding: [fsdp2]
+  context_parallel: [1, 2, 4]
+  per_device_train_batch_size: [1]
+"""
 ONE_WAY = {"gradient_checkpointing": "off", "precision": "float32", "attention": "sdpa"}
 
 
@@ -71,6 +78,30 @@ def test_shards_need_less_and_the_tokens_are_those_of_all_processes(model: str, 
     assert offloaded.memory is not None
     assert offloaded.tokens_per_second is None
     assert offloaded.memory.host_bytes > zero2.memory.host_bytes
+
+
+@pytest.mark.nightly
+def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model: str, tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(SPLIT_SPACE, encoding="utf-8")
+    ways: dict[str, str | int] = {
+        **ONE_WAY, "precision": "float32+bf16", "sharding": "fsdp2", "pad_to_multiple_of": 64,
+        "per_device_train_batch_size": 1,
+    }  # fmt: skip
+    needs = []
+    # Rows of 1,000 tokens are not split unless it is asked for.
+    for shared in (1, 2, 4):
+        fixed = {**ways, "context_parallel": shared} if shared > 1 else ways
+        plan = autotune.plan(
+            model, seq_len=1000, gpu="RTX4090", num_processes=4, global_batch_size=8, space=space, fix=fixed
+        )
+        assert {estimate.candidate["context_parallel"] for estimate in plan.estimates} == {shared}
+        best = plan.estimates[0]
+        assert best.memory is not None
+        assert best.memory.step_seconds is not None
+        assert best.tokens_per_second == pytest.approx(8 * 1000 / best.memory.step_seconds)
+        needs.append(best.memory)
+    assert needs[0].peak_bytes > needs[1].peak_bytes > needs[2].peak_bytes
 
 
 def test_a_step_of_one_micro_batch_is_traced_for_itself_with_several_processes() -> None:

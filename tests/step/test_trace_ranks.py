@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace, trace_all
+from autotune.techniques import find
 from autotune.techniques.traits import libraries_of, same_step
+from autotune.trainers import find_trainer
 from tests.small import VOCABULARY, write_small_model
 from tests.step.plans import context_parallel, fsdp2, zero
 
@@ -169,8 +172,45 @@ def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> No
     activations = [reply.device.categories["activation"] for reply in (whole, half, quarter)]
     assert activations[1] == pytest.approx(activations[0] / 2, rel=0.25)
     assert activations[2] == pytest.approx(activations[1] / 2, rel=0.25)
+    # In each layer, all ranks of a row get the keys and values of the others in both passes, in bfloat16; gradients of
+    # them go round among these ranks once, in float32. Keys and values are half as wide as the model.
+    speed = A100.speeds.nvlink if A100.speeds else None
+    assert speed is not None
+    sent = [(reply.step.communication_seconds - whole.step.communication_seconds) * speed for reply in (half, quarter)]
+    keys_and_values = 2 * ROWS * LENGTH * WIDTH // 2
+    for ranks, measured in ((2, sent[0]), (4, sent[1])):
+        assert measured == pytest.approx(LAYERS * keys_and_values / ranks * (2 * 2 * (ranks - 1) + 4 * ranks), rel=0.01)
     # Two ranks train on one micro-batch.
     assert half.tokens_per_step == whole.tokens_per_step / 2 == (RANKS // 2) * ROWS * LENGTH
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("trainer", "reason"), [("dpo", "broadcast a dimension of length"), ("kto", "broadcast a dimension of length")]
+)
+def test_trainers_that_cannot_split_rows_fail(
+    job_server: JobServer, model: Path, tmp_path: Path, trainer: str, reason: str
+) -> None:
+    plan = replace(a_plan(context_parallel(2, 4)), trainer=trainer)
+    row, _ = find_trainer(trainer).row_of(LENGTH)
+    _, failure = trace_all(job_server, [replace(a_request(plan, model), worst=(row,) * ROWS)], tmp_path / "job", 200.0)
+    assert failure is not None
+    assert reason in str(failure)
+    assert (trainer, 2) in find("context_parallel", find_trainer(trainer).techniques).refused
+
+
+@pytest.mark.nightly
+def test_rows_are_split_in_replicas_with_checkpointing_and_adapters_and_in_evaluation(traced: Any) -> None:
+    sizes = {"cp_size": 2, "dp_shard_size": 2, "dp_replicate_size": 2}
+    split = {**fsdp2(), "parallelism_config": sizes, "eval_strategy": "epoch", "per_device_eval_batch_size": ROWS}
+    plain, kept = traced(split), traced({**split, "gradient_checkpointing": True}, LORA)
+    assert plain.tokens_per_step == kept.tokens_per_step == 4 * ROWS * LENGTH
+    # Evaluation leaves the tail of the model (the words and a norm) gathered, in bfloat16.
+    tail = 2 * (VOCABULARY + 1) * WIDTH
+    assert at_rest(plain)["parameter"] == pytest.approx(4 / 4 * PARAMETERS + tail, rel=0.02)
+    halves = traced(context_parallel(2, 4))
+    assert highest(kept, Occurrence.FIRST) < highest(plain, Occurrence.FIRST)
+    assert highest(plain, Occurrence.FIRST) > highest(halves, Occurrence.FIRST)
 
 
 @pytest.mark.parametrize(

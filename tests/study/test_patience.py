@@ -45,7 +45,7 @@ def lost_connection() -> Exception:
 def backend(monkeypatch: pytest.MonkeyPatch) -> InMemoryStorage:
     """A storage in memory, which every URL names."""
     storage = InMemoryStorage()
-    monkeypatch.setattr("autotune.study.storage.connected", lambda _: (storage, lambda: None))
+    monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (storage, lambda: None))
     return storage
 
 

@@ -20,6 +20,7 @@ from tests.settings import CPU, problem, setting
 SFT = find_trainer("sft")
 SPLIT: dict[str, Choice] = {"sharding": "fsdp2", "context_parallel": 4, "pad_to_multiple_of": 64}
 LONG_ON_EIGHT = setting(machine=EIGHT, global_batch_size=16, of=LONG)
+ASKED = replace(LONG_ON_EIGHT, ranks_per_row=4)
 
 
 def candidate(here: Setting, **choices: Choice) -> Candidate:
@@ -48,9 +49,13 @@ def why(here: Setting, **choices: Choice) -> str:
     ],
 )
 def test_rows_are_split_where_nothing_else_is_trained_by_it(other: dict[str, Choice], reason: str) -> None:
-    said = why(LONG_ON_EIGHT, **{"per_device_train_batch_size": 1, **SPLIT, **other})
+    choices: dict[str, Choice] = {"per_device_train_batch_size": 1, **SPLIT, **other}
+    said = why(ASKED, **choices)
     assert reason in said
     assert bool(said) is bool(reason)
+    # A search that nobody asked for it takes whole rows there.
+    searched = candidate(LONG_ON_EIGHT, **choices)["context_parallel"]
+    assert searched == (1 if reason else choices["context_parallel"])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_replicas_have_processes_to_shard_among(replicas: int, shared: int, reas
 
 
 def test_replicas_are_of_fsdp2_alone() -> None:
-    assert "dp_replicate_size=2 needs sharding=fsdp2" in why(LONG_ON_EIGHT, sharding="zero3", dp_replicate_size=2)
+    assert candidate(LONG_ON_EIGHT, sharding="zero3", dp_replicate_size=2)["dp_replicate_size"] == 1
 
 
 def test_a_step_s_documents_are_shared_out_among_those_that_have_rows_of_their_own() -> None:

@@ -53,7 +53,7 @@ class Collectives:
         ranks = _ranks(args)
         # One argument or the result is whole, and another one the part of it that a rank has.
         whole = max(map(_bytes, (*args, result)))
-        size = whole * _ring_steps(func.overloadpacket, ranks) // ranks
+        size = round(whole * _share_sent(func.overloadpacket, args, ranks))
         if not size or ranks == 1:
             return Work(Kind.NOTHING)
         waits = not on_side_stream and not _is_asynchronous(func, args, kwargs)
@@ -73,6 +73,19 @@ class Collectives:
             if packet is _C10D._allgather_base_ and (value := known(args[1])) is not None:
                 return [(args[0], value.flatten().repeat(_ranks(args)).view(args[0].shape))]
         return []
+
+
+def _share_sent(packet: Any, args: Any, ranks: int) -> float:
+    """Return the share of the whole tensor that a rank sends.
+
+    Context parallelism, for instance, passes gradients of keys and values on to the next rank by an exchange among all,
+    in which the others get nothing.
+    """
+    if packet is _FUNCTIONAL.all_to_all_single:
+        _, _, pieces, group = args
+        if sum(pieces):
+            return 1 - float(pieces[_resolve_process_group(group).rank()] / sum(pieces))
+    return _ring_steps(packet, ranks) / ranks
 
 
 def _ring_steps(packet: Any, ranks: int) -> int:
