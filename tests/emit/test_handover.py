@@ -63,7 +63,7 @@ BY_COMMAND = pytest.mark.parametrize(
     [
         pytest.param(PLAIN, id="plain"),
         pytest.param(PACKED_LORA, id="packed with LoRA", marks=pytest.mark.nightly),
-        pytest.param(PADDING_FREE, id="padding-free and cut"),
+        pytest.param(PADDING_FREE, id="padding-free and cut", marks=pytest.mark.nightly),
         *(
             pytest.param(
                 offloaded(**choices), id=",".join(choices.values()), marks=[pytest.mark.nightly, needs_deepspeed]

@@ -91,6 +91,7 @@ def test_random_and_pretrained_weights_need_the_same_memory(prober: Prober, mode
     assert random.peak_bytes == pytest.approx(pretrained.peak_bytes, abs=16 * MIB)
 
 
+@pytest.mark.nightly
 def test_a_probe_in_a_new_interpreter_shows_the_same(
     prober: Prober, small_workload: PrepareReply, tmp_path: Path
 ) -> None:

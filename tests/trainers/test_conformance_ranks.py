@@ -54,7 +54,7 @@ def test_two_ranks_share_an_optimizer_step_out(
     [
         ("dpo", {"sharding": "fsdp2"}),
         pytest.param("dpo", {"sharding": "zero3"}, marks=pytest.mark.nightly),
-        ("grpo", {"sharding": "zero3"}),
+        pytest.param("grpo", {"sharding": "zero3"}, marks=pytest.mark.nightly),
         pytest.param("grpo", {"sharding": "zero3", "ds3_gather_for_generation": "off"}, marks=pytest.mark.nightly),
     ],
     ids=str,

@@ -69,6 +69,7 @@ def test_the_environment_of_the_file_reaches_the_child_alone(
     assert verdict.plan.allocator.expandable_segments
 
 
+@pytest.mark.nightly
 def test_what_does_not_fit_gets_the_smallest_change_that_does(write: Write, checked: Checked, larger: Path) -> None:
     file = write("sft", "per_device_train_batch_size: 48  # rows\ngradient_checkpointing: false\n")
     asked: dict[str, Any] = {"config": str(file), "trainer": "sft", "gpu": GPU, "model": str(larger)}
