@@ -1,8 +1,8 @@
 """How long ``autotune plan`` takes for a large model on several GPUs, from nothing, and what it says.
 
 Run ``python -m benchmarks.plan.devices [--shape 70b] [--num-processes 32]``; it plans over sharding, offload,
-checkpointing, Liger and the batch with an empty cache, prints the plan, and then a Markdown row. Processor time is that
-of all processes; half of it is what the plan takes at least on two cores.
+checkpointing, Liger and the batch with an empty cache, again from the cache to show the plan, and prints a row.
+Processor time is that of all processes; half of it is what the plan takes at least on two cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ techniques:
   liger: ["off", "on"]
   per_device_train_batch_size: [1, 2, 4, 8, 16]
 """
-_GIB = 1024**3
 
 
 def main() -> None:
@@ -41,43 +40,32 @@ def main() -> None:
     parser.add_argument("--num-machines", type=int)
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--documents", type=int, default=4, help="per process and optimizer step")
-    parser.add_argument("--top", type=int, default=12, help="candidates to show")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = write_model(folder / "model", _SHAPES[arguments.shape])
         space = folder / "space.yaml"
         space.write_text(_SPACE, encoding="utf-8")
-        words = ["plan", str(model), "--gpu", arguments.gpu, "--num-processes", str(arguments.num_processes),
-                 "--seq-len", str(arguments.seq_len), "--space", str(space), "--json",
+        words = [sys.executable, "-m", "autotune", "plan", str(model), "--gpu", arguments.gpu, "--space", str(space),
+                 "--num-processes", str(arguments.num_processes), "--seq-len", str(arguments.seq_len),
                  "--global-batch-size", str(arguments.documents * arguments.num_processes)]  # fmt: skip
         if arguments.num_machines is not None:
             words += ["--num-machines", str(arguments.num_machines)]
         environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "autotune", *words], env=environment, stdout=subprocess.PIPE, check=False
-        )
+        done = subprocess.run([*words, "--json"], env=environment, stdout=subprocess.PIPE, check=False)
         wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    # 1 says that nothing fits, which is an answer too.
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"The plan ended with exit status {done.returncode}.")
+        # 1 says that nothing fits, which is an answer too.
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"The plan ended with exit status {done.returncode}.")
+        subprocess.run(words, env=environment, check=False)
     plan = json.loads(done.stdout)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    estimates = plan["estimates"]
-    print("| needs per device | on the host | tokens/s | candidate |")
-    print("|--:|--:|--:|---|")
-    for estimate in estimates[: arguments.top]:
-        print(_row(estimate))
     print()
     print("| shape | processes | candidates | traces | wall | processor | half of it |")
     print("|---|--:|--:|--:|--:|--:|--:|")
-    print(f"| {arguments.shape} | {arguments.num_processes} | {len(estimates)} | {plan['new_trace_count']} | "
+    print(f"| {arguments.shape} | {arguments.num_processes} | {len(plan['estimates'])} | {plan['new_trace_count']} | "
           f"{wall:.0f} s | {processor:.0f} s | {processor / 2:.0f} s |")  # fmt: skip
-
-
-def _row(estimate: dict[str, object]) -> str:
-    return json.dumps(estimate)[:400]
 
 
 if __name__ == "__main__":
