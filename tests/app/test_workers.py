@@ -79,11 +79,18 @@ class Two:
         self.when_both_probe: Callable[[], None] = lambda: None
         self._module = module
         self._begun = threading.Event()
+        # Servers of other tests are processes of this one, too.
+        self._before = psutil.Process().children()
         monkeypatch.setattr(search, "run_probe", self._probe)
 
     def __call__(self) -> SearchOutcome:
         """Search."""
         return search_together(a_run(self.folder), [Share()], self._hear, self._module)
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The processes of the further workers."""
+        return [child for child in psutil.Process().children() if child not in self._before]
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -115,7 +122,7 @@ def test_two_workers_probe_each_candidate_once_and_end_with_one_result(
     assert {record.number for record in outcome.records if record.probed} == {int(number) for _, number, _ in lines}
     told = [event for event in two.events if isinstance(event, ProbeFinished) and event.purpose not in ONCE_MORE]
     assert sorted(event.number for event in told) == sorted(int(number) for _, number, _ in lines)
-    assert psutil.Process().children() == []
+    assert two.workers == []
 
 
 def test_a_worker_that_is_killed_is_noticed_and_its_candidate_repeated(
@@ -125,8 +132,8 @@ def test_a_worker_that_is_killed_is_noticed_and_its_candidate_repeated(
     (tmp_path / HANG).touch()
 
     def kill_the_other() -> None:
-        for child in psutil.Process().children():
-            child.kill()
+        for worker in two.workers:
+            worker.kill()
         (tmp_path / HANG).unlink(missing_ok=True)
 
     two.when_both_probe = kill_the_other
@@ -150,7 +157,7 @@ def test_ctrl_c_ends_all_workers_and_keeps_the_study(tmp_path: Path, monkeypatch
 
     two.when_both_probe = interrupt
     assert two().interrupted
-    assert psutil.Process().children() == []
+    assert two.workers == []
     assert not [event for event in two.events if isinstance(event, Noted)]
     assert {trial.state for trial in two.trials} == {TrialState.FAIL}
     assert not [trial for trial in two.trials if "autotune:lost" in trial.system_attrs]
