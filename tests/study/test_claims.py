@@ -30,7 +30,7 @@ SHARING = Sharing(interval_seconds=3600.0, patience_seconds=1.0)
 def storage(monkeypatch: pytest.MonkeyPatch) -> InMemoryStorage:
     """A storage in memory, which every URL names."""
     made = InMemoryStorage()
-    monkeypatch.setattr("autotune.study.storage.connected", lambda _: (made, lambda: None))
+    monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (made, lambda: None))
     return made
 
 
