@@ -61,7 +61,7 @@ def offloaded(**choices: str) -> TrainingPlan:
 BY_COMMAND = pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(PLAIN, id="plain"),
+        pytest.param(PLAIN, id="plain", marks=pytest.mark.nightly),
         pytest.param(PACKED_LORA, id="packed with LoRA", marks=pytest.mark.nightly),
         pytest.param(PADDING_FREE, id="padding-free and cut", marks=pytest.mark.nightly),
         *(

@@ -54,6 +54,7 @@ def found(
     return autotune("probe", *words, "--space", "space.yaml", "--no-plan", "--json", folder=folder), folder
 
 
+@pytest.mark.nightly
 def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended, Path]) -> None:
     ended, _ = found
     assert ended.code == 0, ended.err
@@ -73,6 +74,7 @@ def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended
     assert "lora_r: 4, lora_target_modules: ['q_proj', 'v_proj'], use_peft: true, which is none of its choices" in said
 
 
+@pytest.mark.nightly
 def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Path]) -> None:
     ended, folder = found
     before = (folder / "mine.yaml").read_text(encoding="utf-8")
@@ -88,6 +90,7 @@ def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Pat
     assert ended.document["base"]["diff"].startswith("--- mine.yaml")
 
 
+@pytest.mark.nightly
 def test_trl_trains_by_it(found: tuple[Ended, Path], tmp_path: Path) -> None:
     trl = Path(sys.executable).with_name("trl")
     config = str(found[1] / "autotune-mine" / "config.yaml")
@@ -98,6 +101,7 @@ def test_trl_trains_by_it(found: tuple[Ended, Path], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
     done = subprocess.run(

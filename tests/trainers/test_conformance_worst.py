@@ -32,16 +32,21 @@ _GENERATED: tuple[Choices, ...] = (
     {"max_completion_length": 8, "num_generations": 2, "per_device_train_batch_size": 4},
     {"max_new_tokens": 8, "per_device_train_batch_size": 4},
 )
+# RLOO is GRPO but for its loss, and online DPO takes the same rows.
+_ALIKE = ("rloo", "online_dpo")
 
 
 def cases(trainer: Trainer) -> Iterator[Any]:
-    """Yield the sizes that a trainer has the techniques of; by day the first, and of RLOO, made as GRPO, none."""
+    """Yield the sizes that a trainer has the techniques of; by day the first, none of those that GRPO stands for."""
     known = {item.name for item in trainer.techniques}
     had = [item for item in (_GENERATED if trainer.generates else (*_SIZES, *_FLAT)) if item.keys() <= known]
     for choices in had:
         name = "-".join([trainer.name, *(f"{knob}={value}" for knob, value in choices.items())])
         yield pytest.param(
-            trainer, choices, id=name, marks=() if choices is had[0] and trainer.name != "rloo" else pytest.mark.nightly
+            trainer,
+            choices,
+            id=name,
+            marks=() if choices is had[0] and trainer.name not in _ALIKE else pytest.mark.nightly,
         )
 
 

@@ -46,7 +46,7 @@ def compared(
 @pytest.mark.parametrize(
     "args",
     [
-        fsdp2(),
+        pytest.param(fsdp2(), marks=nightly),
         pytest.param({}, marks=nightly),
         pytest.param({**CHECKPOINTED, **ACCUMULATED}, marks=nightly),
         pytest.param(fsdp2(reshard_after_forward=False), marks=nightly),

@@ -44,6 +44,7 @@ def _traced(triton: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_triton_a_trace_is_what_it_is_with_it() -> None:
     pytest.importorskip("triton")
