@@ -47,7 +47,8 @@ class Fit:
     Attributes:
         assumptions: what the traces assumed, in sentences.
         aligned: whether the moments of the traces could be aligned, so that memory is extrapolated moment by moment. If
-            not, only the peaks are extrapolated, which may belong to different moments.
+            not, only the peaks are extrapolated, which may belong to different moments. Saving under an engine does not
+            count: of what is gathered for a checkpoint, the peak alone is wanted.
     """
 
     def __init__(self, anchors: Anchors, replies: Mapping[Point, TraceReply], *, edges: bool = False) -> None:
@@ -63,7 +64,7 @@ class Fit:
         # What is gathered for a checkpoint, one tensor after another, does not tell layers apart.
         alike = {part for part in self._parts if edges and part.occurrence is Occurrence.AFTER}
         aligned = {part: self._aligned(part) if part not in alike else None for part in self._parts}
-        self.aligned = all(found is not None for found in aligned.values())
+        self.aligned = all(found is not None or part in alike for part, found in aligned.items())
         self._stretches = [
             stretch
             for part, found in aligned.items()
