@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,13 @@ class LengthDistribution:
     def up_to(self, tokens: int) -> LengthDistribution:
         """Return the rows that have at most so many tokens."""
         return LengthDistribution({length: count for length, count in self.counts.items() if length <= tokens})
+
+    def cut_to(self, tokens: int) -> LengthDistribution:
+        """Return the rows as they are after longer ones were cut to so many tokens."""
+        cut = Counter[int]()
+        for length, count in self.counts.items():
+            cut[min(length, tokens)] += count
+        return LengthDistribution(dict(cut))
 
     def quantile(self, share: float) -> int:
         """Return the length, in tokens, that at least ``share`` (0 to 1) of the rows do not exceed."""

@@ -57,3 +57,9 @@ def test_the_shortest_covering_length_covers_and_one_token_less_does_not(documen
 
 def test_a_quantile_is_a_length_that_so_many_rows_do_not_exceed() -> None:
     assert (LENGTHS.quantile(0.5), LENGTHS.quantile(0.75), LENGTHS.quantile(0.76)) == (10, 10, 100)
+
+
+def test_rows_that_are_cut_keep_their_number() -> None:
+    cut = LengthDistribution({4: 2, 9: 1, 12: 3}).cut_to(9)
+    assert cut == LengthDistribution({4: 2, 9: 4})
+    assert cut.cut_to(20) == cut

@@ -173,11 +173,14 @@ def studied(
     if result is None or result.recommended is None or not result.confirmed:
         return None
     hardware, known = planned.machine.hardware, result.hardware
+    lengths, cut = result.workload.dataset.lengths, result.recommended.plan.truncate_to
+    # Rows that have to be cut beforehand are in the bundle as they were trained on.
+    rows = lengths if cut is None else lengths.cut_to(cut)
     same = (
         (known.kind, known.name, known.processes) == (hardware.kind, hardware.name, hardware.processes),
         result.trainer == plan.trainer,
         result.workload.model.fingerprint == workload.model.fingerprint,
-        result.workload.dataset.lengths == workload.dataset.lengths,
+        rows == workload.dataset.lengths,
         dict(result.environment) == environment(planned.machine),
         _trains_like(result.recommended.plan, plan, config),
     )
