@@ -16,7 +16,7 @@ NAME = "context_parallel"
 _SDPA = "sdpa"
 _LONG = 8192
 """Tokens of the longest row from which on rows are split by default. What checkpointing keeps of a row of that length
-takes 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so that shorter rows need not be split."""
+takes 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so shorter rows need not be split."""
 _NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
 _PAIRS = "TRL splits the tokens and not the mask of what is trained on, and the two then differ in length"
 _UNSPLIT = "TRL passes rows to the model by names that are not split, and their positions then differ in length"
@@ -52,7 +52,7 @@ class ContextParallel(Technique):
     trl_default = 1
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
-        "(pad_to_multiple_of), and a GPU; there are then as many times fewer processes with documents of their own"
+        "(pad_to_multiple_of), and a GPU; the processes that share a row train on the same documents"
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
     also_sizes = True

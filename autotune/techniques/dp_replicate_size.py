@@ -13,7 +13,7 @@ from autotune.techniques.sharding import DDP, FSDP2
 
 NAME = "dp_replicate_size"
 _IN_A_MACHINE = 8
-"""GPUs of a usual machine. Among these, all links are equally fast, so that replicas need more memory for nothing."""
+"""GPUs of a usual machine. Among these, all links are equally fast, so replicas cost memory and save no time."""
 
 
 class DpReplicateSize(Technique):

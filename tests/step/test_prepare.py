@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset, load_from_disk
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from autotune.core.lengths import LengthDistribution
@@ -19,6 +19,7 @@ from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import load_rows
+from autotune.step.data.profile import model_profile
 from autotune.trainers import find_trainer
 from tests.small import (
     long_tailed_texts,
@@ -254,3 +255,14 @@ def test_a_model_without_configuration_tokenizer_or_weights_is_told(
         prepared(text_rows(TEXTS), model=write_small_model(tmp_path / "mute", weights=False, tokenizer=False))
     with pytest.raises(InputError, match="has no weights to load"):
         prepared(text_rows(TEXTS), model=write_small_model(tmp_path / "bare", weights=False), init="pretrained")
+
+
+def test_where_a_tokenizer_was_read_does_not_change_the_models_fingerprint(small_model_directory: Path) -> None:
+    config, source = AutoConfig.from_pretrained(small_model_directory), ModelSource(str(small_model_directory))
+    found = set()
+    for offline in (False, True):
+        tokenizer = AutoTokenizer.from_pretrained(small_model_directory)
+        # transformers keeps whether HF_HUB_OFFLINE was set, and saves it.
+        tokenizer.init_kwargs["local_files_only"] = offline
+        found.add(model_profile(source, config, tokenizer).fingerprint)
+    assert len(found) == 1

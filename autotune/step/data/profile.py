@@ -29,6 +29,9 @@ _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 # Names of the number of experts in transformers' configurations.
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _FINGERPRINT_DIGITS = 16
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+# Keys that transformers writes there of how it read the tokenizer (``PreTrainedTokenizerBase.from_pretrained``).
+_PLACES = frozenset({"is_local", "local_files_only", "name_or_path"})
 
 
 def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProfile:
@@ -108,8 +111,16 @@ def _model_fingerprint(config: Any, processor: Any) -> str:
         processor.save_pretrained(directory)
         for file in sorted(Path(directory).rglob("*")):
             if file.is_file():
-                digest.update(file.name.encode() + file.read_bytes())
+                digest.update(file.name.encode() + _without_place(file))
     return digest.hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def _without_place(file: Path) -> bytes:
+    """Return what a file of a tokenizer says, but for where it was read, which HF_HUB_OFFLINE is part of."""
+    if file.name != _TOKENIZER_CONFIG:
+        return file.read_bytes()
+    said = json.loads(file.read_text(encoding="utf-8"))
+    return json.dumps({name: value for name, value in said.items() if name not in _PLACES}, sort_keys=True).encode()
 
 
 def _rows_fingerprint(rows: Any, columns: Sequence[str]) -> str:
