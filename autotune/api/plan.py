@@ -30,6 +30,7 @@ def plan(
     gpu: str | None = None,
     num_processes: int | None = None,
     num_machines: int | None = None,
+    network: float | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
     global_batch_size: int | None = None,
@@ -63,6 +64,8 @@ def plan(
         num_processes: processes that train together, each on a GPU of its own; None: one, or one on each of this
             machine's GPUs.
         num_machines: machines that these are in; None: as few as have eight each.
+        network: Gbit/s that each of several machines sends to the others in all, in one direction, such as 3200 for
+            eight links of 400; None: not known, and communication is timed as if all GPUs were in one machine.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8,
@@ -90,7 +93,18 @@ def plan(
     reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
     settings = given(plan, locals())
     asked = Asked(
-        model, dataset, gpu, seq_len, memory_budget, top, settings, explain, eval_dataset, eval_split, num_machines
+        model,
+        dataset,
+        gpu,
+        seq_len,
+        memory_budget,
+        top,
+        settings,
+        explain,
+        eval_dataset,
+        eval_split,
+        num_machines,
+        network,
     )
     check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
     fixed = dict(fix or {})

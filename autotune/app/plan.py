@@ -11,7 +11,14 @@ from autotune.app.notes import notes_on_prompts
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options, check_evaluation
-from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import (
+    MOST_TOKENS,
+    Planned,
+    check_network,
+    planned_machine,
+    planned_workload,
+    rows_of_length,
+)
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.servers import server_splits
@@ -48,6 +55,7 @@ class Asked:
 
     Attributes:
         settings: all of it and of those options that was asked for, by the names of the API's parameters.
+        network: Gbit/s of each machine's network.
     """
 
     model: str
@@ -61,6 +69,7 @@ class Asked:
     eval_dataset: str | None = None
     eval_split: str | None = None
     num_machines: int | None = None
+    network: float | None = None
 
 
 def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
@@ -71,7 +80,9 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
-    planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines)
+    planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines, asked.network)
+    if asked.network is not None:
+        check_network(asked.network, [planned])
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
@@ -118,7 +129,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         changes=smallest_changes((baseline, *distinct(traced, asked.top)), traced),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=(*_notes(problem, planner, planned, cache), *_notes_on_host(best, planned), *offers),
+        notes=(*_notes(problem, planner, planned, cache, asked), *_notes_on_host(best, planned), *offers),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -177,23 +188,29 @@ def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], e
     return seq_len if cuts and "max_length" not in (*fixed, *excluded) else None
 
 
-def notes_on_processes(processes: int, machines: int, *, at_most: bool = False) -> Iterator[str]:
+def notes_on_processes(processes: int, machines: int, network: float | None, *, at_most: bool = False) -> Iterator[str]:
     """Yield what is not known, or easily overlooked, of several processes.
 
     Args:
+        network: Gbit/s of each machine's network, or None.
         at_most: whether fewer processes are planned for as well.
     """
     if processes > 1:
         each = f"{'up to ' if at_most else ''}{processes // machines}"
         yield f"A machine runs {each} processes: what is said of the host is what they hold there together, at most."
-    if machines > 1:
+    if machines > 1 and network is None:
         yield (
             "The network between machines is not known: communication is timed as if all GPUs were in one machine,"
-            " which is a lower bound."
+            " which is a lower bound. --network names its Gbit/s."
+        )
+    elif machines > 1:
+        yield (
+            f"Between machines, communication is timed at the full rate of a network of {network:g} Gbit/s for each"
+            " machine, without latency, which is a lower bound."
         )
 
 
-def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
+def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, asked: Asked) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
@@ -224,15 +241,12 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
-    if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
-        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
-    if SERVER in problem.choices.get(VLLM, ()):
-        yield "vllm=server among the candidates: the server has GPUs beside those that are planned for."
+    yield from _notes_on_vllm(problem, asked.network)
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
     hardware = planned.machine.hardware
-    yield from notes_on_processes(hardware.processes, hardware.machines)
+    yield from notes_on_processes(hardware.processes, hardware.machines, asked.network)
 
 
 def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:
@@ -241,6 +255,16 @@ def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:
         if memory is not None and planned.gpu is not None:
             said = said_host(memory, planned.machine.hardware.launch, planned.host_bytes)
             yield from [] if said is None else [f"The best candidate: {said[0].lower()}{said[1:]}"]
+
+
+def _notes_on_vllm(problem: TrainerProblem, network: float | None) -> Iterator[str]:
+    choices = problem.choices.get(VLLM, ())
+    if any(choice != OFF for choice in choices):
+        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
+    if SERVER in choices:
+        yield "vllm=server among the candidates: the server has GPUs beside those that are planned for."
+        if network is not None:
+            yield "Where it takes GPUs of those, the training on the others is timed as if these were in one machine."
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:

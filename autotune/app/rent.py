@@ -9,7 +9,7 @@ from typing import Literal
 
 from autotune.app.options import Options, check_evaluation
 from autotune.app.plan import Asked, notes_on_processes
-from autotune.app.planned import machines_of, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import check_network, machines_of, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
@@ -70,6 +70,8 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
     planned = [planned_machine(word, first, wanted.num_machines) for word in words]
     batch = global_batch_of(options, planned[0].machine)
     numbers = [number for number in NUMBERS if batch % number == 0] if wanted.num_processes == AUTO else [first]
+    if asked.network is not None:
+        check_network(asked.network, [planned_machine(word, numbers[-1], wanted.num_machines) for word in words])
     cache = user_cache()
     with ServerTracer(planned[0].cores, _progress(listener)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
@@ -92,7 +94,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
         num_machines=max(machines_of(offer.processes, wanted.num_machines) for offer in offers),
         priced=wanted.prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
-        notes=tuple(_notes(offers, wanted, batch)),
+        notes=tuple(_notes(offers, wanted, batch, asked.network)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -150,7 +152,7 @@ class _Survey:
 
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
-        planned = planned_machine(word, processes, self._machines)
+        planned = planned_machine(word, processes, self._machines, self._asked.network)
         gpu, hardware = planned.described, planned.machine.hardware
         self._listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{gpu.name}"))
         try:
@@ -231,7 +233,7 @@ def _progress(listener: Listener) -> Listener:
     return hear
 
 
-def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int) -> Iterator[str]:
+def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int, network: float | None) -> Iterator[str]:
     yield "Nothing was measured, and times are by the roofline of each GPU: they rank, and are shorter than real ones."
     yield (
         "What batches of varied lengths may add was not traced for each GPU: plan for the one that you choose, with"
@@ -245,7 +247,7 @@ def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int) -> Iterator[str]
         )
     most_processes = max(offer.processes for offer in offers)
     machines = machines_of(most_processes, wanted.num_machines)
-    yield from notes_on_processes(most_processes, machines, at_most=wanted.num_processes == AUTO)
+    yield from notes_on_processes(most_processes, machines, network, at_most=wanted.num_processes == AUTO)
     for offer in offers:
         if not offer.gpu.verified:
             yield f"Whether autotune's rules hold for {offer.gpu.name} has not been verified."

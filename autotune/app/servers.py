@@ -55,7 +55,7 @@ class _Split:
     ) -> None:
         self._whole = problem
         self._options = options
-        self._target = target
+        self._target = replace(target, gpu=target.gpu and target.gpu.networked(None))
         self._traces = traces
         self._gpus = gpus
         self._processes = problem.setting.machine.hardware.processes - gpus

@@ -74,6 +74,7 @@ def epilog() -> str:
         "  autotune plan Qwen/Qwen2.5-7B data.jsonl --gpu all --prices prices.yaml\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes auto --global-batch-size 64\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 8\n"
+        "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 32 --num-machines 4 --network 3200\n"
         "  autotune plan --gpu list\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 something is predicted to fit, 1 nothing is, 2 the input cannot be used\n"
