@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autotune.core.result import Choosable, Result
+from autotune.core.result import Result
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
+from autotune.emit.handover import Handover
 from autotune.emit.launch import FILES as LAUNCH_FILES
 from autotune.emit.launch import launch_files
+from autotune.emit.measured import measured
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
 from autotune.trainers import find_trainer
@@ -34,29 +36,33 @@ def write_bundle(result: Result, directory: Path) -> None:
         InputError: the directory cannot be made or written, or the disk is full.
     """
     if result.recommended is not None:
-        _write_recommendation(result, result.recommended, directory)
+        _write_training(measured(result, result.recommended), directory)
     elif result.status is not RunStatus.INTERRUPTED:
-        for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES):
-            remove(directory / name)
-        remove_rows(directory)
+        _remove_training(directory)
     write_text(directory / RESULT, json_text(result))
 
 
-def _write_recommendation(result: Result, chosen: Choosable, directory: Path) -> None:
-    plan = chosen.plan
-    rows = write_rows(result.workload, plan, directory)
-    if find_trainer(result.trainer).runs_by_command(plan):
-        write_text(directory / CONFIG, config_text(result, chosen, rows, directory))
+def _remove_training(directory: Path) -> None:
+    for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES):
+        remove(directory / name)
+    remove_rows(directory)
+
+
+def _write_training(given: Handover, directory: Path) -> None:
+    plan = given.plan
+    rows = write_rows(given.workload, plan, directory)
+    if find_trainer(plan.trainer).runs_by_command(plan):
+        write_text(directory / CONFIG, config_text(given, rows, directory))
     else:
         remove(directory / CONFIG)
     if plan.peft:
         write_text(directory / PEFT_CONFIG, json.dumps(dict(plan.peft), indent=2) + "\n")
     else:
         remove(directory / PEFT_CONFIG)
-    launched = launch_files(plan, directory, result.base.launch if result.base is not None else {})
+    launched = launch_files(plan, directory, given.base.launch if given.base is not None else {})
     for name in LAUNCH_FILES:
         if name in launched:
             write_text(directory / name, launched[name])
         else:
             remove(directory / name)
-    write_text(directory / SCRIPT, script_text(result, chosen, rows))
+    write_text(directory / SCRIPT, script_text(given, rows))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from string import Template
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
+from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import ROWS, TrainingRows
@@ -120,16 +120,17 @@ if __name__ == "__main__":
 ''')
 
 
-def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
+def script_text(given: Handover, rows: TrainingRows) -> str:
     """Return the script."""
-    arguments = training_arguments(chosen.plan, result.workload, rows)
-    env = chosen.plan.env
-    if result.base is not None and result.base.text:
+    plan, base = given.plan, given.base
+    arguments = training_arguments(plan, given.workload, rows)
+    env = plan.env
+    if base is not None and base.text:
         # What TRL's command reads from the user's own file; its rows are loaded as the script does.
-        own = {**result.base.further, **result.base.args}
+        own = {**base.further, **base.args}
         kept = {name: value for name, value in own.items() if name not in ROWS}
         arguments = {**kept, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
-        env = result.base.env
+        env = base.env
     expressions = {name: repr(value) for name, value in arguments.items()}
     if rows.in_bundle:
         here = f"str(BUNDLE / {rows.in_bundle!r})"
@@ -137,17 +138,17 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
             name: expressions[name].replace(repr(rows.place), here) for name in rows.arguments() if name in expressions
         }
     evaluates = rows.evaluated is not None
-    sentences = provenance(result, chosen, rows)
-    trainer = find_trainer(result.trainer)
+    sentences = provenance(given, rows)
+    trainer = find_trainer(plan.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
         **(_BY_NAME if trainer.loads_by_name else _LOADED),
-        **_rewards(scores=bool(chosen.plan.rewards)),
-        standard=_standard(chosen.plan, env),
+        **_rewards(scores=bool(plan.rewards)),
+        standard=_standard(plan, env),
         title=trainer.title,
-        usage=_usage(chosen.plan, command),
-        peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
-        imports=_imports(trainer, chosen.plan, evaluates=evaluates),
+        usage=_usage(plan, command),
+        peft_config=_PEFT_FROM_FILE if plan.peft else "get_peft_config(model_args)",
+        imports=_imports(trainer, plan, evaluates=evaluates),
         rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
         dataset="load_dataset(dataset_args.dataset_name)" if evaluates else "get_dataset(dataset_args)",
         train_split="dataset_args.dataset_train_split" if evaluates else '"train"',
