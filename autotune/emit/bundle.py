@@ -1,10 +1,11 @@
-"""Writes the bundle: the output directory of a run of ``autotune probe``."""
+"""Writes the bundle: the output directory of ``autotune probe``, or of a plan."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from autotune.core.bundle import PlannedBundle
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
@@ -12,16 +13,18 @@ from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
 from autotune.emit.handover import Handover
+from autotune.emit.launch import ACCELERATE, launch_files, launches
 from autotune.emit.launch import FILES as LAUNCH_FILES
-from autotune.emit.launch import launch_files
 from autotune.emit.measured import measured
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
+from autotune.emit.serving import SCRIPTS, SERVE, TRAIN, in_bundle, serve_script, train_script
 from autotune.trainers import find_trainer
 
 CONFIG = "config.yaml"
 SCRIPT = "train.py"
 RESULT = "result.json"
+PLAN = "plan.json"
 
 
 def write_bundle(result: Result, directory: Path) -> None:
@@ -42,8 +45,28 @@ def write_bundle(result: Result, directory: Path) -> None:
     write_text(directory / RESULT, json_text(result))
 
 
+def write_planned_bundle(document: PlannedBundle, given: Handover, directory: Path) -> None:
+    """Write ``plan.json``, last, and the training that it is about with the files that this needs.
+
+    Raises:
+        InputError: the directory cannot be made or written, or the disk is full.
+    """
+    _write_training(given, directory)
+    write_text(directory / PLAN, json_text(document))
+
+
+def remove_planned_bundle(directory: Path) -> None:
+    """Remove an earlier planned bundle, where the plan for its directory has none.
+
+    Raises:
+        InputError: a file cannot be removed.
+    """
+    _remove_training(directory)
+    remove(directory / PLAN)
+
+
 def _remove_training(directory: Path) -> None:
-    for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES):
+    for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES, *SCRIPTS):
         remove(directory / name)
     remove_rows(directory)
 
@@ -66,3 +89,25 @@ def _write_training(given: Handover, directory: Path) -> None:
         else:
             remove(directory / name)
     write_text(directory / SCRIPT, script_text(given, rows))
+    _write_server(given, directory)
+
+
+def _write_server(given: Handover, directory: Path) -> None:
+    """Write the scripts of a server and of the training beside it, or remove those of an earlier bundle."""
+    split, plan = given.server, given.plan
+    if split is None:
+        for name in SCRIPTS:
+            remove(directory / name)
+        return
+    words: tuple[str, ...] = ("python", in_bundle(SCRIPT))
+    if find_trainer(plan.trainer).runs_by_command(plan):
+        words = ("trl", plan.trainer, "--config", in_bundle(CONFIG))
+    elif launches(plan):
+        words = ("accelerate", "launch", "--config_file", in_bundle(ACCELERATE), in_bundle(SCRIPT))
+    how = f"{given.basis.value.capitalize()} by autotune"
+    serve = (
+        f"{how}: vLLM's server, which generates for {TRAIN}. Start it first, and end it when the training has ended."
+    )
+    train = f"{how}: the training, which asks the server of {SERVE} for its completions."
+    write_text(directory / SERVE, serve_script(split, serve), executable=True)
+    write_text(directory / TRAIN, train_script(split, train, words), executable=True)

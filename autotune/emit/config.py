@@ -10,6 +10,7 @@ from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
+from autotune.emit.serving import SERVE, TRAIN
 
 _WIDTH = 100
 
@@ -29,7 +30,9 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
             **({"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(plan) else {}),
         }
         body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
-    lines = [f"Run with: trl {plan.trainer} --config config.yaml", *provenance(given, rows)]
+    command = f"trl {plan.trainer} --config config.yaml"
+    run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if given.server is not None else command
+    lines = [f"Run with: {run}", *provenance(given, rows)]
     head = "\n".join(_comment(line) for line in lines)
     return f"{head}\n\n{body}"
 

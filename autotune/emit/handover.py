@@ -8,6 +8,7 @@ from autotune.core.bundle import Basis
 from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
+from autotune.core.vllm import ServerSplit
 from autotune.core.workload import Workload
 
 
@@ -22,6 +23,7 @@ class Handover:
         figures: what is known of it, where from, and what for that holds; one sentence each.
         timed: whether its speed is among them.
         threads: CPU threads of each process; None where the machine's cores are not known.
+        server: the GPUs of the same machine on which a vLLM server generates, before those that train; None without.
         base: the user's configuration that it changes; None without one.
     """
 
@@ -32,4 +34,5 @@ class Handover:
     figures: tuple[str, ...]
     timed: bool = True
     threads: int | None = None
+    server: ServerSplit | None = None
     base: BaseFile | None = None

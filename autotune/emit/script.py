@@ -6,12 +6,14 @@ import textwrap
 from collections.abc import Mapping
 from string import Template
 
+from autotune.core.bundle import Basis
 from autotune.core.plan import TrainingPlan
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import ROWS, TrainingRows
+from autotune.emit.serving import training_gpus, visible
 from autotune.trainers import Trainer, find_trainer
 
 _PEFT_FROM_FILE = f'PeftConfig.from_peft_type(**json.loads((BUNDLE / "{PEFT_CONFIG}").read_text(encoding="utf-8")))'
@@ -55,6 +57,10 @@ def reward_function(name):
 
 
 '''
+_ORIGINS = {
+    Basis.MEASURED: "as recommended by autotune",
+    Basis.PLANNED: "as planned by autotune, which measured nothing of it",
+}
 _TRL = "trl"
 # What a trainer is given that loads all that belongs to a model by its name, and what one is given that does not.
 _BY_NAME = {
@@ -75,7 +81,7 @@ _LOADED = {
 """,
 }
 _SCRIPT = Template('''\
-"""$title with TRL, as recommended by autotune; stands on its own.
+"""$title with TRL, $origin; stands on its own.
 
 $usage
 
@@ -146,7 +152,8 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
         **_rewards(scores=bool(plan.rewards)),
         standard=_standard(plan, env),
         title=trainer.title,
-        usage=_usage(plan, command),
+        origin=_ORIGINS[given.basis],
+        usage=_usage(given, command),
         peft_config=_PEFT_FROM_FILE if plan.peft else "get_peft_config(model_args)",
         imports=_imports(trainer, plan, evaluates=evaluates),
         rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
@@ -160,11 +167,12 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     )
 
 
-def _usage(plan: TrainingPlan, command: str) -> str:
-    start = f"accelerate launch --config_file {ACCELERATE}" if launches(plan) else "python"
+def _usage(given: Handover, command: str) -> str:
+    start = f"accelerate launch --config_file {ACCELERATE}" if launches(given.plan) else "python"
     first, second = f"{start} train.py", f"{start} train.py --max_steps 2"
+    shown = f"    export {visible(training_gpus(given.server))}\n" if given.server is not None else ""
     return (
-        f"    {first:{len(second)}}    trains as recommended\n"
+        f"{shown}    {first:{len(second)}}    trains as recommended\n"
         f"    {second}    every argument of {command} overrides what is recommended"
     )
 
