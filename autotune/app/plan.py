@@ -16,7 +16,7 @@ from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_
 from autotune.app.planned_bundle import PlanWriter, bundle_folder
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
-from autotune.app.servers import check_server_gpus, server_splits
+from autotune.app.servers import check_server, server_splits
 from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
 from autotune.app.workload import WorkloadReader
@@ -88,8 +88,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
-        if asked.server_gpus is not None:
-            check_server_gpus(problem, options, asked.server_gpus)
+        check_server(problem, options, asked.server_gpus, writes=folder is not None)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
         target = Accelerator(planned.gpu, budget_bytes)

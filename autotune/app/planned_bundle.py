@@ -170,10 +170,6 @@ class PlanWriter:
         if split is None or split.candidate is None:
             reasons = (f": {each.reason}" for each in servers if each.reason)
             raise _NothingToWriteError(f"no split of the GPUs is predicted to fit{next(reasons, '')}")
-        if self.planned.machine.hardware.machines > 1:
-            raise _NothingToWriteError(
-                "a split of the GPUs of several machines has no bundle: plan for one of them (--num-machines 1)"
-            )
         why = f"The server has {split.generation} of the GPUs, as --server-gpus says"
         if self.server_gpus is None:
             why = (

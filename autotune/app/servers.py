@@ -45,13 +45,25 @@ def server_splits(
     return tuple(_Split(problem, options, target, traces, gpus).found(ranked) for gpus in numbers)
 
 
-def check_server_gpus(problem: TrainerProblem, options: Options, server_gpus: int) -> None:
-    """Check that so many GPUs can be a server's.
+def check_server(problem: TrainerProblem, options: Options, server_gpus: int | None, *, writes: bool) -> None:
+    """Check that so many GPUs can be a server's, and that a split can be written.
+
+    Args:
+        server_gpus: as the user says, or None.
+        writes: whether a bundle is written.
 
     Raises:
-        InputError: there are not so many, or vLLM's server is not among the choices.
+        InputError: there are not so many, vLLM's server is not among the choices, or the GPUs are in several machines.
     """
     hardware = problem.setting.machine.hardware
+    if writes and hardware.machines > 1 and (server_gpus is not None or options.wishes.fixed.get(NAME) == SERVER):
+        raise InputError(
+            f"A bundle with a vLLM server is for one machine, and {hardware.processes} GPUs are in"
+            f" {hardware.machines}.",
+            hint="Plan for one of them, or leave out --output.",
+        )
+    if server_gpus is None:
+        return
     if hardware.kind == "cpu" or not _may_serve(problem, options):
         raise InputError(
             "--server-gpus says how many GPUs a vLLM server gets, and there is none.",

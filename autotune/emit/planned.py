@@ -45,7 +45,7 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
     plan, split, source = document.plan, document.server, workload.model_source
     yield (
         f"Planned by autotune for {document.model} on {document.dataset}, global batch {document.global_batch_size}, "
-        f"budget {format_bytes(document.budget_bytes)}; nothing of it was measured, and nothing has run."
+        f"budget {format_bytes(document.budget_bytes)}; nothing of it has run, and nothing was measured."
     )
     each = f"{document.processes} x {document.device}" if document.processes > 1 else document.device
     software = said_software(document.environment)

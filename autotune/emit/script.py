@@ -57,10 +57,8 @@ def reward_function(name):
 
 
 '''
-_ORIGINS = {
-    Basis.MEASURED: "as recommended by autotune",
-    Basis.PLANNED: "as planned by autotune, which measured nothing of it",
-}
+_WORDS = {Basis.MEASURED: "recommended", Basis.PLANNED: "planned"}
+_UNMEASURED = {Basis.MEASURED: "", Basis.PLANNED: ", which measured nothing of it"}
 _TRL = "trl"
 # What a trainer is given that loads all that belongs to a model by its name, and what one is given that does not.
 _BY_NAME = {
@@ -152,7 +150,7 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
         **_rewards(scores=bool(plan.rewards)),
         standard=_standard(plan, env),
         title=trainer.title,
-        origin=_ORIGINS[given.basis],
+        origin=f"as {_WORDS[given.basis]} by autotune{_UNMEASURED[given.basis]}",
         usage=_usage(given, command),
         peft_config=_PEFT_FROM_FILE if plan.peft else "get_peft_config(model_args)",
         imports=_imports(trainer, plan, evaluates=evaluates),
@@ -169,11 +167,12 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
 
 def _usage(given: Handover, command: str) -> str:
     start = f"accelerate launch --config_file {ACCELERATE}" if launches(given.plan) else "python"
+    word = _WORDS[given.basis]
     first, second = f"{start} train.py", f"{start} train.py --max_steps 2"
     shown = f"    export {visible(training_gpus(given.server))}\n" if given.server is not None else ""
     return (
-        f"{shown}    {first:{len(second)}}    trains as recommended\n"
-        f"    {second}    every argument of {command} overrides what is recommended"
+        f"{shown}    {first:{len(second)}}    trains as {word}\n"
+        f"    {second}    every argument of {command} overrides what is {word}"
     )
 
 
