@@ -49,7 +49,8 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
     )
     each = f"{document.processes} x {document.device}" if document.processes > 1 else document.device
     software = said_software(document.environment)
-    yield f"Predicted for {each}{f', with {software}' if software else ''}, by tracing TRL's own step without it."
+    by = f", with {software}" if software else ""
+    yield f"Predicted for {each}{by}, by tracing TRL's own step without such a device."
     need = f"{format_bytes(document.needed_bytes)}{' of each' if document.processes > 1 else ''} on the worst batch"
     rate = document.tokens_per_second
     speed = f", and {format_rate(rate)} on typical ones" if rate is not None else ""

@@ -92,8 +92,7 @@ def test_the_split_that_is_asked_for_is_written_and_a_check_judges_the_gpus_that
     with pytest.raises(InputError, match=r"A server on 3 of 4 GPUs is not possible") as raised:
         autotune.plan(model, str(rows), server_gpus=3, output=folder, **words)  # type: ignore[arg-type]
     assert raised.value.hint == "It takes 1, 2."
-
-
-def test_a_trainer_that_generates_nothing_has_no_server(model: str) -> None:
-    with pytest.raises(InputError, match="there is none"):
+    with pytest.raises(InputError, match=r"A bundle with a vLLM server is for one machine, and 4 GPUs are in 2\."):
+        autotune.plan(model, str(rows), num_machines=2, output=folder, **words)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="and there is none"):
         autotune.plan(model, seq_len=8, gpu="RTX4090", num_processes=2, server_gpus=1)
