@@ -36,6 +36,8 @@ _WHOLE = frozenset({
 })  # fmt: skip
 # Operators after which a tensor has the values of another rank, or their mean or maximum.
 _SAME = frozenset({_C10D.allreduce_, _C10D.broadcast_})
+# Operators whose results may be known: what they receive is what this rank has.
+_RECEIVED = _SAME | {_C10D.allgather_, _C10D._allgather_base_}
 
 
 class Collectives:
@@ -65,6 +67,9 @@ class Collectives:
         Every rank is taken to have what this one has: the lengths of its micro-batches, for instance.
         """
         packet = func.overloadpacket
+        # Leaving the modes takes longer than many an operator.
+        if packet not in _RECEIVED:
+            return []
         with _disable_current_modes():
             if packet in _SAME:
                 return [(tensor, value.clone()) for tensor in args[0] if (value := known(tensor)) is not None]
