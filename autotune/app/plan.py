@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.app.host import said_host
 from autotune.app.notes import notes_on_prompts
@@ -12,11 +13,13 @@ from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options, check_evaluation
 from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned_bundle import PlanWriter, bundle_folder
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
-from autotune.app.servers import server_splits
+from autotune.app.servers import check_server, server_splits
 from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
+from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, uncomposed
 from autotune.core.events import Listener
@@ -61,6 +64,8 @@ class Asked:
     eval_dataset: str | None = None
     eval_split: str | None = None
     num_machines: int | None = None
+    output: str | Path | None = None
+    server_gpus: int | None = None
 
 
 def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
@@ -71,6 +76,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
@@ -82,6 +88,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
+        check_server(problem, options, asked.server_gpus, writes=folder is not None)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
         target = Accelerator(planned.gpu, budget_bytes)
@@ -103,7 +110,12 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
             offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
-        servers = server_splits(problem, options, target, traces, uncomposed(estimates))
+        servers = server_splits(problem, options, target, traces, uncomposed(estimates), asked.server_gpus)
+        bundle, unwritten = None, ""
+        if folder is not None:
+            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
+            wanted = problem, options, planned, budget_bytes, asked.server_gpus, asked.settings
+            bundle, unwritten = PlanWriter(folder, *wanted, reader).write(best, servers)
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     traced = uncomposed(estimates)
     return Plan(
@@ -126,6 +138,8 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         explanation=explanation,
         vllm=vllm,
         servers=servers,
+        bundle=bundle,
+        unwritten=unwritten,
         trainer=problem.trainer.name,
         processes=hardware.processes,
         lengths=histogram(workload.dataset.documents),
