@@ -42,6 +42,8 @@ def plan(
     space: str | Path | None = None,
     top: int = 20,
     explain: bool = False,
+    output: str | Path | None = None,
+    server_gpus: int | None = None,
     listener: Listener = ignore,
 ) -> Plan:
     """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
@@ -81,6 +83,10 @@ def plan(
             large space, not all of the others do: :attr:`Estimate.origin` says which.
         explain: whether :attr:`Plan.explanation` says how the estimate of one candidate came about: of the fastest that
             fits, or of the baseline where nothing does. Fix knobs to choose the candidate.
+        output: directory of a bundle of the fastest that is predicted to fit, in which nothing is measured:
+            :attr:`Plan.bundle` says what was written, or :attr:`Plan.unwritten` why nothing was. None: no files.
+            ``vllm=server`` on some of several GPUs: of the split with the fewest GPUs for the server.
+        server_gpus: GPUs that a vLLM server gets of those that are planned for; None: every split is looked at.
         listener: is told what happens.
 
     Raises:
@@ -105,6 +111,8 @@ def plan(
         eval_split,
         num_machines,
         network,
+        output,
+        server_gpus,
     )
     check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
     fixed = dict(fix or {})

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autotune.app.notes import notes_on_processes
 from autotune.app.options import Options, check_evaluation
-from autotune.app.plan import Asked, notes_on_processes
+from autotune.app.plan import Asked
 from autotune.app.planned import check_network, machines_of, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.app.plan import notes_on_processes
+from autotune.app.notes import notes_on_processes
 from autotune.app.planned import planned_machine
 from autotune.core.estimate import Plan
 from autotune.errors import InputError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from autotune.app.check.beside import said_of_plan
 from autotune.app.check.candidate import as_candidate
 from autotune.app.check.engine import engine_args
 from autotune.app.check.launch import Launching
@@ -79,6 +80,8 @@ class Fitting:
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silently(plan, geometry, trainer, setting, known, given)]
         silent += of_rows(named.dataset, streams=named.streams)
+        if task.written.file is not None:
+            silent += said_of_plan(self.config, plan, task.written.file.path.parent)
         found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
