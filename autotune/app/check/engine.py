@@ -56,11 +56,9 @@ def engine_args(document: Mapping[str, object], config: Configuration, folder: P
         given = document.get("deepspeed_config")
         found["deepspeed"] = _deepspeed(given if isinstance(given, Mapping) else {}, folder)
     elif own.get("fsdp"):
-        given = own.get("fsdp_config")
-        found |= _fsdp(given if isinstance(given, Mapping) else {}, default_version=2)
+        found |= _fsdp(_fsdp_keys(document, config), default_version=2)
     elif kind == "FSDP":
-        given = document.get("fsdp_config")
-        found |= _fsdp(given if isinstance(given, Mapping) else {}, default_version=1)
+        found |= _fsdp(_fsdp_keys(document, config), default_version=1)
     parallel = _parallelism(own.get("parallelism_config") or document.get("parallelism_config"))
     return {**found, "parallelism_config": parallel} if parallel else found
 
@@ -97,12 +95,32 @@ def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object
     }
 
 
-def _fsdp(given: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:
-    keys = fsdp_named(given)
+def _fsdp(keys: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:
     if str(keys.get("version", default_version)) != "2":
         raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
     kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}
     return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
+
+
+def loads_apart(document: Mapping[str, object], config: Configuration) -> str | None:
+    """Return what comes of FSDP's ``cpu_ram_efficient_loading``; None where it is not set.
+
+    accelerate then shares out the weights of the first process alone, and transformers has read them in every process
+    by then (``tests/contract/test_trl_loading.py``).
+    """
+    if str(_fsdp_keys(document, config).get("cpu_ram_efficient_loading")).lower() != "true":
+        return None
+    return (
+        f"{_FSDP}cpu_ram_efficient_loading takes no host memory away: transformers 5 reads the whole model in every"
+        " process, and accelerate then drops what all but the first have read."
+    )
+
+
+def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[str, object]:
+    """Return the document of FSDP that counts, the trainer's own or accelerate's; empty without."""
+    fsdp = str(document.get("distributed_type")) == "FSDP"
+    given = config.values.get("fsdp_config") if config.values.get("fsdp") else document.get("fsdp_config")
+    return fsdp_named(given) if isinstance(given, Mapping) and (fsdp or config.values.get("fsdp")) else {}
 
 
 def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from autotune.app.check.candidate import as_candidate
-from autotune.app.check.engine import engine_args
+from autotune.app.check.engine import engine_args, loads_apart
 from autotune.app.check.launch import Launching
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
 from autotune.app.check.problems import finding, mentioned, of_building
@@ -79,6 +79,8 @@ class Fitting:
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silently(plan, geometry, trainer, setting, known, given)]
         silent += of_rows(named.dataset, streams=named.streams)
+        said = loads_apart(self.launching.document, self.config) if self.launching.processes > 1 else None
+        silent += [Finding(Severity.SILENT, said, "fsdp_config")] if said is not None else []
         found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)

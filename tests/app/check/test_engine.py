@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.engine import engine_args, without_engine
+from autotune.app.check.engine import engine_args, loads_apart, without_engine
 from autotune.app.check.launch import _document
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
@@ -49,6 +49,19 @@ def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
     with pytest.raises(UnreadError, match="fsdp_version: 2"):
         engine_args(*reordered("fsdp1"))
     assert engine_args(*reordered("multi_gpu")) == {}
+
+
+def test_what_saves_no_host_memory_is_told_wherever_it_is_written() -> None:
+    def said(document: Mapping[str, object], own: Mapping[str, object]) -> bool:
+        return loads_apart(document, Configuration("SFTConfig", own, {})) is not None
+
+    assert said(_document("fsdp2")[0], {})
+    keys = {"cpu_ram_efficient_loading": "true"}
+    assert said({}, {"fsdp": True, "fsdp_config": keys})
+    # The trainer's own document comes first, and one without FSDP is read by nothing.
+    assert not said(_document("fsdp2")[0], {"fsdp": True, "fsdp_config": {}})
+    assert not said({"distributed_type": "MULTI_GPU", "fsdp_config": keys}, {})
+    assert not said(_document("zero3")[0], {})
 
 
 def reordered(name: str) -> tuple[Mapping[str, object], Configuration, Path]:
