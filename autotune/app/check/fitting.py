@@ -159,7 +159,7 @@ class Fitting:
             rows = named.dataset, tracer, cache, listener, named.evaluation
             workload = planned_workload(options, named.model, *rows, checked=wanted)
         started = self.launching
-        args = {**plan.args, **engine_args(started.document, self.config, started.folder)}
+        args = {**plan.args, **engine_args(started.document, self.config, started.folder, started.processes)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
