@@ -52,9 +52,12 @@ def provenance(result: Result, chosen: Choosable, rows: TrainingRows) -> tuple[s
             + moved
         )
     if result.hardware.kind == "cpu" and chosen.plan.args.get("fsdp"):
-        sentences.append(
-            "On a CPU, accelerate has no FSDP: trl trains with DDP there, which needs more memory than was measured."
+        does = (
+            "refuses the groups of processes there"
+            if chosen.plan.parallelism
+            else "trains with DDP there, which needs more memory than was measured"
         )
+        sentences.append(f"On a CPU, accelerate has no FSDP: trl {does}.")
     if chosen.plan.peft:
         sentences.append(
             f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
