@@ -30,6 +30,7 @@ def plan(
     gpu: str | None = None,
     num_processes: int | None = None,
     num_machines: int | None = None,
+    network: float | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
     global_batch_size: int | None = None,
@@ -41,6 +42,8 @@ def plan(
     space: str | Path | None = None,
     top: int = 20,
     explain: bool = False,
+    output: str | Path | None = None,
+    server_gpus: int | None = None,
     listener: Listener = ignore,
 ) -> Plan:
     """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
@@ -63,6 +66,8 @@ def plan(
         num_processes: processes that train together, each on a GPU of its own; None: one, or one on each of this
             machine's GPUs.
         num_machines: machines that these are in; None: as few as have eight each.
+        network: Gbit/s that each of several machines sends to the others in all, in one direction, such as 3200 for
+            eight links of 400; None: not known, and communication is timed as if all GPUs were in one machine.
         seq_len: tokens of each row, where there is no dataset.
         memory_budget: memory that training may need, such as ``24GiB`` or in bytes; None: all of the GPU.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed; None: 8,
@@ -78,6 +83,10 @@ def plan(
             large space, not all of the others do: :attr:`Estimate.origin` says which.
         explain: whether :attr:`Plan.explanation` says how the estimate of one candidate came about: of the fastest that
             fits, or of the baseline where nothing does. Fix knobs to choose the candidate.
+        output: directory of a bundle of the fastest that is predicted to fit, in which nothing is measured:
+            :attr:`Plan.bundle` says what was written, or :attr:`Plan.unwritten` why nothing was. None: no files.
+            ``vllm=server`` on some of several GPUs: of the split with the fewest GPUs for the server.
+        server_gpus: GPUs that a vLLM server gets of those that are planned for; None: every split is looked at.
         listener: is told what happens.
 
     Raises:
@@ -90,7 +99,20 @@ def plan(
     reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
     settings = given(plan, locals())
     asked = Asked(
-        model, dataset, gpu, seq_len, memory_budget, top, settings, explain, eval_dataset, eval_split, num_machines
+        model,
+        dataset,
+        gpu,
+        seq_len,
+        memory_budget,
+        top,
+        settings,
+        explain,
+        eval_dataset,
+        eval_split,
+        num_machines,
+        network,
+        output,
+        server_gpus,
     )
     check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
     fixed = dict(fix or {})

@@ -31,6 +31,7 @@ def rent(
     gpu: str | None = ALL,
     num_processes: int | Literal["auto"] = 1,
     num_machines: int | None = None,
+    network: float | None = None,
     prices: str | Path | Mapping[str, float] | None = None,
     seq_len: int | None = None,
     memory_budget: str | int | None = None,
@@ -52,6 +53,7 @@ def rent(
         num_processes: GPUs that train together; ``auto``: the fewest of 1, 2, 4, 8, 16, 32 and 64 with which something
             fits, of those that divide the global batch.
         num_machines: machines that these are in; None: as few as have eight each.
+        network: Gbit/s of each of several machines; numbers of GPUs that one machine has do without.
         prices: of an hour of one GPU, by its name; or a YAML or CSV file of them. None: nothing is said of cost.
         memory_budget: memory that training may need on each GPU; None: all of it. Of a GPU with less, all of it.
 
@@ -63,7 +65,18 @@ def rent(
     reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
     settings = given(rent, locals())
     asked = Asked(
-        model, dataset, gpu, seq_len, memory_budget, 1, settings, False, eval_dataset, eval_split, num_machines
+        model,
+        dataset,
+        gpu,
+        seq_len,
+        memory_budget,
+        1,
+        settings,
+        False,
+        eval_dataset,
+        eval_split,
+        num_machines,
+        network,
     )
     check_rows(asked, token_coverage=token_coverage, prompt_coverage=prompt_coverage)
     known = None

@@ -14,6 +14,7 @@ from autotune.core.status import RunStatus
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import write_text
+from autotune.emit.measured import measured
 from autotune.emit.rows import TrainingRows, training_rows
 from autotune.errors import AutotuneError
 from autotune.trainers import find_trainer
@@ -139,7 +140,7 @@ class ProbeResult:
         if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
             raise AutotuneError("TRL has no command for this recommendation.", hint="Run the bundle's train.py.")
         directory = Path(self.document.output_directory)
-        write_text(Path(path), config_text(self.document, self._found(), self._rows(), directory))
+        write_text(Path(path), config_text(measured(self.document, self._found()), self._rows(), directory))
 
     def to_json(self) -> str:
         """Return the document of ``result.json``."""

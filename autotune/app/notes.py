@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from autotune.app.options import Options
 from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
+from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.techniques.vllm import SERVER
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
@@ -74,3 +77,40 @@ def notes_on_prompts(workload: Workload) -> Iterator[str]:
             f"--prompt-coverage {share:g} drops {dropped.rows:,} of the {dropped.rows + kept.rows:,} prompts of "
             f"{profile.name}, over {dropped.longest_kept:,} tokens: {', '.join([*named, *others])}."
         )
+
+
+def notes_on_processes(processes: int, machines: int, network: float | None, *, at_most: bool = False) -> Iterator[str]:
+    """Yield what is not known, or easily overlooked, of several processes.
+
+    Args:
+        network: Gbit/s of each machine's network, or None.
+        at_most: whether fewer processes are planned for as well.
+    """
+    if processes > 1:
+        each = f"{'up to ' if at_most else ''}{processes // machines}"
+        yield f"A machine runs {each} processes: what is said of the host is what they hold there together, at most."
+    if machines > 1 and network is None:
+        yield (
+            "The network between machines is not known: communication is timed as if all GPUs were in one machine,"
+            " which is a lower bound. --network names its Gbit/s."
+        )
+    elif machines > 1:
+        yield (
+            f"Between machines, communication is timed at the full rate of a network of {network:g} Gbit/s for each"
+            " machine, without latency, which is a lower bound."
+        )
+
+
+def notes_on_vllm(problem: TrainerProblem, network: float | None) -> Iterator[str]:
+    """Yield what a plan does not know of candidates with vLLM.
+
+    Args:
+        network: Gbit/s of each machine's network, or None.
+    """
+    choices = problem.choices.get(VLLM, ())
+    if any(choice != OFF for choice in choices):
+        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
+    if SERVER in choices:
+        yield "vllm=server among the candidates: the server has GPUs beside those that are planned for."
+        if network is not None:
+            yield "Where it takes GPUs of those, the training on the others is timed as if these were in one machine."

@@ -5,18 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.app.host import said_host
-from autotune.app.notes import notes_on_prompts
+from autotune.app.notes import notes_on_processes, notes_on_prompts, notes_on_vllm
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options, check_evaluation
-from autotune.app.planned import MOST_TOKENS, Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import (
+    MOST_TOKENS,
+    Planned,
+    check_network,
+    planned_machine,
+    planned_workload,
+    rows_of_length,
+)
+from autotune.app.planned_bundle import PlanWriter, bundle_folder
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
-from autotune.app.servers import server_splits
+from autotune.app.servers import check_server, server_splits
 from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
+from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, uncomposed
 from autotune.core.events import Listener
@@ -34,9 +44,6 @@ from autotune.planning.explained import explained
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.techniques.base import OFF
-from autotune.techniques.vllm import NAME as VLLM
-from autotune.techniques.vllm import SERVER
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -48,6 +55,7 @@ class Asked:
 
     Attributes:
         settings: all of it and of those options that was asked for, by the names of the API's parameters.
+        network: Gbit/s of each machine's network.
     """
 
     model: str
@@ -61,6 +69,9 @@ class Asked:
     eval_dataset: str | None = None
     eval_split: str | None = None
     num_machines: int | None = None
+    network: float | None = None
+    output: str | Path | None = None
+    server_gpus: int | None = None
 
 
 def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
@@ -71,7 +82,10 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     source = model_source(asked.model, "random")
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
-    planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines)
+    folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
+    planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines, asked.network)
+    if asked.network is not None:
+        check_network(asked.network, [planned])
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
@@ -82,6 +96,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
+        check_server(problem, options, asked.server_gpus, writes=folder is not None)
         traces = traces_of(workload, planned.machine, tracer, cache)
         candidates = estimated_candidates(problem)
         target = Accelerator(planned.gpu, budget_bytes)
@@ -103,7 +118,12 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
             offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
-        servers = server_splits(problem, options, target, traces, uncomposed(estimates))
+        servers = server_splits(problem, options, target, traces, uncomposed(estimates), asked.server_gpus)
+        bundle, unwritten = None, ""
+        if folder is not None:
+            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
+            wanted = problem, options, planned, budget_bytes, asked.server_gpus, asked.settings
+            bundle, unwritten = PlanWriter(folder, *wanted, reader).write(best, servers)
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     traced = uncomposed(estimates)
     return Plan(
@@ -118,7 +138,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         changes=smallest_changes((baseline, *distinct(traced, asked.top)), traced),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=(*_notes(problem, planner, planned, cache), *_notes_on_host(best, planned), *offers),
+        notes=(*_notes(problem, planner, planned, cache, asked), *_notes_on_host(best, planned), *offers),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -126,6 +146,8 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         explanation=explanation,
         vllm=vllm,
         servers=servers,
+        bundle=bundle,
+        unwritten=unwritten,
         trainer=problem.trainer.name,
         processes=hardware.processes,
         lengths=histogram(workload.dataset.documents),
@@ -177,23 +199,7 @@ def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], e
     return seq_len if cuts and "max_length" not in (*fixed, *excluded) else None
 
 
-def notes_on_processes(processes: int, machines: int, *, at_most: bool = False) -> Iterator[str]:
-    """Yield what is not known, or easily overlooked, of several processes.
-
-    Args:
-        at_most: whether fewer processes are planned for as well.
-    """
-    if processes > 1:
-        each = f"{'up to ' if at_most else ''}{processes // machines}"
-        yield f"A machine runs {each} processes: what is said of the host is what they hold there together, at most."
-    if machines > 1:
-        yield (
-            "The network between machines is not known: communication is timed as if all GPUs were in one machine,"
-            " which is a lower bound."
-        )
-
-
-def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache) -> Iterator[str]:
+def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, asked: Asked) -> Iterator[str]:
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
@@ -224,15 +230,12 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
-    if any(choice != OFF for choice in problem.choices.get(VLLM, ())):
-        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
-    if SERVER in problem.choices.get(VLLM, ()):
-        yield "vllm=server among the candidates: the server has GPUs beside those that are planned for."
+    yield from notes_on_vllm(problem, asked.network)
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
     hardware = planned.machine.hardware
-    yield from notes_on_processes(hardware.processes, hardware.machines)
+    yield from notes_on_processes(hardware.processes, hardware.machines, asked.network)
 
 
 def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from autotune.trainers import Trainer, find_trainer
 CPU = "cpu"
 # As clouds sell them: the usual most of one machine.
 _PER_MACHINE = 8
+# Bytes per second of a Gbit/s, the unit of networks.
+_GBIT = 1e9 / 8
 MOST_TOKENS = 1 << 24
 """Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 
@@ -72,12 +75,42 @@ def machines_of(processes: int, asked: int | None) -> int:
     return asked
 
 
-def planned_machine(word: str | None, processes: int | None = None, machines: int | None = None) -> Planned:
+def check_network(network: float, planned: Sequence[Planned]) -> None:
+    """Check that the speed of a network is one, and that times depend on it.
+
+    Args:
+        network: Gbit/s of each machine's network.
+        planned: all that is planned for.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not 0 < network < math.inf:
+        raise InputError(
+            f"A network of {network:g} Gbit/s is not possible.",
+            hint="--network is what one machine sends to others in all, such as 400, or 3200 for eight links of 400.",
+        )
+    if all(each.described.speeds is None for each in planned):
+        raise InputError(
+            f"The speed of {planned[0].described.name} is not known, so --network changes nothing.",
+            hint="Name a GPU, as with --gpu H100-80GB, or leave out --network.",
+        )
+    if all(each.machine.hardware.machines == 1 for each in planned):
+        raise InputError(
+            "--network is that between machines, and there is one machine.",
+            hint="Leave it out, or say with --num-machines, or more than 8 --num-processes, that there are several.",
+        )
+
+
+def planned_machine(
+    word: str | None, processes: int | None = None, machines: int | None = None, network: float | None = None
+) -> Planned:
     """Return the machine with the GPU that a word names; None means this machine's own.
 
     Args:
         processes: that train together, each on a GPU of its own; None: one, or one on each of this machine's own GPUs.
         machines: that they run on; see :func:`machines_of`.
+        network: Gbit/s that each of several machines sends to the others in all, in one direction; None: not known.
 
     Raises:
         InputError: there is no such GPU, or no word and no GPU; or the processes cannot be shared out equally.
@@ -92,10 +125,9 @@ def planned_machine(word: str | None, processes: int | None = None, machines: in
             )
         count = processes or own.hardware.processes
         hardware = replace(own.hardware, processes=count, machines=machines_of(count, machines or 1))
-        host_bytes = here.hardware.memory_bytes
-        return Planned(
-            replace(own, hardware=hardware, planned=True), described(hardware), here.hardware.cores, host_bytes
-        )
+        gpu = described(hardware).networked(_between(hardware, network))
+        machine = replace(own, hardware=hardware, planned=True)
+        return Planned(machine, gpu, here.hardware.cores, here.hardware.memory_bytes)
     if word.strip().lower() == CPU:
         machines_of(processes or 1, machines)
         return Planned(inspect_machine("cpu", processes), None, here.hardware.cores)
@@ -109,7 +141,13 @@ def planned_machine(word: str | None, processes: int | None = None, machines: in
         machines=machines_of(processes or 1, machines),
         cores=here.hardware.cores,
     )
+    gpu = gpu.networked(_between(hardware, network))
     return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)
+
+
+def _between(hardware: Hardware, network: float | None) -> float | None:
+    """Return the bytes per second that a machine sends to the others; None where there are none."""
+    return network * _GBIT if network is not None and hardware.machines > 1 else None
 
 
 def planned_workload(

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autotune.app.notes import notes_on_processes
 from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, check_evaluation
-from autotune.app.plan import Asked, notes_on_processes
-from autotune.app.planned import machines_of, planned_machine, planned_workload, rows_of_length
+from autotune.app.plan import Asked
+from autotune.app.planned import check_network, machines_of, planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
@@ -72,6 +73,8 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
     planned = [planned_machine(word, first, wanted.num_machines) for word in words]
     batch = global_batch_of(options, planned[0].machine)
     numbers = [number for number in NUMBERS if batch % number == 0] if wanted.num_processes == AUTO else [first]
+    if asked.network is not None:
+        check_network(asked.network, [planned_machine(word, numbers[-1], wanted.num_machines) for word in words])
     cache = user_cache()
     with ServerTracer(planned[0].cores, _progress(listener)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
@@ -94,7 +97,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
         num_machines=max(machines_of(offer.processes, wanted.num_machines) for offer in offers),
         priced=wanted.prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
-        notes=(*_notes(offers, wanted, batch), *_notes_on_offloading(survey.offloads)),
+        notes=(*_notes(offers, wanted, batch, asked.network), *_notes_on_offloading(survey.offloads)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -104,9 +107,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
 
 
 def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alone: bool) -> Sequence[Offer]:
-    """Return the offer with the fewest GPUs of a kind that fit.
-
-    One GPU that offloads by ZeRO is what is left where no number fits: more GPUs are faster.
+    """Return the offer with the fewest GPUs of a kind that fit; where no number does, one GPU that offloads by ZeRO.
 
     Args:
         alone: whether it is the only kind: then each number that was tried is returned, and the next one after the
@@ -120,8 +121,7 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
             break
     if not any(offer.fits for offer in tried):
         tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]
-    fitting = [offer for offer in tried if offer.fits]
-    return tried if alone else (fitting or tried)[-1:]
+    return tried if alone else ([offer for offer in tried if offer.fits] or tried)[-1:]
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,14 @@ class _Survey:
 
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
-        planned = planned_machine(word, processes, self._machines)
+        planned = planned_machine(word, processes, self._machines, self._asked.network)
         gpu, hardware = planned.described, planned.machine.hardware
-        self._single = None if processes == 1 else self._single
         self._listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{gpu.name}"))
         try:
             problem = problem_of(self._options, self._workload, planned.machine, self._batch)
             budget_bytes = checked_budget(_within(self._asked.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
+            self._single = None if processes == 1 else self._single
             self.refused.append(error)
             return Offer(gpu, processes, reason=error.message)
         planner = Planner(
@@ -193,8 +193,7 @@ class _Survey:
 
     def offloading(self) -> Offer | None:
         """Return what one GPU of the kind that was planned for last comes to with last resorts; None without any."""
-        there = self._single
-        if there is None:
+        if (there := self._single) is None:
             return None
         wide, planner = with_what_offloads(there.problem, there.planner, self._options.file)
         if planner is there.planner:
@@ -269,7 +268,7 @@ def _progress(listener: Listener) -> Listener:
     return hear
 
 
-def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int) -> Iterator[str]:
+def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int, network: float | None) -> Iterator[str]:
     yield "Nothing was measured, and times are by the roofline of each GPU: they rank, and are shorter than real ones."
     yield (
         "What batches of varied lengths may add was not traced for each GPU: plan for the one that you choose, with"
@@ -283,7 +282,7 @@ def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int) -> Iterator[str]
         )
     most_processes = max(offer.processes for offer in offers)
     machines = machines_of(most_processes, wanted.num_machines)
-    yield from notes_on_processes(most_processes, machines, at_most=wanted.num_processes == AUTO)
+    yield from notes_on_processes(most_processes, machines, network, at_most=wanted.num_processes == AUTO)
     for offer in offers:
         if not offer.gpu.verified:
             yield f"Whether autotune's rules hold for {offer.gpu.name} has not been verified."

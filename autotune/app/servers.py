@@ -23,7 +23,12 @@ _MOST_TRIED = 2
 
 
 def server_splits(
-    problem: TrainerProblem, options: Options, target: Accelerator, traces: Traces, ranked: Sequence[Estimate]
+    problem: TrainerProblem,
+    options: Options,
+    target: Accelerator,
+    traces: Traces,
+    ranked: Sequence[Estimate],
+    server_gpus: int | None = None,
 ) -> tuple[ServerSplit, ...]:
     """Return the splits, those with the fewest GPUs for the server first.
 
@@ -32,19 +37,68 @@ def server_splits(
 
     Args:
         ranked: estimates with all GPUs, the best first; the split trains like the first that fits on its GPUs.
+        server_gpus: GPUs of the server of the only split that is looked at; None: all.
     """
-    hardware, fixed = problem.setting.machine.hardware, options.wishes.fixed.get(NAME)
+    if target.gpu is None or not _may_serve(problem, options):
+        return ()
+    numbers = generating_gpus(problem.setting.machine.hardware) if server_gpus is None else (server_gpus,)
+    return tuple(_Split(problem, options, target, traces, gpus).found(ranked) for gpus in numbers)
+
+
+def check_server(problem: TrainerProblem, options: Options, server_gpus: int | None, *, writes: bool) -> None:
+    """Check that so many GPUs can be a server's, and that a split can be written.
+
+    Args:
+        server_gpus: as the user says, or None.
+        writes: whether a bundle is written.
+
+    Raises:
+        InputError: there are not so many, vLLM's server is not among the choices, or the GPUs are in several machines.
+    """
+    hardware = problem.setting.machine.hardware
+    if writes and hardware.machines > 1 and (server_gpus is not None or options.wishes.fixed.get(NAME) == SERVER):
+        raise InputError(
+            f"A bundle with a vLLM server is for one machine, and {hardware.processes} GPUs are in"
+            f" {hardware.machines}.",
+            hint="Plan for one of them, or leave out --output.",
+        )
+    if server_gpus is None:
+        return
+    if hardware.kind == "cpu" or not _may_serve(problem, options):
+        raise InputError(
+            "--server-gpus says how many GPUs a vLLM server gets, and there is none.",
+            hint=f"It is for trainers that generate, with --fix {NAME}={SERVER} or --allow {NAME}.",
+        )
+    possible = [*generating_gpus(hardware)]
+    if server_gpus not in possible:
+        few = "" if possible else " Of a single GPU, none can be a server's."
+        known = ", ".join(map(str, possible))
+        raise InputError(
+            f"A server on {server_gpus} of {hardware.processes} GPUs is not possible.{few}",
+            hint=f"It takes {known}." if possible else "--num-processes counts the server's GPUs too.",
+        )
+
+
+def split_problem(problem: TrainerProblem, options: Options, server_gpus: int) -> TrainerProblem:
+    """Return the problem of a plan without the GPUs of its server; the documents of a step stay what they are.
+
+    Raises:
+        InputError: what is left cannot train that.
+    """
+    setting = problem.setting
+    count = setting.machine.hardware.processes - server_gpus
+    # Of several machines, the server has a part of one, so that those that train are not alike.
+    machine = replace(setting.machine, hardware=replace(setting.machine.hardware, processes=count, machines=1))
+    options = replace(options, allowed=options.allowed | {NAME})
+    return problem_of(options, setting.workload, machine, setting.global_batch_size)
+
+
+def _may_serve(problem: TrainerProblem, options: Options) -> bool:
+    """Return whether the trainer generates, and the user lets a server do it."""
+    fixed = options.wishes.fixed.get(NAME)
     known = {technique.name: technique for technique in problem.trainer.techniques}
     wanted = fixed == SERVER or (fixed is None and NAME in problem.setting.allowed)
-    if (
-        target.gpu is None
-        or NAME not in known
-        or not wanted
-        or known[NAME].unavailable(SERVER, problem.setting.machine)
-    ):
-        return ()
-    found = (_Split(problem, options, target, traces, gpus).found(ranked) for gpus in generating_gpus(hardware))
-    return tuple(found)
+    return wanted and NAME in known and not known[NAME].unavailable(SERVER, problem.setting.machine)
 
 
 class _Split:
@@ -55,22 +109,18 @@ class _Split:
     ) -> None:
         self._whole = problem
         self._options = options
-        self._target = target
+        self._target = replace(target, gpu=target.gpu and target.gpu.networked(None))
         self._traces = traces
         self._gpus = gpus
         self._processes = problem.setting.machine.hardware.processes - gpus
 
     def found(self, ranked: Sequence[Estimate]) -> ServerSplit:
         """Return what the split comes to."""
-        setting, count = self._whole.setting, self._processes
-        batch = setting.global_batch_size
+        batch, count = self._whole.setting.global_batch_size, self._processes
         if batch % count:
             return self._refused(f"{batch} documents of an optimizer step cannot be shared out among {count} processes")
-        # Of several machines, the server has a part of one, so that those that train are not alike.
-        machine = replace(setting.machine, hardware=replace(setting.machine.hardware, processes=count, machines=1))
-        options = replace(self._options, allowed=self._options.allowed | {NAME})
         try:
-            problem = problem_of(options, setting.workload, machine, batch)
+            problem = split_problem(self._whole, self._options, self._gpus)
         except InputError as error:
             return self._refused(error.message.rstrip("."))
         reason, best = f"no training of the plan is legal on {count} GPUs", None
@@ -93,7 +143,7 @@ class _Split:
         setting, trainer = problem.setting, problem.trainer
         model, source = setting.workload.model, setting.workload.model_source
         plan = trainer.plan(candidate, setting)
-        tokens = _longest(candidate, problem)
+        tokens = longest_sequence(candidate, problem)
         held = held_by_server(server_of(plan, model, self._gpus, tokens), model, setting.machine.hardware.memory_bytes)
         if isinstance(held, str):
             return self._refused(held)
@@ -108,6 +158,7 @@ class _Split:
             candidate=candidate,
             training_bytes=estimate.memory.device_bytes,
             training_spare_bytes=estimate.spare_bytes,
+            training_error=estimate.memory.error,
             training_seconds=training.step_seconds if training is not None else None,
             server_bytes=held.requested_bytes,
             cache_bytes=held.cache_bytes,
@@ -120,7 +171,7 @@ class _Split:
         return ServerSplit(self._gpus, self._processes, reason=reason)
 
 
-def _longest(candidate: Candidate, problem: TrainerProblem) -> int | None:
+def longest_sequence(candidate: Candidate, problem: TrainerProblem) -> int | None:
     """Return the tokens of the longest prompt with its completion; None for a trainer that names no such limit."""
     completion = candidate.get("max_completion_length", candidate.get("max_new_tokens"))
     longest = problem.setting.workload.dataset.documents.longest

@@ -82,7 +82,7 @@ def add_workers(parser: argparse._ActionsContainer) -> None:
 
 
 def add_planned_processes(parser: argparse._ActionsContainer) -> None:
-    """Declare --num-processes and --num-machines of GPUs that need not be here."""
+    """Declare --num-processes, --num-machines and --network of GPUs that need not be here."""
     parser.add_argument(
         "--num-processes",
         type=_number_or_auto,
@@ -91,6 +91,12 @@ def add_planned_processes(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument(
         "--num-machines", type=int, metavar="M", help="machines that these are in (default: one for every 8)"
+    )
+    parser.add_argument(
+        "--network",
+        type=float,
+        metavar="GBIT",
+        help="Gbit/s that each machine sends to the others in all, as 3200 (default: as within a machine)",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Candidate
 from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
@@ -171,6 +172,8 @@ class Plan:
         explanation: how the estimate of one candidate came about; None unless that was asked for.
         vllm: what vLLM may take of the GPU; None for a trainer that generates nothing, and on a CPU.
         servers: splits of several GPUs between a vLLM server and the training, where ``vllm=server`` may be taken.
+        bundle: what was written for it; None where none was asked for, or there is nothing to write.
+        unwritten: why there is nothing to write though it was asked for; empty otherwise.
         trainer: which of TRL's.
         processes: that train together, each on such a GPU: memory is that of the one that needs the most, and
             tokens are those of all.
@@ -205,6 +208,8 @@ class Plan:
     timeline: MemoryTimeline | None = None
     baseline_timeline: MemoryTimeline | None = None
     servers: tuple[ServerSplit, ...] = ()
+    bundle: PlannedBundle | None = None
+    unwritten: str = ""
 
     @property
     def best(self) -> Estimate | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 MemoryKind = Literal["usable", "total", "nominal", "given"]
@@ -21,6 +21,8 @@ class GpuSpeeds:
         pcie: bytes per second between host and device, in one direction.
         nvlink: bytes per second to all other devices together, in one direction, or None if there is no NVLink.
         source: address of the source of these figures.
+        network: bytes per second that the machine of the GPU sends to other machines, with all its GPUs together, in
+            one direction, or None if that is not known.
     """
 
     bandwidth: float
@@ -31,6 +33,7 @@ class GpuSpeeds:
     pcie: float
     nvlink: float | None
     source: str
+    network: float | None = None
 
     def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
         """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.
@@ -69,3 +72,7 @@ class Gpu:
     compute_capability: tuple[int, int] | None = None
     aliases: tuple[str, ...] = ()
     verified: bool = True
+
+    def networked(self, network: float | None) -> Gpu:
+        """Return the GPU in a machine with such a network, in bytes per second; one of unknown speed stays as it is."""
+        return self if self.speeds is None else replace(self, speeds=replace(self.speeds, network=network))

@@ -15,7 +15,7 @@ class Factors:
         attention: fused attention, over the GPU's peak.
         memory: what the device's memory bounds, over its bandwidth.
         copies: copies between host and device, over the nominal rate of PCIe.
-        communication: sending to other ranks, over the nominal rate of NVLink or PCIe.
+        communication: sending to other ranks, over the nominal rate of NVLink, PCIe or the network.
         launch_seconds: host time for one operator in eager mode. The default is within the 5 to 25 µs that
             https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html sums up; it depends on the
             host and was not measured here.

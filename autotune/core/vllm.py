@@ -73,6 +73,7 @@ class ServerSplit:
         candidate: the training, with ``vllm=server``.
         training_bytes: memory that each of the GPUs that train needs.
         training_spare_bytes: what it leaves of the budget; negative if it does not fit.
+        training_error: share of ``training_bytes`` by which it may be off, either way.
         training_seconds: of an optimizer step without the generation, whose time is not known; None without a speed.
         server_bytes: what vLLM takes of each GPU of the server.
         cache_bytes: its key-value cache on each.
@@ -86,6 +87,7 @@ class ServerSplit:
     candidate: Candidate | None = None
     training_bytes: int = 0
     training_spare_bytes: int = 0
+    training_error: float = 0.0
     training_seconds: float | None = None
     server_bytes: int = 0
     cache_bytes: int = 0

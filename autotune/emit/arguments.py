@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Workload
 from autotune.emit.rows import TrainingRows
@@ -30,15 +29,18 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
     }
 
 
-def launch_arguments(hardware: Hardware) -> dict[str, object]:
+def launch_arguments(processes: int, threads: int | None) -> dict[str, object]:
     """Return the arguments that ``trl`` passes on to ``accelerate launch``.
 
     By default, ``accelerate launch`` starts a process on every visible GPU, which multiplies the global batch, and
     sets OMP_NUM_THREADS to 1, which on a CPU trains on one core (accelerate 1.15, ``commands/launch.py``).
+
+    Args:
+        threads: CPU threads of each process; None where the machine's cores are not known: as accelerate sets them.
     """
     return {
-        "num_processes": hardware.processes,
-        "num_cpu_threads_per_process": hardware.threads,
+        "num_processes": processes,
+        **({"num_cpu_threads_per_process": threads} if threads is not None else {}),
     }
 
 

@@ -1,25 +1,30 @@
-"""Writes the bundle: the output directory of a run of ``autotune probe``."""
+"""Writes the bundle: the output directory of ``autotune probe``, or of a plan."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from autotune.core.result import Choosable, Result
+from autotune.core.bundle import PlannedBundle
+from autotune.core.result import Result
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
+from autotune.emit.handover import Handover
+from autotune.emit.launch import ACCELERATE, launch_files, launches
 from autotune.emit.launch import FILES as LAUNCH_FILES
-from autotune.emit.launch import launch_files
+from autotune.emit.measured import measured
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
+from autotune.emit.serving import SCRIPTS, SERVE, TRAIN, in_bundle, serve_script, train_script
 from autotune.trainers import find_trainer
 
 CONFIG = "config.yaml"
 SCRIPT = "train.py"
 RESULT = "result.json"
+PLAN = "plan.json"
 
 
 def write_bundle(result: Result, directory: Path) -> None:
@@ -34,29 +39,75 @@ def write_bundle(result: Result, directory: Path) -> None:
         InputError: the directory cannot be made or written, or the disk is full.
     """
     if result.recommended is not None:
-        _write_recommendation(result, result.recommended, directory)
+        _write_training(measured(result, result.recommended), directory)
     elif result.status is not RunStatus.INTERRUPTED:
-        for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES):
-            remove(directory / name)
-        remove_rows(directory)
+        _remove_training(directory)
     write_text(directory / RESULT, json_text(result))
 
 
-def _write_recommendation(result: Result, chosen: Choosable, directory: Path) -> None:
-    plan = chosen.plan
-    rows = write_rows(result.workload, plan, directory)
-    if find_trainer(result.trainer).runs_by_command(plan):
-        write_text(directory / CONFIG, config_text(result, chosen, rows, directory))
+def write_planned_bundle(document: PlannedBundle, given: Handover, directory: Path) -> None:
+    """Write ``plan.json``, last, and the training that it is about with the files that this needs.
+
+    Raises:
+        InputError: the directory cannot be made or written, or the disk is full.
+    """
+    _write_training(given, directory)
+    write_text(directory / PLAN, json_text(document))
+
+
+def remove_planned_bundle(directory: Path) -> None:
+    """Remove an earlier planned bundle, where the plan for its directory has none.
+
+    Raises:
+        InputError: a file cannot be removed.
+    """
+    _remove_training(directory)
+    remove(directory / PLAN)
+
+
+def _remove_training(directory: Path) -> None:
+    for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES, *SCRIPTS):
+        remove(directory / name)
+    remove_rows(directory)
+
+
+def _write_training(given: Handover, directory: Path) -> None:
+    plan = given.plan
+    rows = write_rows(given.workload, plan, directory)
+    if find_trainer(plan.trainer).runs_by_command(plan):
+        write_text(directory / CONFIG, config_text(given, rows, directory))
     else:
         remove(directory / CONFIG)
     if plan.peft:
         write_text(directory / PEFT_CONFIG, json.dumps(dict(plan.peft), indent=2) + "\n")
     else:
         remove(directory / PEFT_CONFIG)
-    launched = launch_files(plan, directory, result.base.launch if result.base is not None else {})
+    launched = launch_files(plan, directory, given.base.launch if given.base is not None else {})
     for name in LAUNCH_FILES:
         if name in launched:
             write_text(directory / name, launched[name])
         else:
             remove(directory / name)
-    write_text(directory / SCRIPT, script_text(result, chosen, rows))
+    write_text(directory / SCRIPT, script_text(given, rows))
+    _write_server(given, directory)
+
+
+def _write_server(given: Handover, directory: Path) -> None:
+    """Write the scripts of a server and of the training beside it, or remove those of an earlier bundle."""
+    split, plan = given.server, given.plan
+    if split is None:
+        for name in SCRIPTS:
+            remove(directory / name)
+        return
+    words: tuple[str, ...] = ("python", in_bundle(SCRIPT))
+    if find_trainer(plan.trainer).runs_by_command(plan):
+        words = ("trl", plan.trainer, "--config", in_bundle(CONFIG))
+    elif launches(plan):
+        words = ("accelerate", "launch", "--config_file", in_bundle(ACCELERATE), in_bundle(SCRIPT))
+    how = f"{given.basis.value.capitalize()} by autotune"
+    serve = (
+        f"{how}: vLLM's server, which generates for {TRAIN}. Start it first, and end it when the training has ended."
+    )
+    train = f"{how}: the training, which asks the server of {SERVE} for its completions."
+    write_text(directory / SERVE, serve_script(split, serve), executable=True)
+    write_text(directory / TRAIN, train_script(split, train, words), executable=True)

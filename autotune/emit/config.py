@@ -5,30 +5,34 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments, training_arguments
+from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
+from autotune.emit.serving import SERVE, TRAIN
 
 _WIDTH = 100
 
 
-def config_text(result: Result, chosen: Choosable, rows: TrainingRows, directory: Path) -> str:
-    """Return the YAML document, the user's own if the run started from one, with its provenance above as a comment."""
+def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
+    """Return the YAML document, the user's own if the training changes one, with its provenance above as a comment."""
     import yaml
 
-    if result.base is not None and result.base.text:
-        body = result.base.text
+    plan = given.plan
+    if given.base is not None and given.base.text:
+        body = given.base.text
     else:
         document = {
-            **({"env": dict(chosen.plan.env)} if chosen.plan.env else {}),
-            **training_arguments(chosen.plan, result.workload, rows),
-            **launch_arguments(result.hardware),
-            **({"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(chosen.plan) else {}),
+            **({"env": dict(plan.env)} if plan.env else {}),
+            **training_arguments(plan, given.workload, rows),
+            **launch_arguments(given.hardware.processes, given.threads),
+            **({"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(plan) else {}),
         }
         body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
-    lines = [f"Run with: trl {result.trainer} --config config.yaml", *provenance(result, chosen, rows)]
+    command = f"trl {plan.trainer} --config config.yaml"
+    run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if given.server is not None else command
+    lines = [f"Run with: {run}", *provenance(given, rows)]
     head = "\n".join(_comment(line) for line in lines)
     return f"{head}\n\n{body}"
 

@@ -26,14 +26,19 @@ def written(file: Path) -> Iterator[Path]:
         raise _cannot_write(file, error) from error
 
 
-def write_text(file: Path, text: str) -> None:
+def write_text(file: Path, text: str, *, executable: bool = False) -> None:
     """Write a text file, in UTF-8.
+
+    Args:
+        executable: whether it is a script that is started by its name.
 
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
     """
     with written(file) as part:
         part.write_text(text, encoding="utf-8")
+        if executable:
+            part.chmod(part.stat().st_mode | 0o111)
 
 
 def remove(file: Path) -> None:

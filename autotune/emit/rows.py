@@ -71,8 +71,7 @@ class TrainingRows:
 def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:
     """Return where a plan's rows are: the user's dataset, or what the bundle's directory has for it."""
     source, evaluation, here = workload.dataset_source, workload.evaluation_source, directory.absolute()
-    cut = cut_length(workload, plan) is not None
-    copied = cut or _lacks_rows(workload)
+    cut, copied = cut_length(workload, plan) is not None, copies_rows(workload, plan)
     if evaluation is None or not plan.evaluates:
         if copied:
             return TrainingRows("parquet", _TRAIN, str(here / COPIED_ROWS), COPIED_ROWS, cut)
@@ -96,7 +95,7 @@ def write_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> Train
         write_copied_rows(trainer, Path(profile.tokenized_directory), tokens, directory / name)
         files.add(name)
 
-    copied = tokens is not None or _lacks_rows(workload)
+    copied = copies_rows(workload, plan)
     if copied and rows.evaluated is not None and evaluation is not None:
         write_copy(workload.dataset, _BOTH_COPIED[_TRAIN])
         write_copy(evaluation, _BOTH_COPIED[_TEST])
@@ -138,9 +137,9 @@ def cut_length(workload: Workload, plan: TrainingPlan) -> int | None:
     return plan.truncate_to if plan.truncate_to is not None and longest > plan.truncate_to else None
 
 
-def _lacks_rows(workload: Workload) -> bool:
-    """Whether rows are dropped, of those to train on or of those to evaluate on."""
-    return any(profile.dropped for profile in workload.profiles)
+def copies_rows(workload: Workload, plan: TrainingPlan) -> bool:
+    """Return whether a bundle has a copy of the rows: cut, or without those that are dropped."""
+    return cut_length(workload, plan) is not None or any(profile.dropped for profile in workload.profiles)
 
 
 def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int | None, file: Path) -> int:

@@ -6,12 +6,14 @@ import textwrap
 from collections.abc import Mapping
 from string import Template
 
+from autotune.core.bundle import Basis
 from autotune.core.plan import TrainingPlan
-from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
+from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import ROWS, TrainingRows
+from autotune.emit.serving import training_gpus, visible
 from autotune.trainers import Trainer, find_trainer
 
 _PEFT_FROM_FILE = f'PeftConfig.from_peft_type(**json.loads((BUNDLE / "{PEFT_CONFIG}").read_text(encoding="utf-8")))'
@@ -55,6 +57,8 @@ def reward_function(name):
 
 
 '''
+_WORDS = {Basis.MEASURED: "recommended", Basis.PLANNED: "planned"}
+_UNMEASURED = {Basis.MEASURED: "", Basis.PLANNED: ", which measured nothing of it"}
 _TRL = "trl"
 # What a trainer is given that loads all that belongs to a model by its name, and what one is given that does not.
 _BY_NAME = {
@@ -75,7 +79,7 @@ _LOADED = {
 """,
 }
 _SCRIPT = Template('''\
-"""$title with TRL, as recommended by autotune; stands on its own.
+"""$title with TRL, $origin; stands on its own.
 
 $usage
 
@@ -120,16 +124,17 @@ if __name__ == "__main__":
 ''')
 
 
-def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
+def script_text(given: Handover, rows: TrainingRows) -> str:
     """Return the script."""
-    arguments = training_arguments(chosen.plan, result.workload, rows)
-    env = chosen.plan.env
-    if result.base is not None and result.base.text:
+    plan, base = given.plan, given.base
+    arguments = training_arguments(plan, given.workload, rows)
+    env = plan.env
+    if base is not None and base.text:
         # What TRL's command reads from the user's own file; its rows are loaded as the script does.
-        own = {**result.base.further, **result.base.args}
+        own = {**base.further, **base.args}
         kept = {name: value for name, value in own.items() if name not in ROWS}
         arguments = {**kept, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
-        env = result.base.env
+        env = base.env
     expressions = {name: repr(value) for name, value in arguments.items()}
     if rows.in_bundle:
         here = f"str(BUNDLE / {rows.in_bundle!r})"
@@ -137,17 +142,18 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
             name: expressions[name].replace(repr(rows.place), here) for name in rows.arguments() if name in expressions
         }
     evaluates = rows.evaluated is not None
-    sentences = provenance(result, chosen, rows)
-    trainer = find_trainer(result.trainer)
+    sentences = provenance(given, rows)
+    trainer = find_trainer(plan.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
         **(_BY_NAME if trainer.loads_by_name else _LOADED),
-        **_rewards(scores=bool(chosen.plan.rewards)),
-        standard=_standard(chosen.plan, env),
+        **_rewards(scores=bool(plan.rewards)),
+        standard=_standard(plan, env),
         title=trainer.title,
-        usage=_usage(chosen.plan, command),
-        peft_config=_PEFT_FROM_FILE if chosen.plan.peft else "get_peft_config(model_args)",
-        imports=_imports(trainer, chosen.plan, evaluates=evaluates),
+        origin=f"as {_WORDS[given.basis]} by autotune{_UNMEASURED[given.basis]}",
+        usage=_usage(given, command),
+        peft_config=_PEFT_FROM_FILE if plan.peft else "get_peft_config(model_args)",
+        imports=_imports(trainer, plan, evaluates=evaluates),
         rows_class="ScriptArguments" if evaluates else "DatasetMixtureConfig",
         dataset="load_dataset(dataset_args.dataset_name)" if evaluates else "get_dataset(dataset_args)",
         train_split="dataset_args.dataset_train_split" if evaluates else '"train"',
@@ -159,12 +165,14 @@ def script_text(result: Result, chosen: Choosable, rows: TrainingRows) -> str:
     )
 
 
-def _usage(plan: TrainingPlan, command: str) -> str:
-    start = f"accelerate launch --config_file {ACCELERATE}" if launches(plan) else "python"
+def _usage(given: Handover, command: str) -> str:
+    start = f"accelerate launch --config_file {ACCELERATE}" if launches(given.plan) else "python"
+    word = _WORDS[given.basis]
     first, second = f"{start} train.py", f"{start} train.py --max_steps 2"
+    shown = f"    export {visible(training_gpus(given.server))}\n" if given.server is not None else ""
     return (
-        f"    {first:{len(second)}}    trains as recommended\n"
-        f"    {second}    every argument of {command} overrides what is recommended"
+        f"{shown}    {first:{len(second)}}    trains as {word}\n"
+        f"    {second}    every argument of {command} overrides what is {word}"
     )
 
 

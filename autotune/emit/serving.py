@@ -1,30 +1,42 @@
-"""The two commands of a training whose completions a vLLM server generates on GPUs of its own."""
+"""A vLLM server on GPUs of its own and the training that asks it: their commands, and the scripts of a bundle."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.vllm import ServerSplit
 
+SERVE, TRAIN = "serve.sh", "train.sh"
+SCRIPTS = (SERVE, TRAIN)
+"""The files of a bundle that start a server and the training beside it."""
+# The server answers whoever reaches it, with the endpoints that replace its weights.
+_HOST, _PORT = "127.0.0.1", 8000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MAIN = "main"
+_HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 
 
-def serve_command(model: str, gpus: int, max_tokens: int | None, revision: str = _MAIN) -> str:
-    """Return the command that starts the server on the first GPUs of a machine.
+def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision: str = _MAIN) -> str:
+    """Return the command that starts the server on the first GPUs of a machine, for trainings on it alone.
 
     The options are those of ``ScriptArguments`` (``trl/scripts/vllm_serve.py``, TRL 1.16). TRL sets the rest as its
     trainers need it, the transfer of weights among it. Dense models take no ``data_parallel_size`` above 1, so all GPUs
     are one tensor-parallel group.
 
     Args:
+        gpus: how many; None: those of another machine, as vLLM finds them, for trainings on any.
         max_tokens: of the longest prompt with its completion; None: what the model was made for.
     """
-    words = ["trl", "vllm-serve", "--model", model, "--tensor-parallel-size", str(gpus)]
+    words = ["trl", "vllm-serve", "--model", model]
+    words += ["--tensor-parallel-size", str(gpus)] if gpus is not None else []
     words += ["--max-model-len", str(max_tokens)] if max_tokens is not None else []
     words += ["--revision", revision] if revision != _MAIN else []
-    return f"{_visible(range(gpus))} {shlex.join(words)}"
+    if gpus is None:
+        return shlex.join(words)
+    return f"{visible(range(gpus))} {shlex.join([*words, '--host', _HOST, '--port', str(_PORT)])}"
 
 
 def train_command(plan: TrainingPlan, first_gpu: int, *, by_command: bool) -> str:
@@ -40,8 +52,48 @@ def train_command(plan: TrainingPlan, first_gpu: int, *, by_command: bool) -> st
     if by_command:
         words = ["trl", plan.trainer, "--config", "config.yaml", *processes]
         words += ["--use_vllm", "True", "--vllm_mode", str(plan.args["vllm_mode"])]
-    return f"{_visible(range(first_gpu, first_gpu + count))} {shlex.join(words)}"
+    return f"{visible(range(first_gpu, first_gpu + count))} {shlex.join(words)}"
 
 
-def _visible(gpus: Iterable[int]) -> str:
+def asking(plan: TrainingPlan) -> TrainingPlan:
+    """Return a training plan that asks the server of :func:`serve_command`."""
+    return replace(plan, args={**plan.args, "vllm_server_host": _HOST, "vllm_server_port": _PORT})
+
+
+def training_gpus(split: ServerSplit) -> range:
+    """Return the numbers of the GPUs that train."""
+    return range(split.generation, split.generation + split.training)
+
+
+def visible(gpus: Iterable[int]) -> str:
+    """Return the variable that shows a process these GPUs alone."""
     return f"{_VISIBLE}={','.join(map(str, gpus))}"
+
+
+def serve_script(split: ServerSplit, said: str) -> str:
+    """Return ``serve.sh``; its arguments are further ones of the command.
+
+    Args:
+        said: what has to be known of it, in a line.
+    """
+    return _script(said, split.serve)
+
+
+def train_script(split: ServerSplit, said: str, words: Iterable[str]) -> str:
+    """Return ``train.sh``, which may be started from anywhere; its arguments are further ones of the command.
+
+    Args:
+        words: of the command, as a shell reads them; files of the bundle as :func:`in_bundle` names them.
+    """
+    return _script(said, f"{visible(training_gpus(split))} {' '.join(words)}", _HERE)
+
+
+def in_bundle(name: str) -> str:
+    """Return the word by which ``train.sh`` names a file beside it."""
+    return f'"$here/{name}"'
+
+
+def _script(said: str, command: str, *before: str) -> str:
+    # In the place of the shell, so that what ends the script ends the command.
+    lines = ["#!/usr/bin/env bash", f"# {' '.join(said.split())}", "set -euo pipefail", *before]
+    return "\n".join([*lines, f'exec env {command} "$@"']) + "\n"

@@ -47,11 +47,13 @@ class Cases:
         self.geometries: dict[Candidate, BatchGeometry] = {}
         self.groups: dict[Group, Candidate] = {}
         self.evaluated: dict[Group, dict[Group, Candidate]] = {}
+        self._by_steps: dict[int | None, set[BatchGeometry]] = {}
         by_group: dict[Group, dict[Case, None]] = {}
         for candidate in candidates:
             geometry, use = self.geometry(candidate), self.use(candidate)
             group = self.group_at(candidate, geometry)
             self.groups.setdefault(group, candidate)
+            self._by_steps.setdefault(group.micro_batches, set()).add(geometry)
             by_group.setdefault(group, {}).update(dict.fromkeys((each, use) for each in alternatives(geometry)))
             if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
                 beside = replace(group, layout=geometry.evaluation.layout)
@@ -76,6 +78,10 @@ class Cases:
                 self._by_sizes[sizes] = self._geometry_in(candidate, self._problem.setting)
             self.geometries[candidate] = self._by_sizes[sizes]
         return self.geometries[candidate]
+
+    def geometries_of(self, micro_batches: int | None) -> set[BatchGeometry]:
+        """Return the geometries of the candidates whose groups have so many micro-batches of a step traced."""
+        return set(self._by_steps[micro_batches])
 
     def use(self, candidate: Candidate) -> AllocatorUse:
         """Return how a candidate uses the caching allocator."""

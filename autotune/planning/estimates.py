@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.core.batch_geometry import BatchGeometry, Shape
 from autotune.core.estimate import MemoryEstimate, Origin
@@ -56,7 +56,7 @@ class Estimates:
         self._gpu = gpu
         self.fits: dict[Group, Fit] = {}
         self.untraceable: dict[Group, str] = {}
-        self._additive = AdditiveModel(())
+        self._additive: dict[int | None, AdditiveModel] = {}
         self._known: dict[tuple[Group, Case], _Estimated | None] = {}
         self._forecasts: dict[tuple[Group, Case], _Pair] = {}
         self._tables: dict[tuple[Group, CaseList], Table] = {}
@@ -65,12 +65,17 @@ class Estimates:
 
     def learn(self, interacting: Iterable[Level]) -> None:
         """Use all fits from now on, given which levels may interact."""
-        self._additive = AdditiveModel(tuple(self.fits), set(interacting))
+        alike: dict[int | None, list[Group]] = {}
+        for group in self.fits:
+            alike.setdefault(group.micro_batches, []).append(group)
+        levels = set(interacting)
+        self._additive = {steps: AdditiveModel(groups, levels) for steps, groups in alike.items()}
         self._known.clear()
 
     def sum(self, group: Group) -> Sum | None:
         """Return the traced combinations that an estimate is composed of: itself alone where it was traced."""
-        return self._additive.sum(group) if group not in self.untraceable else None
+        additive = self._additive.get(group.micro_batches)
+        return additive.sum(group) if additive is not None and group not in self.untraceable else None
 
     def estimate(self, group: Group, geometry: BatchGeometry, use: AllocatorUse) -> _Estimated | None:
         """Return the estimate of a technique combination, or None if there is none."""
@@ -123,17 +128,21 @@ class Estimates:
     def _estimate(self, group: Group, case: Case) -> _Estimated | None:
         if case[1] not in self._cases.uses:
             return None
+        found = self.sum(group)
+        if found is None or not all(self._covered(term.group, case[0]) for term in found.terms):
+            return None
         if group in self.fits:
             return self._memory(self.forecast(group, *case), case, TRACED_ERROR), Origin.TRACED
-        found = self.sum(group)
-        if found is None:
-            return None
         # Further traces leave most sums unchanged, so their estimates are kept.
         error = self.composed_error(found.unseen)
         composed = self._composed.setdefault((found, error), {})
         if case not in composed:
             composed |= self._composed_at(found, self._cases.of(group, case), error)
         return composed[case], Origin.COMPOSED
+
+    def _covered(self, group: Group, geometry: BatchGeometry) -> bool:
+        """Return whether figures of a traced combination at the sizes of a geometry follow from its traces."""
+        return all(self.fits[group].covers(shape) for shape in (geometry.worst, geometry.typical))
 
     def _composed_at(self, found: Sum, at: CaseList, error: float) -> Mapping[Case, MemoryEstimate]:
         rows = mixed_rows([(self._table(term.group, at), term.weight) for term in found.terms])
@@ -169,7 +178,7 @@ class Estimates:
         fit, evaluation = self.fits[group], geometry.evaluation
         found = {apart.phase: _Source(fit, apart.worst, geometry.micro_batches) for apart in geometry.apart}
         if evaluation is not None:
-            beside = self.fits.get(Group(group.choices, evaluation.layout), fit)
+            beside = self.fits.get(replace(group, layout=evaluation.layout), fit)
             found[EVALUATE] = _Source(beside, evaluation.worst, 1)
         return found
 

@@ -13,7 +13,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
-from autotune.planning.additive.design import Design
+from autotune.planning.additive.designs import Designs
 from autotune.planning.additive.group import Group
 from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
@@ -84,7 +84,7 @@ class Planner:
         self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
         self._untimed = [(item.name, item.untimed) for item in problem.trainer.techniques if item.untimed]
-        self._design = Design(cases.groups, cases.group(problem.baseline), recipes)
+        self._designs = Designs(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
 
     @property
@@ -115,7 +115,7 @@ class Planner:
         """
         sizes = chain(at_once, repeat(at_once[-1]))
         total = min(limit, len(self._cases.groups))
-        for groups in self._design.wanted(self._estimates.fits, self._largest_need, limit):
+        for groups in self._designs.wanted(self._estimates.fits, self._largest_need, limit):
             left = groups
             while left:
                 if not goes_on():
@@ -144,7 +144,7 @@ class Planner:
         self._trace([group for group in map(self._cases.group, candidates) if group in self._cases.groups])
 
     def _largest_need(self, group: Group) -> int:
-        geometries = [item for item in self._cases.geometries.values() if item.layout is group.layout]
+        geometries = [item for item in self._cases.geometries_of(group.micro_batches) if item.layout is group.layout]
         largest = max(geometries, key=lambda geometry: geometry.worst.rows * geometry.worst.tokens)
         return self._estimates.forecast(group, largest)[0].peak_bytes
 
@@ -311,5 +311,4 @@ class Planner:
                 continue
             good = {point: reply for point, reply in replies.items() if not isinstance(reply, Untraceable)}
             fits[group] = self._points.fit(group, good)
-        effects = self._design.effects(fits, self._largest_need)
-        self._estimates.learn(level for found in effects.values() for level in found)
+        self._estimates.learn(self._designs.interacting(fits, self._largest_need))

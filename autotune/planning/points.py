@@ -17,8 +17,11 @@ from autotune.planning.extrapolation.fit import Fit, Point, points
 from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.extrapolation.shares import with_shares_of
 from autotune.planning.requests import trace_request
-from autotune.techniques.traits import between_layers, layer_period, uneven
+from autotune.techniques.traits import between_layers, gathers_ahead, layer_period, uneven
 from autotune.trainers.problem import TrainerProblem
+
+# Pairs are mismatched between rows, of which it takes two.
+_FEW_ROWS = 2
 
 
 class GroupPoints:
@@ -34,11 +37,7 @@ class GroupPoints:
         self._cases = cases
         self._layer_kinds = layer_kinds
         self._timed = timed
-        geometries = set(cases.geometries.values())
-        # Only the largest micro-batch of evaluation is extrapolated to.
-        geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
-        self._geometries = geometries
-        self._anchors: dict[tuple[Layout, int], Anchors] = {}
+        self._anchors: dict[tuple[Layout, int | None, int], Anchors] = {}
 
     def of(self, group: Group) -> list[Point]:
         """Return the points of a combination."""
@@ -59,20 +58,19 @@ class GroupPoints:
     def _anchors_of(self, group: Group) -> Anchors:
         plan = self._plan(group)
         split = plan.launch.processes // plan.data_ranks
-        if (group.layout, split) not in self._anchors:
-            self._anchors[group.layout, split] = anchors(group.layout, self._geometries, split)
-        return self._anchors[group.layout, split]
+        key = group.layout, group.micro_batches, split
+        if key not in self._anchors:
+            geometries = self._cases.geometries_of(group.micro_batches)
+            # Only the largest micro-batch of evaluation is extrapolated to.
+            geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
+            self._anchors[key] = anchors(group.layout, geometries, split)
+        return self._anchors[key]
 
     def _plan(self, group: Group) -> TrainingPlan:
         candidate = self._cases.groups.get(group)
         if candidate is None:
             candidate = next(beside[group] for beside in self._cases.evaluated.values() if group in beside)
         return self._problem.trainer.plan(candidate, self._problem.setting)
-
-
-def gathers_ahead(plan: TrainingPlan) -> bool:
-    """Return whether an engine gathers a layer's weights before it is reached, and holds them for a while after."""
-    return plan.in_group
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
@@ -98,9 +96,12 @@ def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], known: Anchors, repli
 def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], known: Anchors) -> list[Point]:
     """Return the point at which a plan is traced for what it holds between micro-batches; none if layers tell it.
 
-    It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch.
+    It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch: the
+    same one for many plans.
     """
     layers = len(layer_kinds)
     if not uneven(plan) or depths_of(plan, layer_kinds) == (layers,):
         return []
-    return [(layers, min(known.shapes, key=lambda shape: shape.rows * shape.tokens))]
+    shapes = [shape for shape in known.shapes if shape.rows >= _FEW_ROWS] or known.shapes
+    smallest = min(shapes, key=lambda shape: shape.rows * shape.tokens)
+    return [(layers, replace(smallest, rows=min(smallest.rows, _FEW_ROWS)))]

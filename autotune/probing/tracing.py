@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -180,43 +179,51 @@ def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[Way]
         ways = by_libraries.setdefault(f"{request.target} {request.model.name} {libraries_of(request.plan)}", {})
         ways.setdefault(same_step(request.plan), []).append(index)
     kinds = [list(ways.values()) for ways in by_libraries.values()]
+    costs = _costs(requests)
     given = [kinds, *(_with_halves(kinds, number) for number in range(len(kinds)))]
-    shared = (_jobs(each, servers, times) for each in given for times in range(1, _MOST_JOBS + 1))
-    return min(shared, key=partial(_length, servers))
+    shared = (_jobs(each, servers, times, costs) for each in given for times in range(1, _MOST_JOBS + 1))
+    return min(shared, key=lambda jobs: _length(servers, jobs, costs))
+
+
+def _costs(requests: Sequence[TraceRequest]) -> list[float]:
+    """Return how long each trace takes, in traces of the fewest layers; its time goes with the layers."""
+    layers = [request.layers for request in requests]
+    fewest = min((number for number in layers if number is not None), default=1)
+    return [number / fewest if number is not None else 1.0 for number in layers]
 
 
 def _with_halves(kinds: Sequence[Sequence[Way]], number: int) -> list[list[Way]]:
-    """Return the technique combinations with the last one of a kind divided in two, since all have the same size."""
+    """Return the technique combinations with the last one of a kind divided in two, since most have the same size."""
     found = [list(ways) for ways in kinds]
     last = found[number].pop()
     found[number] += [way for (way,) in _halves([last])] if len(last) > 1 else [last]
     return found
 
 
-def _jobs(kinds: Sequence[Sequence[Way]], servers: int, times: int) -> list[list[Way]]:
-    """Return jobs of about equal size, about ``times`` jobs for each server; the longest first."""
-    enough = sum(map(_size, kinds)) / (servers * times)
-    jobs = [job for ways in kinds for job in _dealt(ways, max(1, round(_size(ways) / enough)))]
-    while len(jobs) < servers and max(map(_size, jobs)) > 1:
-        largest = max(jobs, key=_size)
+def _jobs(kinds: Sequence[Sequence[Way]], servers: int, times: int, costs: Sequence[float]) -> list[list[Way]]:
+    """Return jobs of about equal length, about ``times`` jobs for each server; the longest first."""
+    enough = sum(_size(ways, costs) for ways in kinds) / (servers * times)
+    jobs = [job for ways in kinds for job in _dealt(ways, max(1, round(_size(ways, costs) / enough)), costs)]
+    while len(jobs) < servers and max(sum(map(len, job)) for job in jobs) > 1:
+        largest = max(jobs, key=lambda job: (sum(map(len, job)) > 1, _size(job, costs)))
         jobs.remove(largest)
         jobs += _halves(largest)
-    return sorted(jobs, key=_size, reverse=True)
+    return sorted(jobs, key=lambda job: _size(job, costs), reverse=True)
 
 
-def _length(servers: int, jobs: Sequence[Sequence[Way]]) -> float:
-    """Return the time at which the last job ends, in traces."""
+def _length(servers: int, jobs: Sequence[Sequence[Way]], costs: Sequence[float]) -> float:
+    """Return the time at which the last job ends, in traces of the fewest layers."""
     ends = [0.0] * servers
     for job in jobs:
-        ends[ends.index(min(ends))] += _size(job) + _START_TRACES
+        ends[ends.index(min(ends))] += _size(job, costs) + _START_TRACES
     return max(ends)
 
 
-def _dealt(ways: Sequence[Way], count: int) -> list[list[Way]]:
-    """Return technique combinations in at most ``count`` jobs of about equal size."""
+def _dealt(ways: Sequence[Way], count: int, costs: Sequence[float]) -> list[list[Way]]:
+    """Return technique combinations in at most ``count`` jobs of about equal length."""
     jobs: list[list[Way]] = [[] for _ in range(count)]
-    for way in sorted(ways, key=len, reverse=True):
-        min(jobs, key=_size).append(way)
+    for way in sorted(ways, key=lambda way: _size([way], costs), reverse=True):
+        min(jobs, key=lambda job: _size(job, costs)).append(way)
     return [job for job in jobs if job]
 
 
@@ -227,8 +234,8 @@ def _halves(job: Sequence[Way]) -> list[list[Way]]:
     return [[job[0][:half]], [job[0][half:]]]
 
 
-def _size(job: Iterable[Way]) -> int:
-    return sum(map(len, job))
+def _size(job: Iterable[Way], costs: Sequence[float]) -> float:
+    return sum(costs[index] for way in job for index in way)
 
 
 def _traced(

@@ -16,6 +16,7 @@ from autotune.units import format_bytes, format_seconds
 TITLE = "vLLM on GPUs of its own"
 _UNKNOWN_TIME = (
     "How long vLLM generates is not known, so nothing says which split is the fastest: measure those that fit."
+    " --output DIR writes config.yaml and a script of each command, with --server-gpus N for the split of your choice."
 )
 
 

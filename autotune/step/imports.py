@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 # CUDA_ERROR_NOT_INITIALIZED of cuda.h: what every driver call but cuInit returns before cuInit.
@@ -30,6 +30,8 @@ _PRELOADED = (
     "trl.models.activation_offloading",
     "autotune.step.jobs",
 )
+# accelerate imports it in every training, where it is installed: half a second in each job.
+_ENGINE = "deepspeed"
 _VIRTUAL = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
 
 
@@ -117,11 +119,14 @@ def import_libraries() -> None:
 
 
 def _import_for_traces() -> None:
-    """Import what every trace uses: the virtual accelerator, TRL's trainers, and the catalogue of techniques."""
+    """Import what every trace uses: the virtual accelerator, TRL's trainers, the catalogue, and DeepSpeed if it can."""
     from autotune.step.trainers import adapters
     from autotune.techniques import catalogue
 
     _import(_VIRTUAL)
+    # If it is broken, so is every training: the job that needs it says why.
+    with suppress(Exception):
+        importlib.import_module(_ENGINE)
     adapters()
     catalogue()
 

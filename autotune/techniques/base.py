@@ -193,6 +193,10 @@ class Technique(ABC):
         """Return whether a process's share of a plan's gradients ends within a layer, and is no sum over layers."""
         return False
 
+    def gathers_ahead(self, plan: TrainingPlan) -> bool:
+        """Return whether weights of layers are gathered before these are reached, so that those at the ends differ."""
+        return False
+
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice

@@ -96,11 +96,13 @@ class Sharding(Technique):
 
     def uneven(self, plan: TrainingPlan) -> bool:
         """Return whether it is ZeRO-2 on the device, whose buffer has every tensor whole that a share has a part of."""
-        document = plan.args.get("deepspeed")
-        zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
-        if not isinstance(zero, Mapping) or plan.launch.processes == 1:
-            return False
-        return zero.get("stage") == ZERO_STAGES["zero2"] and "offload_optimizer" not in zero
+        zero = _zero(plan)
+        shared = plan.launch.processes > 1 and "offload_optimizer" not in zero
+        return shared and zero.get("stage") == ZERO_STAGES["zero2"]
+
+    def gathers_ahead(self, plan: TrainingPlan) -> bool:
+        """Return whether it is ZeRO-3 or FSDP2."""
+        return bool(plan.args.get("fsdp")) or _zero(plan).get("stage") == ZERO_STAGES["zero3"]
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
@@ -113,6 +115,13 @@ class Sharding(Technique):
         if choice in ZERO_STAGES:
             return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **(_DOCUMENT_3 if choice == "zero3" else {})}
         return {}
+
+
+def _zero(plan: TrainingPlan) -> Mapping[str, object]:
+    """Return what a plan's DeepSpeed document says of ZeRO; nothing if there is none."""
+    document = plan.args.get("deepspeed")
+    zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
+    return zero if isinstance(zero, Mapping) else {}
 
 
 TECHNIQUE = Sharding()

@@ -64,6 +64,11 @@ def uneven(plan: TrainingPlan) -> bool:
     return any(technique.uneven(plan) for technique in catalogue())
 
 
+def gathers_ahead(plan: TrainingPlan) -> bool:
+    """Return whether an engine gathers a layer's weights before it is reached, and holds them for a while after."""
+    return any(technique.gathers_ahead(plan) for technique in catalogue())
+
+
 def between_layers(plan: TrainingPlan) -> TrainingPlan:
     """Return a plan that holds the same between micro-batches and updates alike, in the fewest operators.
 

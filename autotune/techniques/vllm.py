@@ -19,6 +19,7 @@ COLOCATED = frozenset({COLOCATE, SLEEPING})
 
 # The range that TRL 1.16 supports (trl/import_utils.py); it warns outside of it, and nothing is known of it there.
 _VERSIONS = ">=0.22,<=0.31"
+_NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --output writes the commands of both"
 
 
 class Vllm(Technique):
@@ -56,7 +57,7 @@ class Vllm(Technique):
             return "the package vllm is not installed"
         if not installed(machine, "vllm", _VERSIONS):
             return f"TRL supports vllm 0.22 to 0.31, and {machine.packages['vllm']} is installed"
-        return "it needs a vLLM server that runs already, and autotune starts none" if choice == SERVER else None
+        return _NO_SERVER if choice == SERVER else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for weights in 8 bits, which TRL refuses (trl/generation/vllm_generation.py)."""

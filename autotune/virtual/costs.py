@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.plan import Launch
 from autotune.core.step_time import Factors, StepTime
 from autotune.errors import InputError
+from autotune.virtual.links import Collective, sending_seconds
 
 
 class Kind(StrEnum):
@@ -24,6 +26,10 @@ class Kind(StrEnum):
     NOTHING = "nothing"
 
 
+ALONE = Launch()
+"""The launch of a process that shares its training with no other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work of one operator.
@@ -37,6 +43,7 @@ class Work:
         waits: for a copy, whether the host waits until it is done; for communication, whether the device does, because
             it is on the device's default stream.
         times: how often it is done; an operator of a loop that was traced once stands for all its repetitions.
+        collective: for communication, which ranks take part; None: some of one machine.
     """
 
     kind: Kind
@@ -46,12 +53,19 @@ class Work:
     bytes_written: int = 0
     waits: bool = False
     times: int = 1
+    collective: Collective | None = None
 
 
-def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors) -> float:
-    """Return how long an operator occupies the device or a copy engine: the larger of compute and memory time."""
+def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors, launch: Launch = ALONE) -> float:
+    """Return how long an operator occupies the device, a copy engine or the links to other ranks.
+
+    On the device it is the larger of compute and memory time.
+
+    Args:
+        launch: the processes of the training, and the machines that they are in.
+    """
     if work.kind is Kind.COMMUNICATION:
-        return work.bytes_written / (speeds.nvlink or speeds.pcie) * factors.communication
+        return sending_seconds(work.bytes_written, work.collective, speeds, launch) * factors.communication
     if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
         return work.bytes_written / speeds.pcie * factors.copies
     moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth * factors.memory
@@ -64,7 +78,7 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors) -> float:
     return 0.0
 
 
-def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None) -> StepTime:
+def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None, launch: Launch = ALONE) -> StepTime:
     """Return the time of a sequence of operators on a GPU.
 
     The host launches operators one after another and runs ahead of the device, which executes them in order. A step is
@@ -73,6 +87,9 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
     for their result, so the overlap is the best possible. The same holds for communication that an engine starts
     asynchronously or on a stream of its own; what it runs on the default stream overlaps with copies only. That all
     ranks arrive at the same time, and that messages are long enough for the links' full speed, makes it a lower bound.
+
+    Args:
+        launch: the processes of the training, and the machines that they are in.
 
     Raises:
         InputError: the speeds of the GPU are not known.
@@ -94,7 +111,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
             continue
         launches += work.times
         host += factors.launch_seconds * work.times
-        seconds = operator_seconds(work, speeds, factors) * work.times
+        seconds = operator_seconds(work, speeds, factors, launch) * work.times
         busy[kind] += seconds
         begin = max(host, device)
         if kind not in engines:

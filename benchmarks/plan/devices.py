@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="H100-80GB")
     parser.add_argument("--num-processes", type=int, default=8)
     parser.add_argument("--num-machines", type=int)
+    parser.add_argument("--network", type=float, help="Gbit/s of each machine")
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--documents", type=int, default=4, help="per process and optimizer step")
     arguments = parser.parse_args()
@@ -51,6 +52,8 @@ def main() -> None:
                  "--global-batch-size", str(arguments.documents * arguments.num_processes)]  # fmt: skip
         if arguments.num_machines is not None:
             words += ["--num-machines", str(arguments.num_machines)]
+        if arguments.network is not None:
+            words += ["--network", str(arguments.network)]
         environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         done = subprocess.run([*words, "--json"], env=environment, stdout=subprocess.PIPE, check=False)

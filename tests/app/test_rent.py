@@ -33,6 +33,9 @@ TIGHT = "1200MiB"
 WORDS = ("T4", "A100-80GB", "H100-SXM", "H200", "700MiB")
 PRICES = {"T4": 0.1, "A100-80GB": 1.8, "H100": 4}
 BANDWIDTH = 1e12
+SHARDED: Mapping[str, Choice] = {**ONE_WAY, "sharding": "fsdp2", "dp_replicate_size": 1}
+NETWORK = 400e9 / 8
+"""Bytes per second of 400 Gbit/s."""
 pytestmark = pytest.mark.slow
 
 
@@ -222,6 +225,29 @@ def test_a_choice_that_some_gpus_lack_is_the_reason_of_these_alone(model: str) -
 def test_a_budget_holds_where_a_gpu_has_more(model: str) -> None:
     table = autotune.rent(model, seq_len=64, fix=ONE_WAY, memory_budget=700 * MIB)
     assert not any(offer.fits for offer in table.offers)
+
+
+def test_every_gpu_of_a_table_is_in_machines_with_the_network(model: str, tracer: FollowingTracer) -> None:
+    before, several = len(tracer.requests), {"num_processes": 16, "num_machines": 4, "global_batch_size": 16}
+    table = autotune.rent(model, seq_len=64, fix=SHARDED, network=400, **several)  # type: ignore[arg-type]
+    speeds = [request.gpu.speeds for request in tracer.requests[before:] if request.gpu is not None]
+    speeds += [offer.gpu.speeds for offer in table.offers]
+    assert {each.network for each in speeds if each is not None} == {NETWORK}
+    assert any("a network of 400 Gbit/s" in note for note in table.notes)
+    assert table.settings["network"] == 400
+
+
+def test_of_the_numbers_that_are_tried_those_with_several_machines_have_it(model: str, tracer: FollowingTracer) -> None:
+    before, fewest = len(tracer.requests), {"num_processes": "auto", "global_batch_size": 32}
+    small = 150 * MIB
+    autotune.rent(model, seq_len=64, gpu="T4", fix=SHARDED, memory_budget=small, network=400, **fewest)  # type: ignore[arg-type]
+    networks = {
+        request.plan.launch.processes: request.gpu.speeds.network
+        for request in tracer.requests[before:]
+        if request.gpu is not None and request.gpu.speeds is not None
+    }
+    assert {count for count in networks if count > 8} == {16, 32}
+    assert all(network == (NETWORK if count > 8 else None) for count, network in networks.items())
 
 
 @pytest.mark.parametrize(

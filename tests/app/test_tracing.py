@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def test_plans_that_differ_in_sizes_alone_share_a_process() -> None:
 def test_so_do_those_for_which_libraries_are_the_same() -> None:
     requests = [request(), request(optim="adafactor"), request(bf16=True), request(use_liger_kernel=True)]
     assert shared_out(requests, servers=1) == [[[0], [1], [2]], [[3]]]
+
+
+def test_a_trace_of_a_whole_model_has_a_job_of_its_own_which_starts_first() -> None:
+    few = [replace(request(rows), layers=2) for rows in (1, 2, 3, 4)]
+    whole = replace(request(gradient_checkpointing=False), layers=32)
+    assert shared_out([*few, whole], servers=2) == [[[4]], [[0, 1, 2, 3]]]
 
 
 def test_what_is_not_known_to_leave_libraries_alone_has_a_process_of_its_own() -> None:

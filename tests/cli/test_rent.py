@@ -39,11 +39,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_options_reach_the_api(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    words = "M D --gpu all --prices p.yaml --num-processes auto --num-machines 2 --allow lora"
+    words = "M D --gpu all --prices p.yaml --num-processes auto --num-machines 2 --network 400 --allow lora"
     assert plan(*words.split()) == 0
     assert asked == {
         "model": "M", "dataset": "D", "gpu": "all", "prices": "p.yaml", "num_processes": "auto", "num_machines": 2,
-        "allow": ("lora",),
+        "network": 400.0, "allow": ("lora",),
     }  # fmt: skip
     assert "The cheapest: 1 x L40S" in capsys.readouterr().out
 
@@ -79,6 +79,7 @@ def test_json_is_the_whole_table_and_all_that_is_on_stdout(
         ("M --gpu all", "There is neither a dataset nor a length."),
         ("M --seq-len 8 --gpu all --prices nowhere.yaml", "nowhere.yaml cannot be read"),
         ("M --seq-len 8 --gpu all --num-processes 8 --global-batch-size 12", "Take a multiple of 8."),
+        ("M D --gpu T4 --network fast", "invalid float value: 'fast'"),
     ],
 )
 def test_what_cannot_be_used_is_one_message(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,20 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.bundle import PlannedBundle
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedGroup, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.rent import Offer, Rent
-from autotune.core.vllm import VllmOutlook, VllmShare
+from autotune.core.vllm import ServerSplit, VllmOutlook, VllmShare
 from autotune.reporting.plan_words import BASIS
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
 
 
-EXPLAINED = [VllmOutlook, VllmShare, Explanation, TracedGroup, TracedPoint, PartPeak, PartTime, Additions]
+OF_PLANS = [Plan, PlannedBundle, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
+OF_VLLM = [VllmOutlook, VllmShare, ServerSplit]
+EXPLAINED = [Explanation, TracedGroup, TracedPoint, PartPeak, PartTime, Additions]
 
 
-@pytest.mark.parametrize("kind", [Plan, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer, *EXPLAINED])
+@pytest.mark.parametrize("kind", [*OF_PLANS, *OF_VLLM, *EXPLAINED])
 def test_every_key_of_the_document_is_documented(kind: type) -> None:
     documented = set(re.findall(r"`([a-z_0-9]+)`", DOCUMENT))
     assert {field.name for field in dataclasses.fields(kind)} - documented == set()

@@ -25,6 +25,7 @@ from autotune.core.candidate import Choice
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.arguments import training_arguments
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.emit.measured import measured
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import training_rows
 from autotune.techniques import find
@@ -192,8 +193,8 @@ def test_a_bundle_says_that_accelerate_has_no_fsdp_on_a_cpu(tmp_path: Path) -> N
     rows = training_rows(result.workload, plan, tmp_path)
     cpu, gpu = (replace(result, hardware=machine.hardware) for machine in (TWO, EIGHT))
     said = "trl trains with DDP there"
-    assert said in " ".join(provenance(cpu, chosen, rows))
-    assert said not in " ".join(provenance(gpu, chosen, rows))
+    assert said in " ".join(provenance(measured(cpu, chosen), rows))
+    assert said not in " ".join(provenance(measured(gpu, chosen), rows))
     # With sizes of groups, accelerate refuses a CPU (ParallelismConfig._validate_accelerator).
     split = replace(chosen, plan=replace(plan, args={**plan.args, "parallelism_config": {"dp_shard_size": 2}}))
-    assert "trl refuses the groups of processes there" in " ".join(provenance(cpu, split, rows))
+    assert "trl refuses the groups of processes there" in " ".join(provenance(measured(cpu, split), rows))

@@ -72,6 +72,7 @@ def test_a_full_disk_is_named(tokenized_directory: Path, tmp_path: Path) -> None
 
 
 def test_a_moved_bundle_keeps_its_script_right(tmp_path: Path) -> None:
+    from autotune.emit.measured import measured
     from autotune.emit.script import script_text
     from tests.reporting.examples import a_result
 
@@ -79,7 +80,7 @@ def test_a_moved_bundle_keeps_its_script_right(tmp_path: Path) -> None:
     assert result.recommended is not None
     plan = TrainingPlan("sft", {"padding_free": True, "max_length": None}, truncate_to=1024)
     chosen = replace(result.recommended, plan=plan)
-    text = script_text(result, chosen, training_rows(result.workload, plan, tmp_path))
+    text = script_text(measured(result, chosen), training_rows(result.workload, plan, tmp_path))
     assert "str(BUNDLE / 'rows.parquet')" in text
     assert repr(str(tmp_path / "rows.parquet")) not in text
 

@@ -13,6 +13,7 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
+from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.planning.points import fit_of, traced_points
 from autotune.probing import JobServer, trace_all
@@ -24,7 +25,9 @@ LAYERS, RANKS, TOKENS = 12, 8, 128
 # The weights of layers and the embedding larger than what is computed with them, as in large models.
 WIDE: dict[str, Any] = {"hidden_size": 256, "vocab_size": 4096}
 ANCHORS = Anchors(Basis.CONSTANT, (Shape(1, TOKENS),))
-KINDS = ["layer"] * LAYERS
+# The sizes of Llama-3.1-8B.
+LARGE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
 CHECKPOINTED = {"gradient_checkpointing": True}
 nightly = pytest.mark.nightly
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -47,15 +50,7 @@ pytestmark = pytest.mark.slow
 def test_a_full_trace_is_what_small_ones_foretell(
     args: dict[str, Any], job_server: JobServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = {"per_device_train_batch_size": 1, "max_length": TOKENS, "bf16": True,
-             "gradient_accumulation_steps": 2, "gradient_checkpointing": False}  # fmt: skip
-    plan = TrainingPlan("sft", {**shape, **args}, launch=Launch(RANKS))
-    wanted = traced_points(plan, KINDS, ANCHORS)
-
-    *small, full = _traced(job_server, tmp_path, [*((traced, depth) for (depth, _), traced in wanted.items()),
-                                                 (plan, LAYERS)])  # fmt: skip
-    fit = fit_of(plan, KINDS, ANCHORS, dict(zip(wanted, small, strict=True)))
-    foretold = fit.forecast(LAYERS, ANCHORS.shapes[0], 2)
+    foretold, full = _foretold(args, WIDE, LAYERS, job_server, tmp_path)
 
     reserved = foretold.peak_bytes + foretold.overhead_bytes + foretold.unused_bytes
     deviations = (f"tensors {foretold.peak_bytes / full.device.bytes - 1:+.2%}",
@@ -65,15 +60,49 @@ def test_a_full_trace_is_what_small_ones_foretell(
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.01)
     # What ZeRO-1 takes for the first update depends on the tensors that a rank's share ends in.
-    error = 0.02 if zero_stage(plan) == 1 else 0.005
+    error = 0.02 if zero_stage(plan_of(args)) == 1 else 0.005
     for section in full.sections:
         totals = [sum(levels.values()) for (part, _), levels in foretold.stretches.items() if part == section.part]
         if max(section.totals, default=0):
             assert max(totals) == pytest.approx(max(section.totals), rel=error), section.part
 
 
-def _traced(server: JobServer, folder: Path, wanted: list[tuple[TrainingPlan, int]]) -> list[TraceReply]:
-    source = ModelSource(str(write_small_model(folder / "model", weights=False, num_hidden_layers=LAYERS, **WIDE)))
+@nightly
+@needs_deepspeed
+@pytest.mark.parametrize("more", [pytest.param({}, id="zero1"), pytest.param(CHECKPOINTED, id="zero1-checkpointed")])
+def test_the_peak_of_a_large_model_is_what_few_of_its_layers_foretell(
+    more: dict[str, Any], job_server: JobServer, tmp_path: Path
+) -> None:
+    """A rank's share of 8 billion weights has tensors of many layers; that of few layers has a part of one."""
+    foretold, full = _foretold({**zero(1), **more}, LARGE, LARGE["num_hidden_layers"], job_server, tmp_path)
+
+    assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
+
+
+def plan_of(args: dict[str, Any]) -> TrainingPlan:
+    shape = {"per_device_train_batch_size": 1, "max_length": TOKENS, "bf16": True,
+             "gradient_accumulation_steps": 2, "gradient_checkpointing": False}  # fmt: skip
+    return TrainingPlan("sft", {**shape, **args}, launch=Launch(RANKS))
+
+
+def _foretold(
+    args: dict[str, Any], shape: dict[str, Any], layers: int, server: JobServer, folder: Path
+) -> tuple[Forecast, TraceReply]:
+    """Return what traces of few layers foretell of a model, and a trace of all of its layers."""
+    plan, kinds = plan_of(args), ["layer"] * layers
+    wanted = traced_points(plan, kinds, ANCHORS)
+    source = ModelSource(
+        str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
+    )
+    *small, full = _traced(server, folder, source, [*((traced, depth) for (depth, _), traced in wanted.items()),
+                                                    (plan, layers)])  # fmt: skip
+    fit = fit_of(plan, kinds, ANCHORS, dict(zip(wanted, small, strict=True)))
+    return fit.forecast(layers, ANCHORS.shapes[0], 2), full
+
+
+def _traced(
+    server: JobServer, folder: Path, source: ModelSource, wanted: list[tuple[TrainingPlan, int]]
+) -> list[TraceReply]:
     requests = [
         TraceRequest(plan, source, "cuda", ((TOKENS,),), layers=depth, gpu=find_gpu("H100-80GB"))
         for plan, depth in wanted

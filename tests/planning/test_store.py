@@ -108,3 +108,23 @@ def test_a_shared_trace_that_was_removed_from_the_cache_is_run_again(tmp_path: P
     largest.unlink()
     Traces(tracer, Cache(tmp_path), "model", {}).get([replace(request(), gpu=H100)])
     assert len(tracer.requests) == 2
+
+
+def test_another_network_is_timed_for_itself_and_the_times_of_both_are_kept(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    slow, fast = (replace(request(), gpu=H100.networked(network)) for network in (5e10, 4e11))
+    for asked in (slow, fast, slow, fast):
+        reply = Traces(tracer, Cache(tmp_path), "model", {}).get([asked])[0]
+        assert isinstance(reply, TraceReply)
+        assert any(figures.are_of(asked.gpu) for figures in reply.gpus)
+    assert [asked.gpu for asked in tracer.requests] == [slow.gpu, fast.gpu]
+    assert [gpu.speeds for gpu in tracer.requests[1].others] == [slow.gpu and slow.gpu.speeds]
+
+
+def test_gpus_that_share_a_trace_are_in_machines_with_the_same_network(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100))
+    traces.get([replace(request(), gpu=A100.networked(5e10))])
+    assert tracer.requests[0].others == (H100.networked(5e10),)
+    traces.get([replace(request(), gpu=H100.networked(5e10))])
+    assert len(tracer.requests) == 1

@@ -46,7 +46,7 @@ def with_version(version: str) -> Machine:
         (with_version("0.33.0"), "colocate-sleep", "0.22 to 0.31, and 0.33.0 is installed"),
         (with_version("0.24.0+cu129"), "colocate", None),
         (with_version("0.31.0"), "colocate-sleep", None),
-        (with_version("0.31.0"), "server", "autotune starts none"),
+        (with_version("0.31.0"), "server", "probes start none"),
         (PLANNED, "colocate", None),
         (PLANNED, "server", None),
         (GPU, "off", None),

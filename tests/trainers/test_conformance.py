@@ -20,6 +20,7 @@ from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments
 from autotune.emit.bundle import write_bundle
 from autotune.emit.config import config_text
+from autotune.emit.measured import measured
 from autotune.emit.rows import training_rows
 from autotune.emit.script import script_text
 from autotune.errors import InputError
@@ -218,7 +219,7 @@ def handed_over(found: Prepared, tmp_path: Path) -> tuple[Result, Choosable]:
 @EVERY
 def test_its_script_compiles_and_names_its_classes(trainer: Trainer, prepared: Prepare, tmp_path: Path) -> None:
     result, chosen = handed_over(prepared(trainer, trainer.formats[-1].name), tmp_path)
-    text = script_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path))
+    text = script_text(measured(result, chosen), training_rows(result.workload, chosen.plan, tmp_path))
     code = compile(text, "train.py", "exec")
     assert {trainer.config_class, trainer.trainer_class} <= set(code.co_names)
 
@@ -232,8 +233,9 @@ def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
         write_bundle(result, tmp_path / "bundle")
         assert sorted(file.name for file in (tmp_path / "bundle").iterdir()) == ["result.json", "train.py"]
         return
-    text = config_text(result, chosen, training_rows(result.workload, chosen.plan, tmp_path), tmp_path)
-    launched = launch_arguments(result.hardware)
+    given = measured(result, chosen)
+    text = config_text(given, training_rows(result.workload, chosen.plan, tmp_path), tmp_path)
+    launched = launch_arguments(1, 1)
     document = {name: value for name, value in yaml.safe_load(text).items() if name not in launched}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({**document, "output_dir": str(tmp_path)}), encoding="utf-8")

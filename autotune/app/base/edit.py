@@ -102,7 +102,7 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
     """Yield the keys that ``trl`` hands on to ``accelerate launch``."""
     values = base.file.values
     named = next((name for name in LAUNCH_FILES if values.get(name)), None)
-    for name, value in launch_arguments(hardware).items():
+    for name, value in launch_arguments(hardware.processes, hardware.threads).items():
         if name not in values and named is None:
             yield (name,), value
     for name in COUNTS:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.app.check.beside import trainer_in
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, Command, of_file, read_command_line
 from autotune.inspection.yaml_file import YamlFile, read_yaml
@@ -137,7 +138,7 @@ def written(asked: Asked) -> Written:
 
 
 def _trainer_of(file: YamlFile | None) -> str:
-    """Return the only trainer that has all of a file's keys that belong to some trainer.
+    """Return the only trainer that has all of a file's keys that belong to some trainer; of several, a bundle's.
 
     Raises:
         InputError: there is not exactly one.
@@ -150,6 +151,9 @@ def _trainer_of(file: YamlFile | None) -> str:
     having = [item.name for item in known if own <= item.fields]
     if len(having) == 1:
         return having[0]
+    handed_over = trainer_in(file.path.parent)
+    if handed_over in having:
+        return handed_over
     if not own or len(having) == len(known):
         raise InputError(f"No key of {file.path} says which trainer it is for.", hint=_REMEDY)
     if having:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from autotune.app.check.beside import said_of_plan
 from autotune.app.check.candidate import as_candidate
 from autotune.app.check.engine import engine_args, loads_apart
 from autotune.app.check.launch import Launching
@@ -81,6 +82,8 @@ class Fitting:
         silent += of_rows(named.dataset, streams=named.streams)
         said = loads_apart(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, said, "fsdp_config")] if said is not None else []
+        if task.written.file is not None:
+            silent += said_of_plan(self.config, plan, task.written.file.path.parent)
         found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)

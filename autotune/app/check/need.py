@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.app.check.beside import result_in, trains_like
 from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned
 from autotune.core.batch_geometry import BatchGeometry
-from autotune.core.codec import DecodeError, decode
 from autotune.core.configuration import Configuration
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
-from autotune.core.result import Result
 from autotune.core.status import ProbeStatus
 from autotune.core.verdict import Need, Outcome, Source, judged
 from autotune.core.workload import Workload
@@ -26,13 +24,10 @@ from autotune.probing import JobServer, probe
 from autotune.trainers import find_trainer
 from autotune.units import MIB, format_duration
 
-RESULT = "result.json"
 CPU_PROCESS_BYTES = 160 * MIB
 """What a process on a CPU may hold beside its tensors: what libraries allocate, and what C's allocator keeps. Real runs
 of four configurations with 243 to 518 MiB of traced tensors needed a limit of 60 to 120 MiB above 1.1 times that, by
 bisection (tests/app/check/test_against_real_runs.py has these and six more)."""
-# What TRL's and transformers' classes make of their own defaults (__post_init__).
-_FILLED_IN = frozenset({"bf16", "gradient_checkpointing_kwargs", "pad_to_multiple_of", "steps_per_generation"})
 # Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published); where
 # the device has this many times what is needed, they are not worth their time.
 _FAR = 1.5
@@ -169,7 +164,7 @@ def studied(
     Args:
         folder: the configuration's.
     """
-    result = _result(folder)
+    result = result_in(folder)
     if result is None or result.recommended is None or not result.confirmed:
         return None
     hardware, known = planned.machine.hardware, result.hardware
@@ -182,7 +177,7 @@ def studied(
         result.workload.model.fingerprint == workload.model.fingerprint,
         rows == workload.dataset.lengths,
         dict(result.environment) == environment(planned.machine),
-        _trains_like(result.recommended.plan, plan, config),
+        trains_like(result.recommended.plan, plan, config),
     )
     if not all(same):
         return None
@@ -209,23 +204,3 @@ def with_shape(answer: Answer, geometry: BatchGeometry) -> Answer:
         return answer
     worst = geometry.worst
     return replace(answer, need=replace(answer.need, rows=worst.rows, tokens=round(worst.tokens)))
-
-
-def _result(folder: Path) -> Result | None:
-    try:
-        return decode(Result, json.loads((folder / RESULT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, DecodeError):
-        return None
-
-
-def _trains_like(measured: TrainingPlan, plan: TrainingPlan, config: Configuration) -> bool:
-    """Whether a configuration has all that was measured, and nothing else that matters to a step."""
-    differing = (name for name in plan.args if config.values.get(name) != config.defaults.get(name))
-    further = {name for name in differing if name not in measured.args} - _FILLED_IN
-    model = {name: value for name, value in measured.model.items() if value not in (None, False)}
-    return (
-        not further
-        and all(plan.args.get(name, config.values.get(name)) == value for name, value in measured.args.items())
-        and all(plan.model.get(name) == value for name, value in model.items())
-        and plan.env == measured.env
-    )

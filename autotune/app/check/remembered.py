@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.check.asked import Asked, Written
-from autotune.app.check.need import RESULT, needs_more
+from autotune.app.check.beside import DOCUMENTS
+from autotune.app.check.need import needs_more
 from autotune.app.planned import Planned, state_of
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.verdict import Outcome, Verdict, headline, judged
@@ -80,7 +81,8 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     local = _local(asked, written)
     if not all(name in named for name in local):
         return None
-    beside = _state(written.file.path.parent / RESULT) if written.file is not None else None
+    folder = written.file.path.parent if written.file is not None else None
+    beside = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
     software = environment(planned.machine)
     device = planned.described.name, planned.machine.hardware.memory_bytes
     options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}

@@ -12,6 +12,7 @@ from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
+from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
 from autotune.units import format_share
@@ -38,6 +39,7 @@ def silently(
         if trainer.name not in max_length.TECHNIQUE.changes_in:
             yield from _rows(plan, profile, whose)
     yield from _mixing(plan, setting)
+    yield from _served(plan)
     yield from _weights(plan, given)
     yield from _positions(geometry, setting)
     yield from _rules(trainer, setting, known)
@@ -80,6 +82,15 @@ def _steps(plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> i
     parted = size if isinstance(size, float | int) else 0
     kept = 1 - (parted if parted < 1 else parted / all_rows)
     return max(1, -(-round(geometry.rows * kept) // in_step))
+
+
+def _served(plan: TrainingPlan) -> Iterator[Finding]:
+    if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
+        said = (
+            "A vLLM server on other GPUs generates the completions, and has to run before the training starts; what is"
+            " said of memory is of the GPUs that train."
+        )
+        yield Finding(Severity.NOTE, said, "vllm_mode")
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:

@@ -58,6 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show how one estimate came about: of the fastest that fits, or of the baseline; --fix chooses which",
     )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="write a bundle of the fastest that fits: config.yaml, train.py, …; not measured",
+    )
+    parser.add_argument(
+        "--server-gpus",
+        type=int,
+        metavar="N",
+        help="with vllm=server: of these GPUs, those of the server (default: any)",
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page about the plan, such as plan.html")
     add_json(parser, "all estimates")
 
@@ -74,9 +85,11 @@ def epilog() -> str:
         "  autotune plan Qwen/Qwen2.5-7B data.jsonl --gpu all --prices prices.yaml\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes auto --global-batch-size 64\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 8\n"
+        "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 32 --num-machines 4 --network 3200\n"
+        "  autotune plan ./my-model data.jsonl --gpu H100-80GB --output planned\n"
         "  autotune plan --gpu list\n\n"
         f"{trainer_names()}\n"
-        "exit codes: 0 something is predicted to fit, 1 nothing is, 2 the input cannot be used\n"
+        "exit codes: 0 something is predicted to fit, and written by --output; 1 nothing is; 2 input cannot be used\n"
     )
 
 
@@ -122,7 +135,12 @@ def run(arguments: argparse.Namespace) -> int:
         from autotune.api.report import report
 
         stderr_console().print(f"wrote {report(found, output=page)}", soft_wrap=True, markup=False, highlight=False)
-    return 0 if found.fastest is not None else 1
+    if "output" not in options:
+        return 0 if found.fastest is not None else 1
+    where = f"wrote {found.bundle.directory}, planned and not measured" if found.bundle is not None else ""
+    said = where or f"Nothing was written: {found.unwritten}."
+    stderr_console().print(said, soft_wrap=True, markup=False, highlight=False)
+    return 0 if found.bundle is not None else 1
 
 
 def _compare(options: dict[str, Any], *, as_json: bool) -> int:
@@ -133,9 +151,11 @@ def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     from autotune.reporting.rent import show_rent
     from autotune.reporting.watch import watching
 
-    for name in ("top", "explain"):
+    for name in ("top", "explain", "output", "server_gpus"):
         if name in options:
-            raise InputError(f"--{name} is for the plan of one GPU, not for a table of many.", hint="Leave it out.")
+            raise InputError(
+                f"--{name.replace('_', '-')} is for the plan of one GPU, not for a table of many.", hint="Leave it out."
+            )
     # Without a name, it is this machine's GPU whose numbers are compared.
     options.setdefault("gpu", None)
     with watching(stderr_console()) as listener:

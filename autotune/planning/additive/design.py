@@ -24,18 +24,19 @@ class Design:
     the interaction, if both effects depend on the size of the micro-batch and the limit allows it.
 
     Args:
-        groups: every group of the search space.
-        base: the group of the baseline, from which effects are counted.
+        groups: every group of the search space that has as many micro-batches of a step traced as the base.
+        base: the group from which effects are counted: the baseline's, or the one most like it.
         recipes: the groups of documented candidates.
     """
 
     def __init__(self, groups: Collection[Group], base: Group, recipes: Sequence[Group]) -> None:
         self._groups = groups
         self._recipes = recipes
+        self._steps = base.micro_batches
         layouts = dict.fromkeys([base.layout, *sorted({group.layout for group in groups})])
         every = [base, *groups]
         self._centres = {
-            layout: _nearest(base, [group for group in every if group.layout is layout]) for layout in layouts
+            layout: nearest(base, [group for group in every if group.layout is layout]) for layout in layouts
         }
 
     def wanted(self, fits: Mapping[Group, Fit], need: Callable[[Group], int], limit: int) -> Iterator[list[Group]]:
@@ -48,7 +49,7 @@ class Design:
         Args:
             fits: the traced groups. The caller adds to it between batches.
             need: returns the bytes of a traced group's largest micro-batch.
-            limit: the most groups to trace in all; the first batch may exceed it.
+            limit: the most groups of this design to trace in all; the first batch may exceed it.
         """
         base = next(iter(self._centres.values()))
         if len(self._groups) <= limit:
@@ -63,17 +64,18 @@ class Design:
             for centre in others
             for group in _singles(centre, self._groups)
             if all((factor, group.levels[factor]) in interacting for factor in group.differences(centre))
-        ][: max(0, limit - len(fits))]
+        ][: max(0, limit - len(self._own(fits)))]
         effects = self.effects(fits, need)
         found = chain.from_iterable(_pairs(self._centres[layout], effects[layout], self._groups) for layout in effects)
         ranked = [group for _, group in sorted(found, key=lambda pair: -pair[0]) if group not in fits]
-        yield ranked[: max(0, limit - len(fits))]
+        yield ranked[: max(0, limit - len(self._own(fits)))]
 
     def effects(self, fits: Mapping[Group, Fit], need: Callable[[Group], int]) -> dict[Layout, dict[Level, float]]:
         """Return the main effects of levels, in bytes of the largest micro-batch, by layout.
 
         Only levels whose effect depends on the size of the micro-batch are included.
         """
+        fits = self._own(fits)
         found: dict[Layout, dict[Level, float]] = {}
         for layout, centre in self._centres.items():
             if centre in fits:
@@ -85,6 +87,9 @@ class Design:
                 }
         return found
 
+    def _own(self, fits: Mapping[Group, Fit]) -> Mapping[Group, Fit]:
+        return {group: fit for group, fit in fits.items() if group.micro_batches == self._steps}
+
     def _each_once(self, base: Group) -> Iterator[Group]:
         """Yield, for each level, a group that has it and one that differs in that factor only, the base if possible."""
         having: dict[Level, list[Group]] = {}
@@ -93,15 +98,16 @@ class Design:
                 for level in group.levels.items():
                     having.setdefault(level, []).append(group)
         for (knob, choice), groups in having.items():
-            nearest = _nearest(base, groups)
+            near = nearest(base, groups)
             if choice != base.levels[knob]:
-                yield nearest
-            partners = [group for group in self._groups if group.differences(nearest) == (knob,)]
-            if len(nearest.differences(base)) > 1 and partners:
-                yield _nearest(base, partners)
+                yield near
+            partners = [group for group in self._groups if group.differences(near) == (knob,)]
+            if len(near.differences(base)) > 1 and partners:
+                yield nearest(base, partners)
 
 
-def _nearest(base: Group, groups: Iterable[Group]) -> Group:
+def nearest(base: Group, groups: Iterable[Group]) -> Group:
+    """Return the first of the groups that differ from the base in the fewest factors."""
     return min(groups, key=lambda group: len(group.differences(base)))
 
 

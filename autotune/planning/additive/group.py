@@ -8,12 +8,10 @@ from functools import cached_property, lru_cache
 
 from autotune.core.batch_geometry import Layout
 from autotune.core.candidate import Candidate, Choice
-from autotune.techniques.traits import MOST_TRACED, allocator_knobs, size_knobs
+from autotune.techniques.traits import allocator_knobs, size_knobs
 
 LAYOUT = "layout"
 """Name of the layout as a factor beside the knobs."""
-MICRO_BATCHES = "micro-batches"
-"""Name of the micro-batches of a step as such a factor; without a process group they are always as many."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,8 @@ class Group:
 
     Attributes:
         choices: the choices of all knobs, except those that only set sizes or the allocator's behaviour.
-        micro_batches: those of a step that are traced, where a step of one is not a part of a step of two.
+        micro_batches: those of a step that are traced, where a step of one is not a part of a step of two; groups that
+            differ in them have other sizes too, and one is not predicted from the other.
     """
 
     choices: Candidate
@@ -35,7 +34,7 @@ class Group:
     @cached_property
     def levels(self) -> Mapping[str, Choice]:
         """The level of each factor: the choice of each knob, and the layout."""
-        return dict(self.choices) | {LAYOUT: self.layout.value, MICRO_BATCHES: self.micro_batches or MOST_TRACED}
+        return dict(self.choices) | {LAYOUT: self.layout.value}
 
     @cached_property
     def _hash(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf, lcm
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, rounded_up
@@ -28,6 +28,8 @@ def anchors(layout: Layout, geometries: Iterable[BatchGeometry], split: int = 1)
     chosen = [geometry for geometry in geometries if geometry.layout is layout]
     shapes = {shape for geometry in chosen for shape in (*geometry.shapes, geometry.typical)}
     shapes |= {shape for geometry in chosen for item in geometry.apart for shape in (item.worst, item.typical)}
+    if layout is not Layout.FLAT and (themselves := _themselves(shapes, split)) is not None:
+        return themselves
     # The head sees the tokens of all sequences of a row that a rank has.
     chunk_tokens = _CHUNK_TOKENS * split // chosen[0].sequences
     multiple = 2 * split if split > 1 else 1
@@ -61,6 +63,17 @@ def anchors(layout: Layout, geometries: Iterable[BatchGeometry], split: int = 1)
     if shortest == longest or longest == rounded_up(round(narrowest.tokens), multiple):
         return Anchors(Basis.ROWS, at_longest, *limits)
     return Anchors(Basis.TOKENS, (*at_longest, _like(narrowest, few, shortest)), *limits)
+
+
+def _themselves(shapes: Collection[Shape], split: int) -> Anchors | None:
+    """Return the shapes themselves if there are no more than would be traced to extrapolate to them, else None."""
+    rows, tokens = sorted(shape.rows for shape in shapes), {shape.tokens for shape in shapes}
+    alike = len({(shape.tokens, shape.generated, shape.beside) for shape in shapes}) == 1
+    whole = all(size % 1 == 0 and size % (2 * split if split > 1 else 1) == 0 for size in tokens)
+    if len(rows) > Basis.ROWS.size or not alike or not whole:
+        return None
+    known = tuple(sorted(shapes))
+    return Anchors(Basis.CONSTANT if len(known) == 1 else Basis.ROWS, known, alone=True)
 
 
 def _like(shape: Shape, rows: int, tokens: int, beside: float = 0) -> Shape:

@@ -113,6 +113,10 @@ class Fit:
             between=self._between,
         )
 
+    def covers(self, shape: Shape) -> bool:
+        """Return whether figures at a shape follow from the traces."""
+        return self._anchors.cover(shape)
+
     def course(self, stretch: Stretch, layers: int, shape: Shape) -> list[Levels]:
         """Return the bytes of tensors at each moment of a stretch, for a depth and a shape.
 
@@ -131,6 +135,8 @@ class Fit:
     def differs_by_sizes(self, other: Fit, tolerance: float) -> bool:
         """Whether the difference in a micro-batch's memory to another technique combination depends on the shape.
 
+        Where a single shape was traced, that is not known, and any difference may.
+
         Args:
             tolerance: share of the memory up to which differences are treated as equal.
         """
@@ -141,6 +147,7 @@ class Fit:
                     mine, theirs = self._highest_at((depth, shape), stretch), other._highest_at((depth, shape), stretch)
                     differences.append(mine - theirs)
                     sizes.append(mine)
+                differences += [0] if len(sizes) == 1 else []
                 if max(differences) - min(differences) > tolerance * max(sizes):
                     return True
         return False

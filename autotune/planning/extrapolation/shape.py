@@ -62,12 +62,18 @@ class Anchors:
         shapes: the traced shapes, as many as the basis has terms.
         whole_tokens: tokens of a micro-batch up to which figures are linear.
         beyond: a traced shape of more tokens than that, or None if no micro-batch has more.
+        alone: whether figures are known at the traced shapes only.
     """
 
     basis: Basis
     shapes: tuple[Shape, ...]
     whole_tokens: float = inf
     beyond: Shape | None = None
+    alone: bool = False
+
+    def cover(self, wanted: Shape) -> bool:
+        """Return whether figures at a shape follow from those at the traced ones."""
+        return not self.alone or wanted in self.shapes
 
     def sums(self, wanted: Shape) -> dict[Shape, float]:
         """Return the weight of each traced shape in the linear part of the figures at the wanted shape."""

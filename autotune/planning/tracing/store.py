@@ -100,7 +100,10 @@ class Traces:
         is of one GPU."""
         if request.target != "cuda" or request.gpu is None or request.varied or request.limit_bytes is not None:
             return ()
-        return tuple(gpu for gpu in self._gpus if gpu != request.gpu)
+        # In machines with the same network, which the user names once for all GPUs.
+        network = request.gpu.speeds.network if request.gpu.speeds is not None else None
+        alike = dict.fromkeys(gpu.networked(network) for gpu in self._gpus)
+        return tuple(gpu for gpu in alike if gpu != request.gpu)
 
     def _missing(self, asked: Iterable[tuple[str, TraceRequest]]) -> dict[str, TraceRequest]:
         """Return the requests to run, by key: those that are not known, and those that lack a replay."""

@@ -153,9 +153,11 @@ def _figures(
         if gpu is None or gpu.speeds is None:
             yield GpuFigures(capability, None, replays[workspace], None, (None,) * len(timed))
             continue
-        found = iter([step_seconds(each, gpu, factors) for each in works])
+        launch = request.plan.launch
+        found = iter([step_seconds(each, gpu, factors, launch) for each in works])
         times = tuple(next(found) if is_timed else None for is_timed in timed)
-        yield GpuFigures(capability, gpu.speeds, replays[workspace], step_seconds(whole, gpu, factors), times)
+        step = step_seconds(whole, gpu, factors, launch)
+        yield GpuFigures(capability, gpu.speeds, replays[workspace], step, times)
 
 
 def _capability(gpu: Gpu | None) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, get_process_group_ranks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.known import known
+from autotune.virtual.links import Collective
 from autotune.virtual.tensors import tensors_of
 
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
 # The share of its largest tensors that each of n ranks sends: the factors of NCCL's bus bandwidth, by which a time
-# follows from the speed of a rank's links whatever the number of ranks
+# follows from the speed of the slowest link whatever the number of ranks
 # (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 _TWICE = frozenset({
     _C10D.allreduce_, _C10D.allreduce_coalesced_, _FUNCTIONAL.all_reduce, _FUNCTIONAL.all_reduce_,
@@ -36,6 +37,8 @@ _WHOLE = frozenset({
 })  # fmt: skip
 # Operators after which a tensor has the values of another rank, or their mean or maximum.
 _SAME = frozenset({_C10D.allreduce_, _C10D.broadcast_})
+# Operators whose results may be known: what they receive is what this rank has.
+_RECEIVED = _SAME | {_C10D.allgather_, _C10D._allgather_base_}
 
 
 class Collectives:
@@ -44,7 +47,7 @@ class Collectives:
     wrappers: frozenset[type] = frozenset({DTensor, AsyncCollectiveTensor})
 
     def sent(self, func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool) -> Work:
-        """Return the work of a collective operator: the bytes that each rank sends.
+        """Return the work of a collective operator: the bytes that each rank sends, and which ranks these are.
 
         Args:
             func, args, kwargs, result: the operator, its arguments, and what it returned.
@@ -53,11 +56,12 @@ class Collectives:
         ranks = _ranks(args)
         # One argument or the result is whole, and another one the part of it that a rank has.
         whole = max(map(_bytes, (*args, result)))
-        size = round(whole * _share_sent(func.overloadpacket, args, ranks))
-        if not size or ranks == 1:
+        size = round(whole * _share_sent(func.overloadpacket, args, len(ranks)))
+        if not size or len(ranks) == 1:
             return Work(Kind.NOTHING)
         waits = not on_side_stream and not _is_asynchronous(func, args, kwargs)
-        return Work(Kind.COMMUNICATION, bytes_read=size, bytes_written=size, waits=waits)
+        collective = Collective(ranks, all_reduce=func.overloadpacket in _TWICE)
+        return Work(Kind.COMMUNICATION, bytes_read=size, bytes_written=size, waits=waits, collective=collective)
 
     def received(self, func: Any, args: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what is known of the tensors that an operator is about to change, each with its values to come.
@@ -65,13 +69,16 @@ class Collectives:
         Every rank is taken to have what this one has: the lengths of its micro-batches, for instance.
         """
         packet = func.overloadpacket
+        # Leaving the modes takes longer than many an operator.
+        if packet not in _RECEIVED:
+            return []
         with _disable_current_modes():
             if packet in _SAME:
                 return [(tensor, value.clone()) for tensor in args[0] if (value := known(tensor)) is not None]
             if packet is _C10D.allgather_ and (value := known(args[1][0])) is not None:
                 return [(output, value.clone()) for output in args[0][0]]
             if packet is _C10D._allgather_base_ and (value := known(args[1])) is not None:
-                return [(args[0], value.flatten().repeat(_ranks(args)).view(args[0].shape))]
+                return [(args[0], value.flatten().repeat(len(_ranks(args))).view(args[0].shape))]
         return []
 
 
@@ -97,12 +104,17 @@ def _ring_steps(packet: Any, ranks: int) -> int:
     return ranks if packet in _WHOLE else 0
 
 
-def _ranks(args: Any) -> int:
+def _ranks(args: Any) -> tuple[int, ...]:
+    """Return the ranks of an operator's group, counted among all processes."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject) and argument._type().name() == "ProcessGroup":
-            return int(ProcessGroup.unbox(argument).size())
+            return _members(ProcessGroup.unbox(argument))
     # A functional collective names its group, as its last argument.
-    return int(_resolve_process_group(args[-1]).size()) if isinstance(args[-1], str) else 1
+    return _members(_resolve_process_group(args[-1])) if isinstance(args[-1], str) else (0,)
+
+
+def _members(group: ProcessGroup) -> tuple[int, ...]:
+    return tuple(sorted(get_process_group_ranks(group)))
 
 
 def _is_asynchronous(func: Any, args: Any, kwargs: Any) -> bool:

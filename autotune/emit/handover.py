@@ -1,0 +1,38 @@
+"""What a bundle hands over: one training, and what is known of it, however that came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.core.bundle import Basis
+from autotune.core.machine import Hardware
+from autotune.core.plan import TrainingPlan
+from autotune.core.result import BaseFile
+from autotune.core.vllm import ServerSplit
+from autotune.core.workload import Workload
+
+
+@dataclass(frozen=True)
+class Handover:
+    """One training as the files of a bundle have it.
+
+    Attributes:
+        plan: the arguments of the training.
+        workload, hardware: what it trains, and on what.
+        basis: how its figures came about.
+        figures: what is known of it, where from, and what for that holds; one sentence each.
+        timed: whether its speed is among them.
+        threads: CPU threads of each process; None where the machine's cores are not known.
+        server: the GPUs of the same machine on which a vLLM server generates, before those that train; None without.
+        base: the user's configuration that it changes; None without one.
+    """
+
+    plan: TrainingPlan
+    workload: Workload
+    hardware: Hardware
+    basis: Basis
+    figures: tuple[str, ...]
+    timed: bool = True
+    threads: int | None = None
+    server: ServerSplit | None = None
+    base: BaseFile | None = None

@@ -1,0 +1,94 @@
+"""``--network``: where it is taken, where it is refused, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.app.notes import notes_on_processes
+from autotune.app.planned import planned_machine
+from autotune.core.estimate import Plan
+from autotune.errors import InputError
+from autotune.inspection.gpus import find_gpu
+from tests.small import write_small_model
+
+BYTES = 400e9 / 8
+"""Bytes per second of 400 Gbit/s."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_small_model(tmp_path_factory.mktemp("model"), "llama", weights=False))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_processes": 8}, "between machines, and there is one machine"),
+        ({"num_processes": 16, "num_machines": 1}, "between machines, and there is one machine"),
+        ({}, "between machines, and there is one machine"),
+        ({"num_processes": 16, "gpu": "24GiB"}, "The speed of 24GiB is not known"),
+        ({"num_processes": 16, "gpu": "cpu"}, "The speed of .* is not known"),
+        ({"num_processes": 16, "network": 0}, "A network of 0 Gbit/s is not possible"),
+        ({"num_processes": 16, "network": -400.0}, "A network of -400 Gbit/s is not possible"),
+        ({"num_processes": 16, "network": float("inf")}, "A network of inf Gbit/s is not possible"),
+        ({"num_processes": 16, "network": float("nan")}, "A network of nan Gbit/s is not possible"),
+    ],
+)
+def test_a_network_that_changes_nothing_is_refused(model: str, options: Mapping[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        autotune.plan(model, seq_len=64, **{"gpu": "T4", "network": 400, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", [8, 12])
+def test_so_it_is_for_numbers_of_gpus_that_one_machine_has(model: str, batch: int) -> None:
+    with pytest.raises(InputError, match="between machines, and there is one machine"):
+        autotune.rent(model, seq_len=64, num_processes="auto", global_batch_size=batch, network=400)
+
+
+def test_it_is_that_of_each_machine_in_bytes_per_second_and_one_machine_has_none() -> None:
+    found = {count: planned_machine("H100-SXM", count, network=400).described.speeds for count in (1, 8, 16, 32)}
+    assert [speeds and speeds.network for speeds in found.values()] == [None, None, BYTES, BYTES]
+    assert planned_machine("H100-SXM", 16).described == find_gpu("H100-SXM")
+
+
+def test_it_is_said_what_the_time_between_machines_is() -> None:
+    without, given = (list(notes_on_processes(32, 4, network)) for network in (None, 3200.0))
+    assert "as if all GPUs were in one machine, which is a lower bound. --network names its Gbit/s." in without[-1]
+    assert "a network of 3200 Gbit/s for each machine" in given[-1]
+    assert len(list(notes_on_processes(8, 1, None))) == 1
+
+
+@pytest.mark.nightly
+def test_a_plan_is_the_slower_the_slower_its_network_and_as_fast_as_one_machine_at_best(
+    model: str, tmp_path: Path
+) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("trainer: sft\ntechniques: {sharding: [fsdp2], dp_replicate_size: [1, 2]}\n", encoding="utf-8")
+    fixed = {"gradient_checkpointing": "off", "precision": "float32", "attention": "sdpa", "sharding": "fsdp2"}
+
+    def planned(network: float | None) -> Plan:
+        return autotune.plan(
+            model, seq_len=64, gpu="H100-SXM", num_processes=16, global_batch_size=128, space=space, network=network,
+            fix=fixed,
+        )  # fmt: skip
+
+    def rates(plan: Plan) -> dict[object, float]:
+        return {found.candidate["dp_replicate_size"]: found.tokens_per_second or 0.0 for found in plan.estimates}
+
+    alone, fastest, fast, slow = (rates(planned(network)) for network in (None, 1e9, 10.0, 1.0))
+    assert alone == fastest
+    for replicas in (1, 2):
+        assert alone[replicas] >= fast[replicas] > slow[replicas]
+    # Shards of one machine are not gathered over the network.
+    assert slow[2] > slow[1]

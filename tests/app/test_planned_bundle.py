@@ -1,0 +1,116 @@
+"""``autotune.plan`` writes the bundle of what it recommends, and ``autotune.check`` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.core.bundle import Basis
+from autotune.core.candidate import Choice
+from autotune.core.estimate import Plan
+from autotune.core.verdict import Outcome
+from autotune.errors import InputError
+from tests.planning.stand_in import AnalyticTracer
+from tests.small import write_rows, write_small_model
+
+ONE_WAY: dict[str, Choice] = {
+    "activation_offloading": "off", "allocator": "default", "attention": "sdpa", "gradient_checkpointing": "off",
+    "liger": "off", "optimizer": "adamw_torch", "packing": "none", "pad_to_multiple_of": "none", "padding_free": "on",
+    "per_device_train_batch_size": 2, "precision": "float32", "torch_empty_cache_steps": "off",
+}  # fmt: skip
+CUT = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("planned")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> str:
+    return str(write_small_model(folder / "model", weights=False, max_position_embeddings=64))
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> str:
+    return str(write_rows(folder / "rows.jsonl", [{"text": "the speed of a token " * (1 + i % 3)} for i in range(16)]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache_of_stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        tracer = AnalyticTracer()
+        patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
+        yield
+
+
+@pytest.fixture(scope="module")
+def planned(model: str, rows: str, folder: Path) -> Plan:
+    """A plan of rows that have to be cut before the trainer sees them."""
+    output = folder / "bundle"
+    return autotune.plan(model, rows, gpu="RTX4090", fix=ONE_WAY, max_length=CUT, output=output)
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder."""
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_the_fastest_that_fits_is_written(planned: Plan, folder: Path) -> None:
+    bundle, fastest = planned.bundle, planned.fastest
+    assert bundle is not None
+    assert fastest is not None
+    assert fastest.memory is not None
+    assert (bundle.candidate, bundle.needed_bytes) == (fastest.candidate, fastest.memory.device_bytes)
+    assert (bundle.basis, bundle.directory) == (Basis.PLANNED, str(folder / "bundle"))
+    assert names(folder / "bundle") == ["config.yaml", "plan.json", "rows.parquet", "train.py"]
+    assert planned.unwritten == ""
+
+
+def test_a_check_reads_it_needs_the_same_and_says_that_it_was_not_measured(planned: Plan, folder: Path) -> None:
+    assert planned.bundle is not None
+    verdict = autotune.check(folder / "bundle" / "config.yaml", gpu="RTX4090")
+    assert verdict.outcome is Outcome.FITS
+    assert verdict.need is not None
+    # The rows of the bundle are the cut ones.
+    assert verdict.need.tokens == 2 * CUT
+    assert verdict.need.bytes == pytest.approx(planned.bundle.needed_bytes, rel=0.01)
+    assert any("has not measured it" in finding.message for finding in verdict.findings)
+
+
+@pytest.mark.nightly
+def test_the_rows_are_read_again_where_the_plan_is_known_from_before(model: str, rows: str, planned: Plan) -> None:
+    assert planned.bundle is not None
+    folder = Path(planned.bundle.directory)
+    before = (folder / "rows.parquet").read_bytes()
+    (folder / "rows.parquet").unlink()
+    again = autotune.plan(model, rows, gpu="RTX4090", fix=ONE_WAY, max_length=CUT, output=folder)
+    assert again.new_trace_count == 0
+    assert again.bundle == replace(planned.bundle, settings=again.settings)
+    assert (folder / "rows.parquet").read_bytes() == before
+
+
+def test_where_nothing_fits_nothing_is_left_to_start(model: str, rows: str, planned: Plan) -> None:
+    assert planned.bundle is not None
+    folder = Path(planned.bundle.directory)
+    known = {"gpu": "RTX4090", "fix": ONE_WAY, "max_length": CUT}
+    found = autotune.plan(model, rows, memory_budget="64MiB", output=folder, **known)  # type: ignore[arg-type]
+    assert (found.bundle, found.unwritten) == (None, "nothing is predicted to fit")
+    assert names(folder) == []
+
+
+def test_rows_of_a_length_alone_make_no_bundle(model: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--seq-len names none"):
+        autotune.plan(model, seq_len=8, gpu="RTX4090", output=tmp_path / "bundle")
+
+
+def test_a_folder_with_something_else_is_left_alone(model: str, rows: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="holds other files and no plan of autotune"):
+        autotune.plan(model, rows, gpu="RTX4090", output=tmp_path)
+    assert names(tmp_path) == ["result.json"]

@@ -1,0 +1,51 @@
+"""The document of a planned bundle made by hand, with GPUs of which two generate and two train, or with two alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from autotune.core.bundle import SCHEMA, Basis, PlannedBundle
+from autotune.core.candidate import Candidate
+from autotune.core.plan import Completions, Launch, TrainingPlan
+from autotune.core.vllm import ServerSplit
+from autotune.emit.serving import asking, serve_command
+from autotune.units import GIB
+
+MODEL = "Qwen/Qwen2.5-0.5B"
+ARGS = {
+    "bf16": False, "max_completion_length": 16, "num_generations": 2, "per_device_train_batch_size": 2, "use_cpu": True,
+}  # fmt: skip
+SPLIT = ServerSplit(
+    2, 2, training_bytes=20 * GIB, training_spare_bytes=GIB, training_error=0.1, training_seconds=1.5,
+    server_bytes=72 * GIB, sequences=300.0, serve=serve_command(MODEL, 2, 48),
+)  # fmt: skip
+
+
+def a_bundle(split: ServerSplit | None = SPLIT, trainer: str = "grpo", **changes: Any) -> PlannedBundle:
+    """Return the document of a training on two GPUs, beside two of a server or without one."""
+    plan = TrainingPlan(trainer, ARGS, launch=Launch(2), rewards=("my_rewards.length",), completions=Completions(8, 12))
+    if split is not None:
+        plan = asking(replace(plan, args={**ARGS, "use_vllm": True, "vllm_mode": "server"}))
+    document = PlannedBundle(
+        schema=SCHEMA,
+        basis=Basis.PLANNED,
+        directory="",
+        trainer=trainer,
+        model=MODEL,
+        dataset="chats.jsonl",
+        device="H100-SXM",
+        processes=2,
+        budget_bytes=79 * GIB,
+        global_batch_size=16,
+        candidate=Candidate({"liger": "off"}),
+        plan=plan,
+        why="",
+        needed_bytes=20 * GIB,
+        error=0.1,
+        spare_bytes=59 * GIB,
+        tokens_per_second=9000.0 if split is None else None,
+        server=split,
+        environment={"torch": "2.13.0", "trl": "1.16.0"},
+    )
+    return replace(document, **changes)
