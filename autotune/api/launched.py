@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from autotune.app.check.launch import Launching
+from autotune.emit.launch import PARALLELISM
 
 if TYPE_CHECKING:
     import transformers
@@ -99,7 +100,7 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
     parallel = getattr(state, "parallelism_config", None)
     sizes = {name: getattr(parallel, name, None) or 1 for name in _PARALLEL}
     if any(size > 1 for size in sizes.values()):
-        document["parallelism_config"] = {name: size for name, size in sizes.items() if size > 1}
+        document["parallelism_config"] = {PARALLELISM + name: size for name, size in sizes.items() if size > 1}
     machines = max(1, args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size)))
     return Launching(args.world_size, True, _ENGINES.get(kind, ""), machines, document, Path(), known=True)
 

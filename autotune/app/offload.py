@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autotune.app.problem import with_last_resorts
+from autotune.core.status import OUT_OF_MEMORY
 from autotune.planning.last_resort import last_resorts, nothing_fits
 from autotune.planning.planner import Planner
 from autotune.space import SpaceFile
+from autotune.study import SearchOutcome
 from autotune.techniques import find
 from autotune.trainers.problem import TrainerProblem
 
+OFFLOADED = (
+    "Nothing is predicted to fit without offloading to the host, so ZeRO-2 and ZeRO-3 with offload were looked at too."
+    " Where the optimizer runs on the host, no speed is predicted: such candidates rank last."
+)
+"""What a plan with last resorts is about."""
+_USUAL = {"sharding": "zero2", "offload": "optimizer"}
 # Candidates that a search tries first.
 _TRIED = 3
 
@@ -40,13 +48,32 @@ def with_what_offloads(problem: TrainerProblem, planner: Planner, file: SpaceFil
     return replace(wide, space=space), found
 
 
+def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile) -> Iterator[str]:
+    """Yield that a search in which all probes ran out of memory did not try what offloads to the host.
+
+    It is not tried within the search: the choices of a study are part of what its workers and a resumed run compare.
+    """
+    setting = problem.setting
+    failed = [record for record in outcome.records if record.probed and record.measurement.status in OUT_OF_MEMORY]
+    if outcome.winner is not None or not failed or setting.last_resorts or setting.machine.hardware.kind == "cpu":
+        return
+    wide = with_last_resorts(problem, file)
+    if wide is None:
+        return
+    absent = [item.reason for item in wide.space.left_out if _USUAL.get(item.knob) == item.choice]
+    if not absent and not all(choice in wide.choices.get(knob, ()) for knob, choice in _USUAL.items()):
+        return
+    words = " ".join(f"--fix {knob}={choice}" for knob, choice in _USUAL.items())
+    yield (
+        "Nothing that was probed fits, and offloading by ZeRO was not tried: a search does so only where nothing else"
+        f" is predicted to fit, before its first probe. Search with {words}{f' ({absent[0]})' if absent else ''}."
+    )
+
+
 def notes_on_offloading(problem: TrainerProblem) -> Iterator[str]:
-    """Yield what a problem with last resorts is about."""
+    """Yield that a problem has last resorts."""
     setting = problem.setting
     if setting.machine.hardware.processes > 1 or not setting.last_resorts or setting.base is not None:
         return
     if len(problem.choices[find("sharding", problem.trainer.techniques).name]) > 1:
-        yield (
-            "Nothing is predicted to fit without offloading to the host, so ZeRO-2 and ZeRO-3 with offload were looked"
-            " at too. Where the optimizer runs on the host, no speed is predicted: such candidates rank last."
-        )
+        yield OFFLOADED

@@ -18,6 +18,7 @@ from autotune.app.check.launch import said_processes
 from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.offload import notes_on_untried
 from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
@@ -119,6 +120,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
             timelines = ahead.timelines(compared, traces=in_time)
             offers = _offers(problem, ahead, outcome) if in_time else ()
+            offers = (*offers, *notes_on_untried(problem, outcome, options.file))
         file, said = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,

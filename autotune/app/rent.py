@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.app.notes import notes_on_processes
+from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, check_evaluation
 from autotune.app.plan import Asked
 from autotune.app.planned import check_network, machines_of, planned_machine, planned_workload, rows_of_length
@@ -17,6 +18,7 @@ from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import Event, Listener, Noted, StageStarted, Tracing
+from autotune.core.gpu import Gpu
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
 from autotune.core.workload import Workload
 from autotune.errors import InputError
@@ -95,7 +97,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
         num_machines=max(machines_of(offer.processes, wanted.num_machines) for offer in offers),
         priced=wanted.prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
-        notes=tuple(_notes(offers, wanted, batch, asked.network)),
+        notes=(*_notes(offers, wanted, batch, asked.network), *_notes_on_offloading(survey.offloads)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -104,22 +106,33 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
     )
 
 
-def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alone: bool) -> Iterator[Offer]:
-    """Yield the offer with the fewest GPUs of a kind that fit.
+def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alone: bool) -> Sequence[Offer]:
+    """Return the offer with the fewest GPUs of a kind that fit; where no number does, one GPU that offloads by ZeRO.
 
     Args:
-        alone: whether it is the only kind: then each number that was tried is yielded, and the next one after the first
-            that fits, which shows what more GPUs bring.
+        alone: whether it is the only kind: then each number that was tried is returned, and the next one after the
+            first that fits, which shows what more GPUs bring.
     """
-    fitted = False
+    tried: list[Offer] = []
     for number in numbers:
-        offer = survey.offer(word, number)
-        last = fitted or number == numbers[-1]
-        if alone or offer.fits or last:
-            yield offer
-        if fitted or (offer.fits and not alone):
-            return
-        fitted = offer.fits
+        fitted = any(offer.fits for offer in tried)
+        tried.append(survey.offer(word, number))
+        if fitted or (tried[-1].fits and not alone):
+            break
+    if not any(offer.fits for offer in tried):
+        tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]
+    return tried if alone else ([offer for offer in tried if offer.fits] or tried)[-1:]
+
+
+@dataclass(frozen=True)
+class _There:
+    """The plan for a number of GPUs of one kind."""
+
+    gpu: Gpu
+    processes: int
+    budget_bytes: int
+    problem: TrainerProblem
+    planner: Planner
 
 
 class _Survey:
@@ -127,6 +140,7 @@ class _Survey:
 
     Attributes:
         refused: why GPUs could not be planned for at all.
+        offloads: one GPU of each kind on which something fits with last resorts alone.
     """
 
     def __init__(
@@ -148,7 +162,9 @@ class _Survey:
         self._machines = wanted.num_machines
         self._listener = listener
         self._candidates: dict[object, tuple[Candidate, ...]] = {}
+        self._single: _There | None = None
         self.refused: list[InputError] = []
+        self.offloads: list[Offer] = []
         self.unit: Literal["epoch", "billion tokens"] = "epoch" if asked.dataset is not None else "billion tokens"
 
     def offer(self, word: str | None, processes: int) -> Offer:
@@ -160,6 +176,7 @@ class _Survey:
             problem = problem_of(self._options, self._workload, planned.machine, self._batch)
             budget_bytes = checked_budget(_within(self._asked.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
+            self._single = None if processes == 1 else self._single
             self.refused.append(error)
             return Offer(gpu, processes, reason=error.message)
         planner = Planner(
@@ -170,13 +187,30 @@ class _Survey:
             self._candidates_of(problem),
         )
         Tracking(_progress(self._listener)).trace(planner, self._traces, problem.baseline, 1)
+        there = _There(gpu, processes, budget_bytes, problem, planner)
+        self._single = there if processes == 1 else self._single
+        return self._best(there)
+
+    def offloading(self) -> Offer | None:
+        """Return what one GPU of the kind that was planned for last comes to with last resorts; None without any."""
+        if (there := self._single) is None:
+            return None
+        wide, planner = with_what_offloads(there.problem, there.planner, self._options.file)
+        if planner is there.planner:
+            return None
+        offer = self._best(replace(there, problem=wide, planner=planner))
+        self.offloads += [offer] if offer.fits else []
+        return offer
+
+    def _best(self, there: _There) -> Offer:
+        planner, baseline = there.planner, there.problem.baseline
         best = next(iter(planner.traced(1)), None)
         if best is None:
-            return Offer(gpu, processes, planner.estimate(problem.baseline), reason=_untraced(planner))
-        offer = Offer(gpu, processes, best, best.candidate.differences(problem.baseline))
+            return Offer(there.gpu, there.processes, planner.estimate(baseline), reason=_untraced(planner))
+        offer = Offer(there.gpu, there.processes, best, best.candidate.differences(baseline))
         if not best.fits:
-            return replace(offer, reason=_lacking(best, budget_bytes))
-        return self._priced(offer, problem)
+            return replace(offer, reason=_lacking(best, there.budget_bytes))
+        return self._priced(offer, there.problem)
 
     def _priced(self, offer: Offer, problem: TrainerProblem) -> Offer:
         estimate, price = offer.estimate, self._prices.get(offer.gpu.name)
@@ -255,3 +289,10 @@ def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int, network: float |
     unpriced = [offer.gpu.name for offer in offers if wanted.prices is not None and offer.gpu.name not in wanted.prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."
+
+
+def _notes_on_offloading(offers: Sequence[Offer]) -> Iterator[str]:
+    memories = {offer.gpu.name: offer.estimate.memory for offer in offers if offer.estimate is not None}
+    needs = [f"{name} ({format_bytes(need.host_need_bytes)})" for name, need in memories.items() if need is not None]
+    if needs:
+        yield f"{OFFLOADED} So it is on these, with their need of the host's memory: {', '.join(needs)}."

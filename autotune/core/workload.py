@@ -119,6 +119,7 @@ class ModelProfile:
         fused_experts: whether one parameter holds the weights of all experts of a layer.
         cache: its key-value cache, as if every layer attended to all tokens; None if the configuration does not say.
         attention_heads: heads of queries in a layer; None if the configuration does not say.
+        grouped_heads: whether several of these share a head of keys and values.
     """
 
     name: str
@@ -136,6 +137,7 @@ class ModelProfile:
     fused_experts: bool = False
     cache: KeyValueCache | None = None
     attention_heads: int | None = None
+    grouped_heads: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,12 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
             + moved
         )
     if given.hardware.kind == "cpu" and plan.args.get("fsdp"):
-        sentences.append(
-            "On a CPU, accelerate has no FSDP: trl trains with DDP there, which needs more memory than was "
-            f"{given.basis.value}."
+        does = (
+            "refuses the groups of processes there"
+            if plan.parallelism
+            else f"trains with DDP there, which needs more memory than was {given.basis.value}"
         )
+        sentences.append(f"On a CPU, accelerate has no FSDP: trl {does}.")
     if plan.peft:
         sentences.append(
             f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."

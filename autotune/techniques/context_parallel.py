@@ -27,6 +27,10 @@ _REASONS: Mapping[str, str] = {
     "online_dpo": "completions are generated from whole rows in each step",
 }  # fmt: skip
 _SIZES = (2, 4, 8)
+_EXACT = "float32"
+# Flash attention needs Ampere and half precision, memory-efficient attention as many heads of keys as of queries
+# (PyTorch's cuda/sdp_utils.cpp); what is left is computed by operators that DTensor cannot split.
+_FLASH_CAPABILITY = (8, 0)
 _PAD = "pad_to_multiple_of has to be a multiple of that"
 
 
@@ -52,7 +56,8 @@ class ContextParallel(Technique):
     trl_default = 1
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
-        "(pad_to_multiple_of), and a GPU; the processes that share a row train on the same documents"
+        "(pad_to_multiple_of), half precision where heads of queries share keys and values, and a GPU; the processes "
+        "that share a row train on the same documents"
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
     also_sizes = True
@@ -100,11 +105,25 @@ class ContextParallel(Technique):
             # PyTorch then leaves the row as it is, and attention takes it for rearranged (torch 2.13,
             # torch/distributed/tensor/experimental/_context_parallel, _create_default_load_balancer).
             return f"{asked} attends to the wrong tokens of rows whose length is no multiple of {multiple}: {_PAD}"
-        return None
+        return _without_kernel(asked, candidate, setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {"args.parallelism_config.cp_size": int(choice)} if choice != 1 else {}
+
+
+def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str | None:
+    """Return a reason where attention has no kernel on the GPU that can be split, but is several operators."""
+    if not setting.workload.model.grouped_heads:
+        return None
+    capability = setting.machine.hardware.compute_capability
+    why = f"precision={_EXACT}" if candidate.get("precision") == _EXACT else ""
+    if not why and capability is not None and capability < _FLASH_CAPABILITY:
+        why = f"compute capability {capability[0]}.{capability[1]}"
+    if not why:
+        return None
+    grouped = "heads of queries that share keys and values (grouped-query attention)"
+    return f"{asked} needs a kernel of attention that PyTorch can split, and {grouped} have none with {why}"
 
 
 TECHNIQUE = ContextParallel()

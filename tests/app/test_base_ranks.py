@@ -17,6 +17,7 @@ from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
 from tests.app.bases import Started, a_base, started
+from tests.emit.test_launch import EIGHT, LONG
 from tests.settings import GPU, TWO
 
 SIZES = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 3\n"
@@ -161,6 +162,25 @@ def test_groups_of_processes_are_those_of_the_file(tmp_path: Path) -> None:
     assert found[ACCELERATE]["parallelism_config"] == given
 
 
+def test_another_number_of_processes_has_other_shards_of_the_same_groups(tmp_path: Path) -> None:
+    sizes = {"parallelism_config_cp_size": 2, "parallelism_config_dp_shard_size": 4}
+    (tmp_path / "accelerate.yaml").write_text(
+        yaml.safe_dump({**FSDP2, "num_processes": 8, "parallelism_config": sizes}), encoding="utf-8"
+    )
+    text = f"{SIZES}accelerate_config: {tmp_path / 'accelerate.yaml'}\npad_to_multiple_of: 64\nmax_length: 9000\n"
+    four = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=4))
+    for machine, shards, rows in ((EIGHT, 4, 2), (four, 2, 2)):
+        search = started(a_base(tmp_path, text), of=LONG, machine=machine)
+        assert search.problem.setting.global_batch_size == 24
+        assert search.plan.args["parallelism_config"] == {"cp_size": 2, "dp_shard_size": shards}
+        assert search.problem.baseline["per_device_train_batch_size"] == rows
+        assert search.problem.illegal(search.problem.baseline) is None
+    # Of 24 documents each of 8 processes trains on 3, which 2 rows do not divide.
+    whole = started(a_base(tmp_path, text), of=LONG, machine=EIGHT, fix={"context_parallel": 1})
+    assert "parallelism_config" not in whole.plan.args
+    assert whole.problem.illegal(whole.problem.baseline) is None
+
+
 def test_an_engine_in_the_file_itself_moves_where_it_can_be_started_from(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(ZERO2), encoding="utf-8")
     search = searched(tmp_path, f"deepspeed: {tmp_path / 'ds.json'}\nnum_processes: 2\n")
@@ -216,8 +236,15 @@ def test_what_cannot_be_honoured_is_refused_by_its_key(
         ({**ACCELERATE_ZERO2, "num_machines": 2}, "num_machines: 2"),
         ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, "distributed_type: MEGATRON_LM"),
         ({**FSDP2, "parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config_tp_size: 2"),
+        ({**FSDP2, "parallelism_config": {"parallelism_config_dp_shard_size": 4}}, "and 2 processes are started"),
         (
-            {**FSDP2, "parallelism_config": {"parallelism_config_cp_size": 2, "cp_comm_strategy": "alltoall"}},
+            {
+                **FSDP2,
+                "parallelism_config": {
+                    "parallelism_config_cp_size": 2,
+                    "parallelism_config_cp_comm_strategy": "alltoall",
+                },
+            },
             "cp_comm_strategy: alltoall",
         ),
         ({**FSDP2, "fsdp_config": {"fsdp_version": 1}}, "fsdp_version: 2"),

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.ahead import traced_ahead
-from autotune.app.offload import notes_on_offloading, with_what_offloads
+from autotune.app.offload import notes_on_offloading, notes_on_untried, with_what_offloads
+from autotune.app.problem import with_last_resorts
 from autotune.core.machine import Machine
+from autotune.core.measurement import Measurement
 from autotune.core.protocol import TraceRequest
+from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.planner import Accelerator, Planner
@@ -17,10 +20,12 @@ from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced
 from autotune.space import Wishes, default_file, load
+from autotune.study import Purpose, Record, SearchOutcome
 from autotune.techniques import find
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
+from tests.app.test_outcome import outcome_of
 from tests.app.test_predicted import unknown_speeds
 from tests.planning.stand_in import AnalyticTracer
 from tests.settings import CPU, GPU, problem, setting, workload
@@ -145,3 +150,33 @@ def test_a_cpu_has_nothing_to_offload_to(tmp_path: Path) -> None:
         reason = find(knob, narrow.trainer.techniques).unavailable(choice, machine)
         assert reason is not None
         assert "a CPU has no other memory to offload to" in reason
+
+
+def ran_out(of: TrainerProblem, status: ProbeStatus = ProbeStatus.OUT_OF_MEMORY) -> SearchOutcome:
+    """Return a search in which the baseline alone was probed."""
+    return outcome_of(Record(0, of.baseline, Purpose.BASELINE, Measurement(status)))
+
+
+def test_a_search_without_predictions_says_that_it_did_not_offload() -> None:
+    narrow = here()
+    (said,) = notes_on_untried(narrow, ran_out(narrow), FILE)
+    assert said.endswith("Search with --fix sharding=zero2 --fix offload=optimizer.")
+    fixed = problem(narrow.setting, Wishes({"sharding": "zero2", "offload": "optimizer"}))
+    assert fixed.illegal(fixed.baseline) is None
+    (absent,) = notes_on_untried(here(GPU), ran_out(here(GPU)), FILE)
+    assert "pip install 'trl-autotune[deepspeed]'" in absent
+
+
+def test_it_says_so_only_where_memory_is_what_failed_and_there_is_another_to_offload_to() -> None:
+    narrow, cpu = here(), here(replace(CPU, packages=WITH_DEEPSPEED.packages))
+    wide = with_last_resorts(narrow, FILE)
+    assert wide is not None
+    chosen = problem(narrow.setting, Wishes({"sharding": "ddp"}))
+    for searched, outcome in (
+        (narrow, ran_out(narrow, ProbeStatus.TIMEOUT)),
+        (narrow, replace(ran_out(narrow), winner=ran_out(narrow, ProbeStatus.OK).records[0])),
+        (wide, ran_out(wide)),
+        (cpu, ran_out(cpu)),
+        (chosen, ran_out(chosen)),
+    ):
+        assert list(notes_on_untried(searched, outcome, FILE)) == []

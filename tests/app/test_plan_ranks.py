@@ -138,9 +138,12 @@ def test_gradients_are_exchanged_in_the_last_micro_batch_alone(
 
 @pytest.mark.nightly
 @needs_deepspeed
-def test_a_reference_that_is_asked_before_training_is_traced_with_one_process_that_offloads(model: str) -> None:
+@pytest.mark.parametrize("trainer", ["dpo", "kto"])
+def test_a_reference_that_is_asked_before_training_is_traced_with_one_process_that_offloads(
+    model: str, trainer: str
+) -> None:
     chosen: dict[str, str | int] = {
         **ONE_WAY, "sharding": "zero3", "offload": "both", "reference": "precomputed", "per_device_train_batch_size": 2,
     }  # fmt: skip
-    plan = autotune.plan(model, seq_len=64, gpu="RTX4090", trainer="dpo", global_batch_size=4, fix=chosen)
+    plan = autotune.plan(model, seq_len=64, gpu="RTX4090", trainer=trainer, global_batch_size=4, fix=chosen)
     assert plan.baseline.memory is not None, plan.baseline.reason

@@ -18,14 +18,18 @@ from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing.tracing import Traced
 from autotune.units import MIB
-from tests.planning.stand_in import AnalyticTracer
+from tests.app.test_last_resort import OffloadingTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+from tests.step.test_ranks import needs_deepspeed
 
 ONE_WAY: Mapping[str, Choice] = {
     "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
     "optimizer": "adamw_torch", "packing": "none", "pad_to_multiple_of": "none", "padding_free": "off",
     "precision": "float32", "allocator": "default", "torch_empty_cache_steps": "off", "sharding": "ddp",
 }  # fmt: skip
+UNSHARDED = {knob: choice for knob, choice in ONE_WAY.items() if knob != "sharding"}
+# The optimizer's state does not fit, and the rest does.
+TIGHT = "1200MiB"
 WORDS = ("T4", "A100-80GB", "H100-SXM", "H200", "700MiB")
 PRICES = {"T4": 0.1, "A100-80GB": 1.8, "H100": 4}
 BANDWIDTH = 1e12
@@ -35,7 +39,7 @@ NETWORK = 400e9 / 8
 pytestmark = pytest.mark.slow
 
 
-class FollowingTracer(AnalyticTracer):
+class FollowingTracer(OffloadingTracer):
     """The stand-in for traces, on GPUs that are the faster the larger their bandwidth, and share all memory equally."""
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
@@ -181,6 +185,35 @@ def test_auto_for_one_gpu_shows_each_number_up_to_the_one_after_the_first_that_f
     assert not any(offer.fits for offer in table.offers[:-2])
     assert [offer.processes for offer in table.offers] == [1, 2, 4, 8][: len(table.offers)]
     assert any("can be shared out among at most 8 GPUs" in note for note in table.notes)
+
+
+@needs_deepspeed
+def test_one_gpu_on_which_nothing_fits_offloads(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.app.rent.gpus", lambda: tuple(map(find_gpu, ("T4", TIGHT))))
+    table = autotune.rent(model, seq_len=64, fix=UNSHARDED, prices=PRICES)
+    small = of(table, TIGHT)
+    assert small.fits
+    assert (small.processes, small.differences["sharding"], small.differences["offload"]) == (1, "zero2", "optimizer")
+    plan = autotune.plan(model, seq_len=64, gpu=TIGHT, fix=UNSHARDED)
+    assert plan.fastest is not None
+    assert small.estimate is not None
+    assert small.estimate.candidate == plan.fastest.candidate
+    # No speed is known of it, so it is the last of what fits.
+    assert (small.tokens_per_second, small.cost) == (None, None)
+    assert table.offers[-1] is small
+    assert all("sharding" not in offer.differences for offer in table.offers[:-1])
+    assert [note for note in table.notes if TIGHT in note and "of the host's memory" in note]
+    assert not [note for note in table.notes if "T4" in note and "of the host's memory" in note]
+
+
+@needs_deepspeed
+def test_more_gpus_come_before_offloading(model: str) -> None:
+    table = autotune.rent(model, seq_len=64, gpu=TIGHT, fix=UNSHARDED, num_processes="auto", global_batch_size=8)
+    assert [offer.fits for offer in table.offers] == [False, True, True]
+    assert not [note for note in table.notes if "offloading" in note]
+    # Of a single document, no number beyond one can be tried.
+    alone = autotune.rent(model, seq_len=64, gpu=TIGHT, fix=UNSHARDED, num_processes="auto", global_batch_size=1)
+    assert [(offer.processes, offer.fits) for offer in alone.offers] == [(1, True)]
 
 
 def test_a_choice_that_some_gpus_lack_is_the_reason_of_these_alone(model: str) -> None:

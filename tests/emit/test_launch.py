@@ -195,3 +195,6 @@ def test_a_bundle_says_that_accelerate_has_no_fsdp_on_a_cpu(tmp_path: Path) -> N
     said = "trl trains with DDP there"
     assert said in " ".join(provenance(measured(cpu, chosen), rows))
     assert said not in " ".join(provenance(measured(gpu, chosen), rows))
+    # With sizes of groups, accelerate refuses a CPU (ParallelismConfig._validate_accelerator).
+    split = replace(chosen, plan=replace(plan, args={**plan.args, "parallelism_config": {"dp_shard_size": 2}}))
+    assert "trl refuses the groups of processes there" in " ".join(provenance(measured(cpu, split), rows))

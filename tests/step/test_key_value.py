@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from autotune.core.workload import KeyValueCache
-from autotune.step.models.key_value import key_value_cache
+from autotune.step.models.key_value import grouped_heads, key_value_cache
 from tests.small import small_config
 
 TOKENS = 6
@@ -44,3 +48,29 @@ def test_layers_of_linear_attention_cache_nothing() -> None:
 
 def test_a_configuration_without_heads_says_nothing() -> None:
     assert key_value_cache(SimpleNamespace(num_hidden_layers=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "grouped"),
+    [("llama", {}, True), ("llama", {"num_key_value_heads": 4}, False), ("opt", {}, False), ("gpt2", {}, False)],
+)
+def test_heads_are_grouped_where_keys_have_fewer_than_queries(
+    model_type: str, changes: Mapping[str, int], grouped: bool
+) -> None:
+    config = small_config(model_type, **changes)
+    assert grouped_heads(config.get_text_config()) is grouped
+    heads: set[tuple[int, int]] = set()
+
+    def noted(query: torch.Tensor, key: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
+        heads.add((query.size(1), key.size(1)))
+        return attention(query, key, *args, **more)
+
+    attention = functional.scaled_dot_product_attention
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with mock.patch.object(functional, "scaled_dot_product_attention", noted), torch.no_grad():
+        model(torch.ones(1, TOKENS, dtype=torch.long))
+    assert {keys < queries for queries, keys in heads} == {grouped}
+
+
+def test_latent_attention_has_keys_for_each_head() -> None:
+    assert not grouped_heads(SimpleNamespace(kv_lora_rank=512, num_attention_heads=128, num_key_value_heads=1))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.core.candidate import Candidate
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
 from autotune.core.protocol import TraceReply, TraceRequest
@@ -20,6 +21,8 @@ from autotune.probing import JobServer, trace, trace_all
 from autotune.techniques import find
 from autotune.techniques.traits import libraries_of, same_step
 from autotune.trainers import find_trainer
+from tests.emit.test_launch import EIGHT
+from tests.settings import setting
 from tests.small import VOCABULARY, write_small_model
 from tests.step.plans import context_parallel, fsdp2, zero
 
@@ -182,6 +185,35 @@ def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> No
         assert measured == pytest.approx(LAYERS * keys_and_values / ranks * (2 * 2 * (ranks - 1) + 4 * ranks), rel=0.01)
     # Two ranks train on one micro-batch.
     assert half.tokens_per_step == whole.tokens_per_step / 2 == (RANKS // 2) * ROWS * LENGTH
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("heads", [2, 4], ids=["grouped", "each its own"])
+@pytest.mark.parametrize(
+    ("precision", "gpu"),
+    [("float32", "A100-80GB"), ("float32+bf16", "A100-80GB"), ("bfloat16", "H100-80GB"), ("float32+fp16", "T4")],
+)
+def test_rows_are_split_by_the_kernels_that_context_parallel_takes(
+    job_server: JobServer, tmp_path: Path, heads: int, precision: str, gpu: str
+) -> None:
+    model = write_small_model(tmp_path / "model", weights=False, num_key_value_heads=heads)
+    trainer, device = find_trainer("sft"), find_gpu(gpu)
+    here = setting(
+        machine=replace(EIGHT, hardware=replace(EIGHT.hardware, compute_capability=device.compute_capability))
+    )
+    here = replace(here, ranks_per_row=2)
+    known = replace(here.workload.model, grouped_heads=heads < 4)
+    here = replace(here, workload=replace(here.workload, model=known))
+    start = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    split = start.but(sharding="fsdp2", context_parallel=2, pad_to_multiple_of=64, precision=precision, max_length=64)
+    planned = trainer.plan(split, here)
+    args = {**a_plan(context_parallel(2, 4)).args, "bf16": planned.args["bf16"], "fp16": planned.args["fp16"]}
+    plan = TrainingPlan("sft", args, {"dtype": planned.model["dtype"]}, launch=Launch(RANKS))
+    _, failure = trace_all(job_server, [replace(a_request(plan, model), gpu=device)], tmp_path / "job", 200.0)
+    said = find("context_parallel", trainer.techniques).conflict(2, split, here)
+    assert (failure is None) is (said is None), (failure, said)
+    if failure is not None:
+        assert "got mixed torch.Tensor and DTensor" in str(failure)
 
 
 @pytest.mark.nightly

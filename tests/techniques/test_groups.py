@@ -58,6 +58,37 @@ def test_rows_are_split_where_nothing_else_is_trained_by_it(other: dict[str, Cho
     assert searched == (1 if reason else choices["context_parallel"])
 
 
+GROUPED = replace(LONG, model=replace(LONG.model, grouped_heads=True))
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "grouped", "reason"),
+    [
+        ("float32", (9, 0), True, "have none with precision=float32"),
+        ("float32", None, True, "have none with precision=float32"),
+        ("float32", (9, 0), False, ""),
+        ("float32+bf16", (9, 0), True, ""),
+        ("bfloat16", (8, 0), True, ""),
+        ("float32+fp16", (7, 5), True, "have none with compute capability 7.5"),
+        ("float32+fp16", (7, 5), False, ""),
+    ],
+)
+def test_rows_are_split_where_attention_has_a_kernel_that_can_be(
+    precision: str, capability: tuple[int, int] | None, grouped: bool, reason: str
+) -> None:
+    """``tests/step/test_trace_ranks.py`` holds this against traces."""
+    machine = replace(EIGHT, hardware=replace(EIGHT.hardware, compute_capability=capability))
+    of = GROUPED if grouped else LONG
+    choices = {**SPLIT, "precision": precision}
+    split = find("context_parallel", SFT.techniques)
+    here = replace(ASKED, machine=machine, workload=of)
+    said = split.conflict(4, candidate(here, **choices), here) or ""
+    assert reason in said
+    assert bool(said) is bool(reason)
+    searched = candidate(replace(here, ranks_per_row=1), **choices)["context_parallel"]
+    assert searched == (1 if reason else 4)
+
+
 @pytest.mark.parametrize(
     ("replicas", "shared", "reason"),
     [

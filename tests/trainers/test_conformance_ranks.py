@@ -54,6 +54,9 @@ def test_two_ranks_share_an_optimizer_step_out(
     [
         ("dpo", {"sharding": "fsdp2"}),
         pytest.param("dpo", {"sharding": "zero3"}, marks=pytest.mark.nightly),
+        pytest.param("dpo", {"sharding": "fsdp2", "reference": "precomputed"}, marks=pytest.mark.nightly),
+        pytest.param("kto", {"sharding": "fsdp2", "reference": "precomputed"}, marks=pytest.mark.nightly),
+        pytest.param("kto", {"sharding": "zero2", "reference": "precomputed"}, marks=pytest.mark.nightly),
         pytest.param("grpo", {"sharding": "zero3"}, marks=pytest.mark.nightly),
         pytest.param("grpo", {"sharding": "zero3", "ds3_gather_for_generation": "off"}, marks=pytest.mark.nightly),
     ],

@@ -10,6 +10,7 @@ from autotune.app.base.keys import keys_of, of_engine, of_groups, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
 from autotune.app.options import Options
+from autotune.app.problem import fixed_ranks_per_row
 from autotune.app.user_plan import traced_fields
 from autotune.core.base import Base
 from autotune.core.candidate import Candidate, Choice
@@ -20,6 +21,7 @@ from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import Technique
+from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer
 
@@ -67,9 +69,12 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     held = dict(_held(base, known, own, options, setting))
     choices = {name: choice for name, choice in known.candidate.items() if name not in options.wishes.fixed}
     if _ROWS in choices:
-        choices[_ROWS] = _rows(
-            trainer, known.candidate, replace(setting, global_batch_size=batch, allowed=options.allowed)
-        )
+        here = replace(setting, global_batch_size=batch, allowed=options.allowed)
+        candidate = known.candidate
+        if CONTEXT_PARALLEL in options.wishes.fixed:
+            here = replace(here, ranks_per_row=fixed_ranks_per_row(options))
+            candidate = candidate.but(**{CONTEXT_PARALLEL: here.ranks_per_row})
+        choices[_ROWS] = _rows(trainer, candidate, here)
     coverage = options.token_coverage
     if not options.coverage_asked and _LENGTH not in options.allowed:
         coverage = _coverage(known.candidate, setting)

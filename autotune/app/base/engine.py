@@ -49,9 +49,10 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
         raise _refused(
             place, f"distributed_type: {kind}", "probes train by DDP, FSDP2 or DeepSpeed", "Name one of them."
         )
+    processes = started.processes if started.said else None
     try:
-        found = dict(engine_args(started.document, config, started.folder))
-    except UnreadError as error:
+        found = dict(engine_args(started.document, config, started.folder, processes))
+    except (UnreadError, InputError) as error:
         raise InputError(f"{place}: {error.message}", hint=error.hint) from error
     groups = dict(_mapping(found.pop(_PARALLELISM, None)))
     if "cp_comm_strategy" in groups:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.app.check.groups import FIELD, groups_of, started_by
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
-from autotune.emit.launch import PARALLELISM
 from autotune.errors import InputError
 from autotune.techniques.sharding import ENGINE_FIELDS
-from autotune.techniques.sp_size import REFUSED as SEQUENCE_PARALLEL_REFUSED
-from autotune.techniques.tp_size import REFUSED as TENSOR_PARALLEL_REFUSED
 
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
@@ -25,8 +23,6 @@ _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_pa
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 _AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEFAULT_STAGE = 2
-# Sizes of groups of processes with which a step is not traced.
-_UNTRACED = {"tp_size": TENSOR_PARALLEL_REFUSED, "sp_size": SEQUENCE_PARALLEL_REFUSED}
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -35,7 +31,9 @@ def without_engine(config: Configuration) -> Configuration:
     return replace(config, values={**config.values, **unset})
 
 
-def engine_args(document: Mapping[str, object], config: Configuration, folder: Path) -> Mapping[str, object]:
+def engine_args(
+    document: Mapping[str, object], config: Configuration, folder: Path, processes: int | None = None
+) -> Mapping[str, object]:
     """Return the fields ``deepspeed``, ``fsdp``, ``fsdp_config`` and ``parallelism_config`` of a training.
 
     What the trainer's own configuration says comes before what accelerate's says, as in transformers.
@@ -43,9 +41,10 @@ def engine_args(document: Mapping[str, object], config: Configuration, folder: P
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
         folder: from which relative paths in the documents lead.
+        processes: how many are started; None where that is not known.
 
     Raises:
-        InputError: a file that is named cannot be read.
+        InputError: a file that is named cannot be read, or accelerate refuses the groups of processes.
         UnreadError: the documents ask for what cannot be traced.
     """
     own, kind = config.values, str(document.get("distributed_type", "NO"))
@@ -56,25 +55,12 @@ def engine_args(document: Mapping[str, object], config: Configuration, folder: P
         given = document.get("deepspeed_config")
         found["deepspeed"] = _deepspeed(given if isinstance(given, Mapping) else {}, folder)
     elif own.get("fsdp"):
-        given = own.get("fsdp_config")
-        found |= _fsdp(given if isinstance(given, Mapping) else {}, default_version=2)
+        found |= _fsdp(_fsdp_keys(document, config), default_version=2)
     elif kind == "FSDP":
-        given = document.get("fsdp_config")
-        found |= _fsdp(given if isinstance(given, Mapping) else {}, default_version=1)
-    parallel = _parallelism(own.get("parallelism_config") or document.get("parallelism_config"))
-    return {**found, "parallelism_config": parallel} if parallel else found
-
-
-def _parallelism(given: object) -> Mapping[str, object]:
-    """Return the sizes of groups of processes that are not 1, and what else a step then depends on."""
-    named = given.items() if isinstance(given, Mapping) else ()
-    keys = {str(name).removeprefix(PARALLELISM): value for name, value in named}
-    sizes = {name: value for name, value in keys.items() if name.endswith("_size") and value not in (None, 1)}
-    for name, reason in _UNTRACED.items():
-        if name in sizes:
-            raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
-    exchange = keys.get("cp_comm_strategy") if "cp_size" in sizes else None
-    return {**sizes, "cp_comm_strategy": exchange} if exchange else sizes
+        found |= _fsdp(_fsdp_keys(document, config), default_version=1)
+    engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
+    parallel = started_by(groups_of(document, config), document, engine, processes)
+    return {**found, FIELD: parallel} if parallel else found
 
 
 def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object]:
@@ -97,12 +83,32 @@ def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object
     }
 
 
-def _fsdp(given: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:
-    keys = fsdp_named(given)
+def _fsdp(keys: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:
     if str(keys.get("version", default_version)) != "2":
         raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
     kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}
     return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
+
+
+def loads_apart(document: Mapping[str, object], config: Configuration) -> str | None:
+    """Return what comes of FSDP's ``cpu_ram_efficient_loading``; None where it is not set.
+
+    accelerate then shares out the weights of the first process alone, and transformers has read them in every process
+    by then (``tests/contract/test_trl_loading.py``).
+    """
+    if str(_fsdp_keys(document, config).get("cpu_ram_efficient_loading")).lower() != "true":
+        return None
+    return (
+        f"{_FSDP}cpu_ram_efficient_loading takes no host memory away: transformers 5 reads the whole model in every"
+        " process, and accelerate then drops what all but the first have read."
+    )
+
+
+def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[str, object]:
+    """Return the document of FSDP that counts, the trainer's own or accelerate's; empty without."""
+    fsdp = str(document.get("distributed_type")) == "FSDP"
+    given = config.values.get("fsdp_config") if config.values.get("fsdp") else document.get("fsdp_config")
+    return fsdp_named(given) if isinstance(given, Mapping) and (fsdp or config.values.get("fsdp")) else {}
 
 
 def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:

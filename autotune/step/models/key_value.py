@@ -1,4 +1,4 @@
-"""Determines from a model's configuration what its attention caches of each token."""
+"""Determines from a model's configuration the heads of its attention, and what these cache of each token."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def key_value_cache(text: Any) -> KeyValueCache | None:
     heads = _most(text, "num_key_value_heads", "num_global_key_value_heads") or queries
     width = _most(text, "head_dim", "global_head_dim") or (hidden // queries if hidden and queries else None)
     return KeyValueCache(layers, heads, 2 * width) if heads and width else None
+
+
+def grouped_heads(text: Any) -> bool:
+    """Return whether heads of queries share those of keys and values in attention, by a text model's configuration.
+
+    Latent attention caches one key for all heads, and then makes one for each.
+    """
+    queries = getattr(text, "num_attention_heads", None)
+    shared = _most(text, "num_key_value_heads", "num_global_key_value_heads")
+    return not getattr(text, "kv_lora_rank", None) and bool(queries and shared) and shared != queries
 
 
 def _caching_layers(text: Any) -> int:

@@ -17,7 +17,7 @@ from trl.trainer import dpo_trainer
 from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter, InPhase, MakeModel
-from autotune.step.trainers.reference import reference_of
+from autotune.step.trainers.reference import drop_precomputed, reference_beside, reference_of
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 
 _TOKEN = 5
@@ -29,6 +29,10 @@ class _OnTokenizedRows(DPOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
 
     seconds_per_row: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        drop_precomputed(self)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # TRL drops these rows when it tokenises.
@@ -87,10 +91,8 @@ class PreferenceOptimization(Adapter):
         return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return a reference model where TRL would load one; with adapters or precomputing it needs none."""
-        if plan is not None and (plan.model.get("use_peft") or plan.args.get("precompute_ref_log_probs")):
-            return {}
-        return {"ref_model": make_model()}
+        """Return a reference model where TRL would load one."""
+        return reference_beside(plan, make_model)
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised rows."""

@@ -18,7 +18,7 @@ from autotune.core.blocks import blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter, Collation, InPhase, MakeModel
-from autotune.step.trainers.reference import reference_of
+from autotune.step.trainers.reference import drop_precomputed, reference_beside, reference_of
 from autotune.trainers.kto import POLICY_KL, PRECOMPUTE, REFERENCE_KL, REFERENCE_PASS, WITHOUT_KL, estimates_kl
 
 _TOKEN = 5
@@ -31,6 +31,10 @@ class _OnTokenizedRows(KTOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
 
     seconds_per_row: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        drop_precomputed(self)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # What TRL does with rows once they are tokenised: it drops some, then exchanges answers within blocks.
@@ -98,10 +102,8 @@ class UnpairedPreference(Adapter):
         return self.lengths(rows)[:, 1]
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return a reference model where TRL would load one; with adapters or precomputing it needs none."""
-        if plan is not None and (plan.model.get("use_peft") or plan.args.get("precompute_ref_log_probs")):
-            return {}
-        return {"ref_model": make_model()}
+        """Return a reference model where TRL would load one."""
+        return reference_beside(plan, make_model)
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised rows."""

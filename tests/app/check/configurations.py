@@ -77,6 +77,13 @@ CASES = (
         {"documents see their neighbours": 0},
     ),
     _case(
+        "sft: FSDP2 of TRL's own",
+        "accelerate_config: fsdp2\n",
+        FITS,
+        {"fsdp_cpu_ram_efficient_loading takes no host memory away": None},
+        nightly=True,
+    ),
+    _case(
         "sft: legacy",
         "max_seq_length: 64\npacking: true\npacking_strategy: ffd\ntorch_dtype: bfloat16\n",
         RUNS_NOT,

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate import ParallelismConfig
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 import autotune
 from autotune.api import preflight
-from autotune.api.launched import _deepspeed, _fsdp
+from autotune.api.launched import _deepspeed, _fsdp, launching_of
 from autotune.app.check.engine import engine_args
 from autotune.core.configuration import Configuration
 from autotune.core.verdict import SCHEMA, Outcome, Verdict
@@ -145,6 +147,18 @@ def test_what_accelerate_has_made_of_fsdp_is_read_back() -> None:
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
         },
     }  # fmt: skip
+
+
+def test_the_groups_of_a_training_that_runs_are_read_back() -> None:
+    state = SimpleNamespace(
+        distributed_type=DistributedType.FSDP,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True),
+        parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=4),
+    )
+    with mock.patch("accelerate.state.AcceleratorState", return_value=state):
+        found = launching_of(SimpleNamespace(world_size=8))
+    args = engine_args(found.document, Configuration("SFTConfig", {}, {}), Path(), found.processes)
+    assert args["parallelism_config"] == {"dp_replicate_size": 2, "dp_shard_size": 4}
 
 
 def test_the_sizes_in_a_document_of_deepspeed_follow_from_the_trainer_again() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.engine import engine_args, without_engine
+from autotune.app.check.engine import engine_args, loads_apart, without_engine
 from autotune.app.check.launch import _document
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
@@ -18,7 +18,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome
 from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError
-from autotune.step.objects import config
 from tests.app.check.conftest import Checked, Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with
@@ -51,6 +50,19 @@ def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
     assert engine_args(*reordered("multi_gpu")) == {}
 
 
+def test_what_saves_no_host_memory_is_told_wherever_it_is_written() -> None:
+    def said(document: Mapping[str, object], own: Mapping[str, object]) -> bool:
+        return loads_apart(document, Configuration("SFTConfig", own, {})) is not None
+
+    assert said(_document("fsdp2")[0], {})
+    keys = {"cpu_ram_efficient_loading": "true"}
+    assert said({}, {"fsdp": True, "fsdp_config": keys})
+    # The trainer's own document comes first, and one without FSDP is read by nothing.
+    assert not said(_document("fsdp2")[0], {"fsdp": True, "fsdp_config": {}})
+    assert not said({"distributed_type": "MULTI_GPU", "fsdp_config": keys}, {})
+    assert not said(_document("zero3")[0], {})
+
+
 def reordered(name: str) -> tuple[Mapping[str, object], Configuration, Path]:
     document, folder = _document(name)
     return document, NOTHING, folder
@@ -81,22 +93,6 @@ def test_groups_of_processes_are_read_as_they_were_handed_over(choices: dict[str
     found = engine_args(document, own, tmp_path)
     assert {"dp_shard_size": 1, **TrainingPlan("sft", found).parallelism} == {"dp_shard_size": 1, **plan.parallelism}
     assert TrainingPlan("sft", found, launch=plan.launch).data_ranks == plan.data_ranks
-
-
-@pytest.mark.parametrize(("size", "said"), [("tp_size", "loaded whole"), ("sp_size", "DeepSpeed gathers")])
-def test_groups_of_which_no_step_is_traced_are_told(size: str, said: str, tmp_path: Path) -> None:
-    document = {"distributed_type": "MULTI_GPU", "parallelism_config": {f"parallelism_config_{size}": 2}}
-    with pytest.raises(UnreadError, match=rf"parallelism_config_{size}: 2 is not planned: .*{said}"):
-        engine_args(document, NOTHING, tmp_path)
-
-
-def test_how_rows_are_exchanged_is_read_too(tmp_path: Path) -> None:
-    keys = {"cp_size": 2, "cp_backend": "torch", "cp_comm_strategy": "alltoall", "tp_size": 1, "sp_size": 1}
-    document = {"parallelism_config": {f"parallelism_config_{name}": value for name, value in keys.items()}}
-    found = engine_args(document, NOTHING, tmp_path)
-    assert found == {"parallelism_config": {"cp_size": 2, "cp_comm_strategy": "alltoall"}}
-    made = config(TrainingPlan("sft", {**found, "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}))
-    assert made.parallelism_config.cp_handler.cp_comm_strategy == "alltoall"
 
 
 def test_the_trainer_s_own_file_comes_before_accelerate_s(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Reads accelerate's sizes of groups of processes, and refuses what accelerate would not start, naming the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import Configuration
+from autotune.emit.launch import PARALLELISM
+from autotune.errors import InputError
+from autotune.techniques.sp_size import REFUSED as SEQUENCE_PARALLEL_REFUSED
+from autotune.techniques.tp_size import REFUSED as TENSOR_PARALLEL_REFUSED
+
+FIELD = "parallelism_config"
+"""The mapping in accelerate's file, and the field of the trainer's configuration."""
+_REPLICAS, _SHARDS, _SHARED = "dp_replicate_size", "dp_shard_size", "cp_size"
+_SIZES = (_REPLICAS, _SHARDS, _SHARED, "tp_size", "sp_size")
+_EXCHANGE = "cp_comm_strategy"
+# What else accelerate reads (accelerate 1.15, ``commands/launch.py``); no step depends on it.
+_BESIDE = ("cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
+# Sizes with which a step is not traced.
+_UNTRACED = {"tp_size": TENSOR_PARALLEL_REFUSED, "sp_size": SEQUENCE_PARALLEL_REFUSED}
+
+
+def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
+    """Return the sizes that are not 1, and what else a step then depends on, by the names of ``ParallelismConfig``.
+
+    Args:
+        document: of ``accelerate launch --config_file``; empty without one.
+
+    Raises:
+        InputError: accelerate fails on what is written, or reads it nowhere.
+        UnreadError: it asks for what cannot be traced.
+    """
+    if isinstance(config.values.get(FIELD), Mapping):
+        raise InputError(
+            f"{FIELD} cannot be in the trainer's own file: accelerate gets a mapping in place of an object, and fails.",
+            hint=f"Write {PARALLELISM}{_SHARDS} and so on under {FIELD} in the file that accelerate_config names.",
+        )
+    given = document.get(FIELD) or {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{FIELD}: {given!r} is no mapping.", hint=f"It has {PARALLELISM}{_SHARDS} and other sizes.")
+    keys = {str(name).removeprefix(PARALLELISM): value for name, value in given.items()}
+    for name in given:
+        if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in _known():
+            known = ", ".join(PARALLELISM + size for size in _SIZES)
+            raise InputError(f"{name} under {FIELD} is a key that accelerate never reads.", hint=f"Sizes are {known}.")
+    sizes = {name: keys[name] for name in _SIZES if keys.get(name) is not None}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{PARALLELISM}{name}: {value!r} is no size of a group.", hint="It is a number from 1 on.")
+    sizes = {name: value for name, value in sizes.items() if value != 1}
+    for name, reason in _UNTRACED.items():
+        if name in sizes:
+            raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
+    exchange = keys.get(_EXCHANGE) if _SHARED in sizes else None
+    return {**sizes, _EXCHANGE: exchange} if exchange else sizes
+
+
+def started_by(
+    groups: Mapping[str, object], document: Mapping[str, object], engine: str, processes: int | None
+) -> Mapping[str, object]:
+    """Return the groups that are made of the processes of a training.
+
+    Args:
+        groups: as :func:`groups_of` returns them.
+        engine: the field of the engine that shards, ``fsdp`` or ``deepspeed``; empty without one.
+        processes: how many are started; None where that is not known.
+
+    Raises:
+        InputError: accelerate refuses them (``ParallelismConfig._validate_accelerator``).
+        UnreadError: it is not known what is trained with them.
+    """
+    replicas, shards, shared = (int(str(groups.get(name, 1))) for name in (_REPLICAS, _SHARDS, _SHARED))
+    made, named = prod((replicas, shards, shared)), [name for name in (_REPLICAS, _SHARDS, _SHARED) if name in groups]
+    said = " x ".join(f"{name}={groups[name]}" for name in named)
+    if made > 1 and processes is not None and made != processes:
+        started = "1 process is" if processes == 1 else f"{processes} processes are"
+        raise InputError(
+            f"{FIELD} is for {made} {'process' if made == 1 else 'processes'} ({said}), and {started} started, which"
+            " accelerate refuses.",
+            hint=f"The product of {_REPLICAS}, {_SHARDS} and {_SHARED} is num_processes; one that is absent is 1.",
+        )
+    if engine == "fsdp" and document.get(FIELD) and shards == shared == 1:
+        raise InputError(
+            f"{FIELD} leaves FSDP no processes to shard among, which accelerate refuses: {_SHARDS} is 1.",
+            hint=f"Write the number of processes of a group as {PARALLELISM}{_SHARDS}, or leave {FIELD} out.",
+        )
+    if shared > 1 and engine != "fsdp":
+        raise InputError(
+            f"{PARALLELISM}{_SHARED}: {shared} needs FSDP2, which accelerate splits rows with.",
+            hint="Write distributed_type: FSDP, and fsdp_version: 2 under fsdp_config.",
+        )
+    if shared > 1 and replicas > 1 and shards == 1:
+        raise InputError(
+            f"{said} leaves each group one process for each part of a row, and none to shard among: accelerate refuses"
+            " that.",
+            hint=f"{PARALLELISM}{_SHARDS} has to be 2 or more.",
+        )
+    if shards > 1 and not engine:
+        raise UnreadError(f"{PARALLELISM}{_SHARDS}: {shards} is not planned without FSDP, which alone shards by it.")
+    if engine == "deepspeed" and groups:
+        raise UnreadError(f"{FIELD} is not planned with DeepSpeed, which shares out among all processes.")
+    # Without an engine, replicas of one process each are plain data parallelism.
+    return groups if engine else {}
+
+
+def _known() -> tuple[str, ...]:
+    return (*_SIZES, _EXCHANGE, *_BESIDE)

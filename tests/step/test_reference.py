@@ -1,0 +1,129 @@
+"""The reference is asked beforehand of the model of which TRL asks it, with what TRL makes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from transformers import AutoModelForCausalLM
+
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.step.trainers import adapter
+from autotune.step.trainers.reference import drop_precomputed
+from autotune.trainers import find_trainer
+from tests.small import small_config, small_tokenizer
+from tests.step.plans import fsdp2, zero
+
+TRAINERS = pytest.mark.parametrize("name", ["dpo", "kto"])
+ROWS_AT_ONCE = 2
+PRECOMPUTED: Mapping[str, object] = {"precompute_ref_log_probs": True}
+
+
+class Engine(torch.nn.Module):
+    """What DeepSpeed makes of a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+def built(name: str, folder: Path) -> Any:
+    """Return an adapter's trainer, with a reference, on rows of several lengths."""
+    known = adapter(name)
+    args = {
+        "output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True,
+        "per_device_train_batch_size": ROWS_AT_ONCE, "max_length": 64,
+    }  # fmt: skip
+    plan = TrainingPlan(name, args)
+    torch.manual_seed(0)
+    parts = len(find_trainer(name).row_of(64)[0])
+    sizes = [(8, *(4 + 3 * row + part for part in range(1, parts))) for row in range(2 * ROWS_AT_ONCE)]
+    arguments = known.config(**args)
+    rows = known.synthetic(sizes, plan, arguments, 1.0)
+    model, reference = (AutoModelForCausalLM.from_config(small_config()) for _ in range(2))
+    return known.trainer_class(plan)(
+        model=model, ref_model=reference, args=arguments, train_dataset=rows, processing_class=small_tokenizer()
+    )
+
+
+@TRAINERS
+@pytest.mark.parametrize("case", ["the model itself", "a reference", "DeepSpeed's engine", "a reference and DeepSpeed"])
+def test_log_probabilities_of_the_reference_are_those_of_trl(
+    name: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, engines = built(name, tmp_path), []
+    if "a reference" not in case:
+        trainer.ref_model = None
+    trainer.is_deepspeed_enabled = "DeepSpeed" in case
+
+    def prepared(model: torch.nn.Module, *_: object) -> Engine:
+        engines.append(Engine(model))
+        return engines[-1]
+
+    for module in (f"trl.trainer.{name}_trainer", "autotune.step.trainers.reference"):
+        monkeypatch.setattr(f"{module}.prepare_deepspeed", prepared)
+    compute = trainer.compute_ref_log_probs
+
+    def asked_by(kind: type[Any]) -> tuple[set[Any], list[float]]:
+        """Return the models that were asked, and the log-probabilities of each row."""
+        asked: set[Any] = set()
+        found: list[float] = []
+        trainer._precompute_engine, trainer._precompute_model_hash = None, None
+
+        def told(model: Any, inputs: Any) -> Any:
+            asked.add(getattr(model, "module", model))
+            answers = compute(model, inputs)
+            found.extend(value for answer in answers if answer is not None for value in answer.tolist())
+            return answers
+
+        monkeypatch.setattr(trainer, "compute_ref_log_probs", told)
+        kind._precompute_ref_logps(trainer, trainer.train_dataset, "train", ROWS_AT_ONCE)
+        return asked, found
+
+    real, every = asked_by(getattr(trl, find_trainer(name).trainer_class))
+    made_by_trl = len(engines)
+    ours, some = asked_by(type(trainer))
+    assert ours == real == {trainer.ref_model or trainer.model}
+    # An engine is made once, and for the model alone: a reference has its own already.
+    assert made_by_trl == len(engines) - made_by_trl == (case == "DeepSpeed's engine")
+    assert some
+    for value in some:
+        assert min(abs(value - other) for other in every) < 1e-4
+
+
+@TRAINERS
+@pytest.mark.parametrize(
+    ("args", "processes", "peft", "loads"),
+    [
+        ({}, 1, False, True),
+        ({}, 1, True, False),
+        (PRECOMPUTED, 1, False, False),
+        ({**PRECOMPUTED, **zero(3)}, 2, False, False),
+        ({**PRECOMPUTED, **fsdp2()}, 2, False, True),
+        ({**PRECOMPUTED, **fsdp2()}, 2, True, False),
+        # A single process does not shard.
+        ({**PRECOMPUTED, **fsdp2()}, 1, False, False),
+    ],
+)
+def test_a_reference_is_made_where_trl_loads_one(
+    name: str, args: Mapping[str, object], processes: int, peft: bool, loads: bool
+) -> None:
+    plan = TrainingPlan(name, args, {"use_peft": peft}, launch=Launch(processes))
+    assert bool(adapter(name).beside_model(plan, object)) is loads
+
+
+@TRAINERS
+def test_with_fsdp_a_reference_that_has_been_asked_all_is_dropped(name: str, tmp_path: Path) -> None:
+    trainer = built(name, tmp_path)
+    for sharded, precomputed in ((True, True), (True, False), (False, True)):
+        trainer.ref_model = torch.nn.Identity()
+        trainer.is_fsdp_enabled, trainer.precompute_ref_logps = sharded, precomputed
+        drop_precomputed(trainer)
+        assert (trainer.ref_model is None) is (sharded and precomputed)
