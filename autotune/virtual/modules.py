@@ -1,4 +1,4 @@
-"""Moves and casts modules in a trace while keeping the identity of their parameters, as PyTorch does on a real GPU."""
+"""Moves, casts and copies modules in a trace as PyTorch does on a real GPU: parameters keep their identity or mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autotune.virtual.known import forget_known
 
@@ -19,11 +19,13 @@ _get_data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__
 
 @contextmanager
 def movable_modules() -> Iterator[None]:
-    """Patch ``Module.to``, its relatives and ``parameter.data = …`` to treat fake parameters like real ones.
+    """Patch ``Module.to``, its relatives, ``parameter.data = …`` and copies to treat fake parameters like real ones.
 
     On a real GPU, parameters and gradients stay the same objects and get new data, so that an optimizer, a tied module
     or a name that refers to them stays valid. For a device that is not built into PyTorch it creates new parameters
-    instead, or raises an error.
+    instead, or raises an error. Copies of parameters belong to the mode of those that they are copies of. PyTorch
+    copies the mode, and with it weak references to storages, which are then released once more than they were taken:
+    memory of the process is overwritten.
     """
     original = nn.Module._apply
 
@@ -48,6 +50,7 @@ def movable_modules() -> Iterator[None]:
     with (
         mock.patch.object(nn.Module, "_apply", apply),
         mock.patch.object(FakeTensor, "data", property(_get_data, _take_data), create=True),
+        mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True),
     ):
         yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -216,3 +217,17 @@ def test_a_graph_that_is_left_over_does_not_keep_what_a_parameter_was() -> None:
         assert loss.grad_fn is not None
 
     assert trace(run).phase("away").end_bytes < 1_000_000
+
+
+def test_the_copy_of_a_module_belongs_to_the_same_trace() -> None:
+    """PEFT copies modules that it trains beside an adapter, such as the head of a reward model."""
+    found = []
+
+    def build(device: torch.device) -> None:
+        module: Any = nn.Linear(64, 64, device=device)
+        copied: Any = copy.deepcopy(module)
+        found.append(copied.weight.fake_mode is module.weight.fake_mode)
+        assert copied.weight is not module.weight
+
+    trace(build, target="cuda")
+    assert found == [True]
