@@ -6,6 +6,7 @@ speeds, traces all layers for the same steps, and prints a row for each. A trace
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ _ALIKE: dict[str, Choice] = {
 
 def main() -> None:
     """Plan and trace, and print how they compare."""
+    argparse.ArgumentParser(description="How a plan follows from the network between machines.").parse_args()
     print("| choices | network, Gbit/s | step, planned | step, traced | off by | sending | tok/s, planned |")
     print("|---|--:|--:|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory() as name:

@@ -46,14 +46,22 @@ def test_gradients_between_micro_batches_and_the_update_are_those_of_the_whole_m
             assert {**section.levels, "gradient": ()} == {**of_few.levels, "gradient": ()}
 
 
-def test_the_whole_model_is_traced_for_zero_2_alone_and_at_its_smallest_micro_batch() -> None:
-    plan = TrainingPlan("sft", zero(2), launch=EIGHT)
-    few = [(4, Shape(1, 256)), (4, Shape(4, 256)), (5, Shape(1, 256)), (5, Shape(4, 256))]
+def points(*depths: int) -> list[tuple[int, Shape]]:
+    return [(depth, Shape(rows, 256)) for depth in depths for rows in (1, 4)]
 
-    assert list(traced_points(plan, KINDS, ANCHORS)) == [*few, (32, Shape(1, 256))]
-    assert list(traced_points(plan, KINDS[:5], ANCHORS)) == few[2:]
-    for args in (zero(1), zero(3), fsdp2(), {}):
-        assert list(traced_points(replace(plan, args=args), KINDS, ANCHORS)) == few
+
+def test_the_whole_model_is_traced_for_zero_2_alone_and_on_few_rows() -> None:
+    plan = TrainingPlan("sft", zero(2), launch=EIGHT)
+
+    assert list(traced_points(plan, KINDS, ANCHORS)) == [*points(2, 3), (32, Shape(2, 256))]
+    assert list(traced_points(plan, KINDS[:3], ANCHORS)) == points(3)
+
+
+def test_only_engines_that_gather_weights_ahead_are_traced_with_two_layers_at_either_end() -> None:
+    plan = TrainingPlan("sft", {}, launch=EIGHT)
+
+    for args, depths in ((zero(3), (4, 5)), (fsdp2(), (4, 5)), (zero(1), (2, 3)), ({}, (2, 3))):
+        assert list(traced_points(replace(plan, args=args), KINDS, ANCHORS)) == points(*depths)
 
 
 def test_a_buffer_of_gradients_is_neither_on_one_process_nor_where_the_optimizer_is_on_the_host() -> None:
