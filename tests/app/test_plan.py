@@ -136,7 +136,10 @@ def test_what_is_explained_is_the_fastest_that_fits_or_else_the_baseline(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", ["20GiB", "1MiB"], ids=["something fits", "nothing fits"])
+@pytest.mark.parametrize(
+    "budget",
+    [pytest.param("20GiB", id="something fits"), pytest.param("1MiB", id="nothing fits", marks=pytest.mark.nightly)],
+)
 def test_what_a_finished_plan_says_was_traced_itself_and_told_provisionally_before(model: str, budget: str) -> None:
     told: list[Event] = []
     found = autotune.plan(model, seq_len=48, gpu="RTX4090", memory_budget=budget, listener=told.append)

@@ -20,7 +20,7 @@ def module_of(file: Path) -> str:
 RUN = [module_of(file) for file in FILES if "__main__" in file.read_text(encoding="utf-8")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("module", RUN)
 def test_a_benchmark_says_what_it_takes(module: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
