@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
-from autotune.core.candidate import Candidate
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Origin
 from autotune.core.machine import Machine
 from autotune.inspection.gpus import find_gpu
@@ -80,7 +80,7 @@ def test_each_kind_of_step_gets_its_share_of_the_traces_and_its_own_base() -> No
 
 def test_a_step_of_one_micro_batch_is_not_composed_of_steps_of_several(tmp_path: Path) -> None:
     where = setting(machine=GPUS, of=workload(lengths={1024: 64}), global_batch_size=16)
-    fixed = {"max_length": 1024, "packing": "none", "attention": "sdpa", "padding_free": "off",
+    fixed: dict[str, Choice] = {"max_length": 1024, "packing": "none", "attention": "sdpa", "padding_free": "off",
              "optimizer": "adamw_torch", "pad_to_multiple_of": "none", "activation_offloading": "off",
              "precision": "float32+bf16"}  # fmt: skip
     of = problem(where, Wishes(fixed))
