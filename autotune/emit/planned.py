@@ -12,11 +12,11 @@ from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE
 from autotune.emit.serving import SERVE, TRAIN, serve_command, training_gpus
 from autotune.emit.software import said_software
+from autotune.techniques.vllm import SERVER, SUPPORTED
 from autotune.units import format_bytes, format_rate, format_seconds
 
 SERVER_TIMEOUT = 240
 """Seconds that TRL waits for the server: the default of ``vllm_server_timeout`` (TRL 1.16)."""
-_SERVER = "server"
 
 
 def planned(
@@ -57,7 +57,7 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
     yield f"Predicted: a need of {need}, give or take {100 * document.error:.0f} %{speed}."
     if document.why:
         yield document.why
-    asks = plan.args.get("vllm_mode") == _SERVER and bool(plan.args.get("use_vllm"))
+    asks = plan.args.get("vllm_mode") == SERVER and bool(plan.args.get("use_vllm"))
     if split is not None:
         yield from _of_split(split)
     elif asks:
@@ -66,7 +66,7 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
             f"{serve_command(source.name, None, max_tokens, source.revision)}; vllm_server_host says where."
         )
     if asks:
-        yield "Server and training need vllm 0.22 to 0.31 beside TRL. autotune probe starts no server."
+        yield f"Server and training need {SUPPORTED} beside TRL. autotune probe starts no server."
     if plan.launch.machines > 1:
         yield (
             f"{ACCELERATE} is that of the first of {plan.launch.machines} machines: set main_process_ip in it, and"

@@ -11,7 +11,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse
 from autotune.core.program import EVALUATE
 from autotune.planning.additive.design import Level
-from autotune.planning.additive.group import Group
+from autotune.planning.additive.group import Group, by_micro_batches
 from autotune.planning.additive.model import AdditiveModel, Sum
 from autotune.planning.cases import Case, CaseList, Cases
 from autotune.planning.extrapolation.fit import DEFAULT_USE, Fit
@@ -65,10 +65,7 @@ class Estimates:
 
     def learn(self, interacting: Iterable[Level]) -> None:
         """Use all fits from now on, given which levels may interact."""
-        alike: dict[int | None, list[Group]] = {}
-        for group in self.fits:
-            alike.setdefault(group.micro_batches, []).append(group)
-        levels = set(interacting)
+        levels, alike = set(interacting), by_micro_batches(self.fits)
         self._additive = {steps: AdditiveModel(groups, levels) for steps, groups in alike.items()}
         self._known.clear()
 
@@ -142,7 +139,8 @@ class Estimates:
 
     def _covered(self, group: Group, geometry: BatchGeometry) -> bool:
         """Return whether figures of a traced combination at the sizes of a geometry follow from its traces."""
-        return all(self.fits[group].covers(shape) for shape in (geometry.worst, geometry.typical))
+        apart = (shape for each in geometry.apart for shape in (each.worst, each.typical))
+        return all(self.fits[group].covers(shape) for shape in (geometry.worst, geometry.typical, *apart))
 
     def _composed_at(self, found: Sum, at: CaseList, error: float) -> Mapping[Case, MemoryEstimate]:
         rows = mixed_rows([(self._table(term.group, at), term.weight) for term in found.terms])

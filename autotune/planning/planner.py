@@ -30,8 +30,8 @@ from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
 
 EXPLORED = 36
-"""Technique combinations that are traced before the first ranking. A trace takes about 0.3 s, a combination needs five
-to seven traces."""
+"""Technique combinations that are traced before the first ranking. A trace takes about 0.3 s, or 1 s with
+several processes, and a combination needs two to seven."""
 # Technique combinations that are traced before the ranking is computed again.
 _REFINED_AT_ONCE = 4
 # Technique combinations that are usually traced after the first ranking: 3 to 10 for the 8B shape.

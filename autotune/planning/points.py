@@ -20,7 +20,7 @@ from autotune.planning.requests import trace_request
 from autotune.techniques.traits import between_layers, gathers_ahead, layer_period, uneven
 from autotune.trainers.problem import TrainerProblem
 
-# Pairs are mismatched between rows, of which it takes two.
+# Steps of one micro-batch have more rows in it than steps of several; on so few, one trace serves both.
 _FEW_ROWS = 2
 
 

@@ -18,7 +18,9 @@ COLOCATED = frozenset({COLOCATE, SLEEPING})
 """The choices with which vLLM has a part of the training's own GPU."""
 
 # The range that TRL 1.16 supports (trl/import_utils.py); it warns outside of it, and nothing is known of it there.
-_VERSIONS = ">=0.22,<=0.31"
+_FIRST, _LAST = "0.22", "0.31"
+_VERSIONS = f">={_FIRST},<={_LAST}"
+SUPPORTED = f"vllm {_FIRST} to {_LAST}"
 _NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --output writes the commands of both"
 
 
@@ -40,7 +42,7 @@ class Vllm(Technique):
     )
     trl_default = OFF
     unplanned = "how long vLLM takes to generate: candidates with it have no predicted speed"
-    needs = "the package vllm 0.22 to 0.31, and a CUDA GPU; server: a running server"
+    needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
     changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"
     writes = frozenset({"args.use_vllm", "args.vllm_mode", "args.vllm_enable_sleep_mode"})
     patches_libraries = False
@@ -56,7 +58,7 @@ class Vllm(Technique):
         if "vllm" not in machine.packages:
             return "the package vllm is not installed"
         if not installed(machine, "vllm", _VERSIONS):
-            return f"TRL supports vllm 0.22 to 0.31, and {machine.packages['vllm']} is installed"
+            return f"TRL supports {SUPPORTED}, and {machine.packages['vllm']} is installed"
         return _NO_SERVER if choice == SERVER else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

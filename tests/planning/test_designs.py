@@ -45,9 +45,9 @@ def test_as_few_sizes_as_would_be_traced_for_others_are_traced_themselves() -> N
 def test_nothing_is_said_of_sizes_beside_them() -> None:
     chosen = anchors(Layout.EQUAL, geometries(Shape(4, 2048)))
 
-    assert chosen.cover(Shape(4, 2048))
-    assert not chosen.cover(Shape(8, 2048))
-    assert anchors(Layout.EQUAL, geometries(*(Shape(rows, 2048) for rows in (1, 2, 4)))).cover(Shape(8, 2048))
+    assert chosen.covers(Shape(4, 2048))
+    assert not chosen.covers(Shape(8, 2048))
+    assert anchors(Layout.EQUAL, geometries(*(Shape(rows, 2048) for rows in (1, 2, 4)))).covers(Shape(8, 2048))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from autotune.app.check.beside import said_of_plan
 from autotune.app.check.candidate import as_candidate
-from autotune.app.check.engine import engine_args, loads_apart
+from autotune.app.check.engine import engine_args, said_of_loading
 from autotune.app.check.launch import Launching
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
 from autotune.app.check.problems import finding, mentioned, of_building
@@ -80,7 +80,7 @@ class Fitting:
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silently(plan, geometry, trainer, setting, known, given)]
         silent += of_rows(named.dataset, streams=named.streams)
-        said = loads_apart(self.launching.document, self.config) if self.launching.processes > 1 else None
+        said = said_of_loading(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, said, "fsdp_config")] if said is not None else []
         if task.written.file is not None:
             silent += said_of_plan(self.config, plan, task.written.file.path.parent)

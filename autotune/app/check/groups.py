@@ -19,6 +19,7 @@ _SIZES = (_REPLICAS, _SHARDS, _SHARED, "tp_size", "sp_size")
 _EXCHANGE = "cp_comm_strategy"
 # What else accelerate reads (accelerate 1.15, ``commands/launch.py``); no step depends on it.
 _BESIDE = ("cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
+_READ = frozenset({*_SIZES, _EXCHANGE, *_BESIDE})
 # Sizes with which a step is not traced.
 _UNTRACED = {"tp_size": TENSOR_PARALLEL_REFUSED, "sp_size": SEQUENCE_PARALLEL_REFUSED}
 
@@ -43,7 +44,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
         raise InputError(f"{FIELD}: {given!r} is no mapping.", hint=f"It has {PARALLELISM}{_SHARDS} and other sizes.")
     keys = {str(name).removeprefix(PARALLELISM): value for name, value in given.items()}
     for name in given:
-        if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in _known():
+        if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in _READ:
             known = ", ".join(PARALLELISM + size for size in _SIZES)
             raise InputError(f"{name} under {FIELD} is a key that accelerate never reads.", hint=f"Sizes are {known}.")
     sizes = {name: keys[name] for name in _SIZES if keys.get(name) is not None}
@@ -104,7 +105,3 @@ def started_by(
         raise UnreadError(f"{FIELD} is not planned with DeepSpeed, which shares out among all processes.")
     # Without an engine, replicas of one process each are plain data parallelism.
     return groups if engine else {}
-
-
-def _known() -> tuple[str, ...]:
-    return (*_SIZES, _EXCHANGE, *_BESIDE)

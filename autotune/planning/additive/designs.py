@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from autotune.planning.additive.design import Design, Level, nearest
-from autotune.planning.additive.group import Group
+from autotune.planning.additive.group import Group, by_micro_batches
 from autotune.planning.extrapolation.fit import Fit
 
 
@@ -19,10 +19,7 @@ class Designs:
     """
 
     def __init__(self, groups: Iterable[Group], base: Group, recipes: Sequence[Group]) -> None:
-        alike: dict[int | None, list[Group]] = {base.micro_batches: []}
-        for group in groups:
-            alike.setdefault(group.micro_batches, []).append(group)
-        self._alike: Mapping[int | None, Collection[Group]] = alike
+        alike = {base.micro_batches: [], **by_micro_batches(groups)}
         self._designs = {
             steps: Design(
                 found,

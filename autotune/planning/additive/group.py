@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -47,6 +47,14 @@ class Group:
         """Return the factors in which the groups differ."""
         mine, theirs = self.levels, other.levels
         return tuple([name for name in mine if mine[name] != theirs[name]])
+
+
+def by_micro_batches(groups: Iterable[Group]) -> dict[int | None, list[Group]]:
+    """Return groups by the micro-batches of a step that are traced; one kind is not predicted from another."""
+    found: dict[int | None, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.micro_batches, []).append(group)
+    return found
 
 
 @lru_cache(maxsize=1 << 16)

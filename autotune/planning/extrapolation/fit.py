@@ -115,7 +115,7 @@ class Fit:
 
     def covers(self, shape: Shape) -> bool:
         """Return whether figures at a shape follow from the traces."""
-        return self._anchors.cover(shape)
+        return self._anchors.covers(shape)
 
     def course(self, stretch: Stretch, layers: int, shape: Shape) -> list[Levels]:
         """Return the bytes of tensors at each moment of a stretch, for a depth and a shape.

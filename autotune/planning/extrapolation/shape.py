@@ -71,7 +71,7 @@ class Anchors:
     beyond: Shape | None = None
     alone: bool = False
 
-    def cover(self, wanted: Shape) -> bool:
+    def covers(self, wanted: Shape) -> bool:
         """Return whether figures at a shape follow from those at the traced ones."""
         return not self.alone or wanted in self.shapes
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.engine import engine_args, loads_apart, without_engine
+from autotune.app.check.engine import engine_args, said_of_loading, without_engine
 from autotune.app.check.launch import _document
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
@@ -52,7 +52,7 @@ def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
 
 def test_what_saves_no_host_memory_is_told_wherever_it_is_written() -> None:
     def said(document: Mapping[str, object], own: Mapping[str, object]) -> bool:
-        return loads_apart(document, Configuration("SFTConfig", own, {})) is not None
+        return said_of_loading(document, Configuration("SFTConfig", own, {})) is not None
 
     assert said(_document("fsdp2")[0], {})
     keys = {"cpu_ram_efficient_loading": "true"}
