@@ -46,7 +46,7 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
             yield _overridden(written, item)
     for said in built.warnings:
         key = mentioned(written, said)
-        if key and key not in told:
+        if key and key not in told and _warned(written, key, said) not in known:
             told.add(key)
             yield _warned(written, key, said)
 

@@ -38,6 +38,14 @@ def test_words_of_a_command_come_before_its_file(write: Write, checked: Checked)
     assert (verdict.processes, verdict.outcome) == (2, Outcome.FITS)
 
 
+def test_what_trl_warns_of_is_told_once_though_its_parser_and_its_trainer_both_say_it(
+    write: Write, checked: Checked
+) -> None:
+    file = write("sft", "gradient_checkpointing: true\n")
+    found = checked(config=str(file), trainer="sft", gpu=GPU).findings
+    assert sum("`gradient_checkpointing` is deprecated" in item.message for item in found) == 1
+
+
 def test_the_trainer_follows_from_keys_that_only_one_has(write: Write, checked: Checked) -> None:
     file = write("sft", "packing: true\nmax_length: 64\nnum_generations: 4\n")
     assert "grpo, rloo, and not of" not in told(checked(config=str(file), trainer="grpo", fits=False))
