@@ -75,7 +75,8 @@ def test_a_recommendation_is_confirmed_where_the_default_runs_out_of_memory(foun
     document = found.document
     assert (document["status"], document["trainer"], document["confirmed"]) == ("found", found.trainer, True)
     ended = [trial["status"] for trial in document["trials"]]
-    assert len(ended) >= PROBES
+    # Half of them are kept for what each choice brings, and of those the ones that cannot fit are not probed.
+    assert len(ended) > PROBES // 2
     assert "out_of_memory" in ended
     assert "ok" in ended
 

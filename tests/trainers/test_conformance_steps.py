@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,11 +128,13 @@ def test_the_phases_of_its_program_come_as_often_as_it_says(trainer: Trainer, pr
 
 
 @EVERY
-def test_the_parts_of_a_traced_step_are_those_of_its_program(trainer: Trainer, prepared: Prepare) -> None:
+def test_the_parts_of_a_traced_step_are_those_of_its_program(
+    trainer: Trainer, prepared: Prepare, tmp_path: Path
+) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
     layout, plan = layouts(found)[-1], found.plan({"per_device_train_batch_size": 2})
     request = trace_request(plan, layout, shapes(found, layout)[0], 2, found.setting, None)
-    answer = trace_all(TraceRequests((request,)), JobContext(Path(), time.monotonic()))
+    answer = trace_all(TraceRequests((request,)), JobContext(tmp_path, time.monotonic()))
     assert answer.failure is None, answer.failure
     program, (reply,) = trainer.program(plan), answer.replies
     phases = list(dict.fromkeys(section.part.phase for section in reply.sections))
@@ -155,7 +158,8 @@ def test_trl_s_default_is_probed(trainer: Trainer, prepared: Prepare, tmp_path: 
     shown = probe(found.request(plan, BRIEF), JobContext(tmp_path, time.monotonic())).ranks[0]
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
     assert set(shown.peaks) == {phase.name for phase in trainer.program(plan).phases}
-    assert max(shown.peaks.values()) == pytest.approx(shown.peak_bytes, rel=0.01)
+    # Resident memory comes in pages, and a few may be touched between two phases.
+    assert max(shown.peaks.values()) == pytest.approx(shown.peak_bytes, rel=0.01, abs=4 * mmap.PAGESIZE)
     assert shown.rows == said.rows
     assert shown.worst_tokens == said.worst.rows * said.worst.tokens * said.sequences
     assert shown.documents_per_step == pytest.approx(said.documents)

@@ -46,6 +46,17 @@ def test_phases_of_one_name_are_compared_with_the_cpu_in_their_order() -> None:
     assert run_on_cpu(growing, phases="inner") == {"inner": real[0]}
 
 
+def test_what_a_processor_borrows_within_a_product_in_half_precision_is_not_held_against_a_trace() -> None:
+    def multiply(device: torch.device) -> None:
+        with phase("product"):
+            rows = torch.zeros(1024, 1024, dtype=torch.bfloat16, device=device)
+            assert (rows.t() @ rows).shape == rows.shape
+
+    real, traced = run_on_cpu(multiply, phases="product")["product"], trace(multiply, target="cpu").phase("product")
+
+    assert real.peak_bytes == traced.device_peak.bytes == 2 * 2 * 1024 * 1024
+
+
 def test_every_byte_of_the_peak_has_a_category() -> None:
     peak = trace(_training_of_a_small_network, target="cpu").phase("optimizer step 1").device_peak
 
