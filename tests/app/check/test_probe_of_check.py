@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from autotune.app.check.asked import Asked, check_options
-from autotune.app.check.need import probed
-from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
-from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError
-from autotune.probing.tracing import ServerTracer
-from autotune.units import GIB
-from tests.settings import workload
+from tests.app.check.conftest import Checked, Write
 
 
-def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(tracer: ServerTracer, tmp_path: Path) -> None:
-    plan = TrainingPlan("sft", {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1})
-    # No process has started to train by then, on any machine.
-    answer = probed(plan, workload(), planned_machine("cpu"), GIB, tracer.server, tmp_path / "probe", 1e-3)
-    assert (answer.outcome, answer.need) == (Outcome.UNKNOWN, None)
-    assert answer.reason.startswith("the run was ended after its time of 0.0 s (--timeout)")
+def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(write: Write, checked: Checked) -> None:
+    file = write("sft", "use_cpu: true\nbf16: false\n")
+    # A training takes seconds, on any machine.
+    found = checked(config=str(file), trainer="sft", probe=True, timeout=1e-3)
+    assert (found.outcome, found.need) == (Outcome.UNKNOWN, None)
+    assert "the run was ended after its time of 0.0 s (--timeout)" in found.headline
 
 
 def test_the_time_is_a_duration_as_of_the_command_probe() -> None:
