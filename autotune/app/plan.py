@@ -212,7 +212,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     if problem.size > MOST_COMBINATIONS:
         yield (
             f"The space has {problem.size:,} combinations, too many to look at them all: a sample of"
-            f" {len(planner.candidates):,} was planned. --fix or --exclude knobs for a smaller space."
+            f" {len(planner.candidates):,} was planned, and others may be faster or need less. --fix or --exclude knobs"
+            " for a smaller space."
         )
     if len(lengths.counts) == 1:
         yield (

@@ -27,7 +27,7 @@ from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.candidates import estimated_candidates
+from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
@@ -40,6 +40,11 @@ ALL = "all"
 AUTO: Literal["auto"] = "auto"
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
+SAMPLED = (
+    "There are too many combinations of techniques to look at them all: with a sample of them planned for each kind and"
+    " number of GPUs, others may be faster, and fewer GPUs may be enough. --fix or --exclude knobs for a smaller space."
+)
+"""What a table of samples is about."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
         num_machines=max(machines_of(offer.processes, wanted.num_machines) for offer in offers),
         priced=wanted.prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
-        notes=(*_notes(offers, wanted, batch, asked.network), *_notes_on_offloading(survey.offloads)),
+        notes=(*_notes(survey, offers, wanted), *_notes_on_offloading(survey.offloads)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -139,8 +144,11 @@ class _Survey:
     """Plans for one GPU after another; what they have in common is computed once.
 
     Attributes:
+        asked: the arguments.
+        batch: documents of an optimizer step.
         refused: why GPUs could not be planned for at all.
         offloads: one GPU of each kind on which something fits with last resorts alone.
+        sampled: whether a space was too large to be looked at whole.
     """
 
     def __init__(
@@ -153,10 +161,10 @@ class _Survey:
         wanted: Wanted,
         listener: Listener,
     ) -> None:
-        self._asked = asked
+        self.asked = asked
         self._options = options
         self._workload = workload
-        self._batch = batch
+        self.batch = batch
         self._traces = traces
         self._prices = wanted.prices or {}
         self._machines = wanted.num_machines
@@ -165,20 +173,22 @@ class _Survey:
         self._single: _There | None = None
         self.refused: list[InputError] = []
         self.offloads: list[Offer] = []
+        self.sampled = False
         self.unit: Literal["epoch", "billion tokens"] = "epoch" if asked.dataset is not None else "billion tokens"
 
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
-        planned = planned_machine(word, processes, self._machines, self._asked.network)
+        planned = planned_machine(word, processes, self._machines, self.asked.network)
         gpu, hardware = planned.described, planned.machine.hardware
         self._listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{gpu.name}"))
         try:
-            problem = problem_of(self._options, self._workload, planned.machine, self._batch)
-            budget_bytes = checked_budget(_within(self._asked.memory_budget, hardware.memory_bytes), hardware)
+            problem = problem_of(self._options, self._workload, planned.machine, self.batch)
+            budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
             self._single = None if processes == 1 else self._single
             self.refused.append(error)
             return Offer(gpu, processes, reason=error.message)
+        self.sampled |= problem.size > MOST_COMBINATIONS
         planner = Planner(
             problem,
             Accelerator(planned.gpu, budget_bytes),
@@ -221,7 +231,7 @@ class _Survey:
 
     def _tokens(self, candidate: Candidate, problem: TrainerProblem) -> float:
         """Return the tokens of the unit of the table, padding excluded, that a candidate trains on."""
-        if self._asked.dataset is None:
+        if self.asked.dataset is None:
             return float(BILLION)
         plan = problem.trainer.plan(candidate, problem.setting)
         geometry = problem.trainer.geometry(plan, self._workload.dataset.documents)
@@ -268,12 +278,15 @@ def _progress(listener: Listener) -> Listener:
     return hear
 
 
-def _notes(offers: Sequence[Offer], wanted: Wanted, batch: int, network: float | None) -> Iterator[str]:
+def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator[str]:
+    batch, network = survey.batch, survey.asked.network
     yield "Nothing was measured, and times are by the roofline of each GPU: they rank, and are shorter than real ones."
     yield (
         "What batches of varied lengths may add was not traced for each GPU: plan for the one that you choose, with"
         " --gpu NAME."
     )
+    if survey.sampled:
+        yield SAMPLED
     if wanted.num_processes == AUTO and any(batch % number for number in NUMBERS):
         most = max(number for number in NUMBERS if batch % number == 0)
         yield (
