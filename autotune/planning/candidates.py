@@ -7,8 +7,9 @@ import random
 from collections.abc import Iterable, Iterator
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.planning.additive.group import techniques_of
 from autotune.planning.enumeration import Enumeration
-from autotune.techniques.traits import allocator_knobs, size_knobs
+from autotune.techniques.traits import size_knobs
 from autotune.trainers.problem import TrainerProblem
 
 MOST_COMBINATIONS = 300_000
@@ -73,23 +74,17 @@ def _walked(problem: TrainerProblem, starts: tuple[Candidate, ...]) -> Iterator[
     """Yield legal candidates of walks, each step of which changes one choice at random."""
     chance = random.Random(0)
     knobs = [knob for knob, choices in problem.choices.items() if len(choices) > 1]
-    techniques = {_techniques(found) for found in starts}
+    techniques = {techniques_of(found) for found in starts}
     here = starts[0] if starts else problem.baseline
     for step in range(_STEPS):
         here = chance.choice(starts) if starts and step % _WALK == 0 else here
         knob = chance.choice(knobs)
         found = problem.normal(here.but(**{knob: chance.choice(problem.choices[knob])}))
-        known = _techniques(found)
+        known = techniques_of(found)
         if problem.illegal(found) is None and (known in techniques or len(techniques) < _TECHNIQUES):
             techniques.add(known)
             here = found
             yield found
-
-
-def _techniques(candidate: Candidate) -> Candidate:
-    """Return the choices of a candidate that set neither sizes nor the allocator."""
-    shared = size_knobs() | allocator_knobs()
-    return Candidate({knob: choice for knob, choice in candidate.items() if knob not in shared})
 
 
 def _legal(problem: TrainerProblem, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

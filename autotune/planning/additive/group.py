@@ -60,6 +60,10 @@ def by_micro_batches(groups: Iterable[Group]) -> dict[int | None, list[Group]]:
 @lru_cache(maxsize=1 << 16)
 def group_of(candidate: Candidate, layout: Layout, micro_batches: int | None = None) -> Group:
     """Return the group of a candidate on micro-batches of a layout; kept, since it is asked for at each ranking."""
+    return Group(techniques_of(candidate), layout, micro_batches)
+
+
+def techniques_of(candidate: Candidate) -> Candidate:
+    """Return the choices of a candidate that set neither sizes nor the allocator's behaviour."""
     shared = size_knobs() | allocator_knobs()
-    choices = Candidate({knob: choice for knob, choice in candidate.items() if knob not in shared})
-    return Group(choices, layout, micro_batches)
+    return Candidate({knob: choice for knob, choice in candidate.items() if knob not in shared})
