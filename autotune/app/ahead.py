@@ -23,6 +23,7 @@ from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.planning.candidates import estimated_candidates
+from autotune.planning.climbing import climb
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
@@ -132,10 +133,15 @@ def traced_ahead(
     setting = problem.setting
     machine, model = setting.machine, setting.workload.model
     traces = traces_of(setting.workload, machine, tracer, cache)
+
+    def in_time() -> bool:
+        return time.monotonic() - started < seconds
+
     try:
         target = target_of(machine.hardware, limit_bytes, speeds)
         planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))
-        planner.explore(at_once=(_AT_ONCE,), goes_on=lambda: time.monotonic() - started < seconds)
+        planner.explore(at_once=(_AT_ONCE,), goes_on=in_time)
+        climb(problem, planner, goes_on=in_time)
         if file is not None:
             problem, planner = with_what_offloads(problem, planner, file)
         predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)

@@ -38,7 +38,7 @@ from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
+from autotune.planning.candidates import estimated_candidates, is_sampled
 from autotune.planning.changes import smallest_changes
 from autotune.planning.explained import explained
 from autotune.planning.planner import Accelerator, Planner
@@ -98,10 +98,9 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         problem = problem_of(options, workload, planned.machine, batch)
         check_server(problem, options, asked.server_gpus, writes=folder is not None)
         traces = traces_of(workload, planned.machine, tracer, cache)
-        candidates = estimated_candidates(problem)
         target = Accelerator(planned.gpu, budget_bytes)
-        planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
-        tracking.trace(planner, traces, problem.baseline, asked.top)
+        planner = Planner(problem, target, traces, workload.model.layer_kinds, estimated_candidates(problem))
+        tracking.trace(problem, planner, traces, asked.top)
         problem, planner = with_what_offloads(problem, planner, options.file)
         best = uncomposed(planner.ranked())[:1]
         if best and best[0].fits:
@@ -209,11 +208,11 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:
         yield "Nothing was measured, and no prediction has been held against this GPU yet."
-    if problem.size > MOST_COMBINATIONS:
+    if is_sampled(problem):
         yield (
             f"The space has {problem.size:,} combinations, too many to look at them all: a sample of"
-            f" {len(planner.candidates):,} was planned, and others may be faster or need less. --fix or --exclude knobs"
-            " for a smaller space."
+            f" {len(planner.candidates):,} was planned, with what changes of its best lead to. Others may be faster or"
+            " need less. --fix or --exclude knobs for a smaller space."
         )
     if len(lengths.counts) == 1:
         yield (

@@ -27,7 +27,7 @@ from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates
+from autotune.planning.candidates import estimated_candidates, is_sampled
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
@@ -188,7 +188,7 @@ class _Survey:
             self._single = None if processes == 1 else self._single
             self.refused.append(error)
             return Offer(gpu, processes, reason=error.message)
-        self.sampled |= problem.size > MOST_COMBINATIONS
+        self.sampled |= is_sampled(problem)
         planner = Planner(
             problem,
             Accelerator(planned.gpu, budget_bytes),
@@ -196,7 +196,7 @@ class _Survey:
             self._workload.model.layer_kinds,
             self._candidates_of(problem),
         )
-        Tracking(_progress(self._listener)).trace(planner, self._traces, problem.baseline, 1)
+        Tracking(_progress(self._listener)).trace(problem, planner, self._traces, 1)
         there = _There(gpu, processes, budget_bytes, problem, planner)
         self._single = there if processes == 1 else self._single
         return self._best(there)

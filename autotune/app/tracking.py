@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, distinct
 from autotune.core.events import Event, Listener, Ranked, StageStarted, Tracing
 from autotune.planning.changes import smallest_changes
+from autotune.planning.climbing import climb
 from autotune.planning.planner import Planner
 from autotune.planning.tracing.store import Traces
+from autotune.trainers.problem import TrainerProblem
 
 # Technique combinations that are traced before the first ranking. Those of the answer are traced in any case, so that
 # fewer are enough here than for a search, which has to know what to veto.
@@ -22,6 +23,8 @@ _AT_ONCE = (1, 3, 12)
 # Most technique combinations that are traced after the first ranking. With the default spaces and the 8B shape, the
 # answer needs 3 to 10; if everything is allowed, 26.
 _REFINED = 16
+# The same where better candidates were found outside of a sample, which are traced themselves.
+_REFINED_AGAIN = 4
 _TOLD = 5
 
 
@@ -49,14 +52,17 @@ class Tracking:
             case _:
                 self._listener(event)
 
-    def trace(self, planner: Planner, traces: Traces, baseline: Candidate, top: int) -> None:
+    def trace(self, problem: TrainerProblem, planner: Planner, traces: Traces, top: int) -> None:
         """Trace so that what is shown of the ranking, the baseline and the smallest changes need no composed estimate.
+
+        Where the planner's candidates are a sample, better ones are looked for outside of it and added.
 
         Args:
             top: number of distinct candidates to show.
         """
         self._planner, self._traces = planner, traces
         self._started_seconds = self._clock()
+        baseline = problem.baseline
 
         def told() -> bool:
             best = planner.traced(_TOLD)
@@ -75,6 +81,8 @@ class Tracking:
         self._listener(StageStarted("Tracing training steps with no GPU"))
         planner.explore(_EXPLORED, at_once=_AT_ONCE, goes_on=told)
         planner.refine(wanted, _REFINED, goes_on=told)
+        if climb(problem, planner, goes_on=told):
+            planner.refine(wanted, _REFINED_AGAIN, goes_on=told)
 
     def _of_all(self, event: Tracing) -> Tracing:
         """Return how far all traces are, given how far those of one call are."""

@@ -31,6 +31,11 @@ def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     return Enumeration(problem).candidates()
 
 
+def is_sampled(problem: TrainerProblem) -> bool:
+    """Return whether the space is too large for all of its candidates to be looked at."""
+    return problem.size > MOST_COMBINATIONS
+
+
 def estimated_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     """Return the legal candidates to estimate, each once, in its normal form.
 
@@ -40,7 +45,7 @@ def estimated_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     and what walks from there come to, one choice after another. So each choice has candidates that differ in it alone,
     which show its effect.
     """
-    if problem.size <= MOST_COMBINATIONS:
+    if not is_sampled(problem):
         return legal_candidates(problem)
     centre = next(_changed(problem, problem.baseline, range(_TOGETHER + 1)), problem.baseline)
     near = _legal(problem, (centre, *problem.recipes, *_changed(problem, centre, range(1, _TOGETHER + 1))))

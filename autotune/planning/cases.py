@@ -50,17 +50,22 @@ class Cases:
         self._by_steps: dict[int | None, set[BatchGeometry]] = {}
         by_group: dict[Group, dict[Case, None]] = {}
         for candidate in candidates:
-            geometry, use = self.geometry(candidate), self.use(candidate)
-            group = self.group_at(candidate, geometry)
-            self.groups.setdefault(group, candidate)
-            self._by_steps.setdefault(group.micro_batches, set()).add(geometry)
+            group, geometry, use = self.admit(candidate), self.geometry(candidate), self.use(candidate)
             by_group.setdefault(group, {}).update(dict.fromkeys((each, use) for each in alternatives(geometry)))
-            if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
-                beside = replace(group, layout=geometry.evaluation.layout)
-                self.evaluated.setdefault(group, {})[beside] = candidate
         self.uses = tuple(dict.fromkeys(self._uses.values()))
         lists: dict[tuple[Case, ...], CaseList] = {}
         self._of = {group: lists.setdefault(cases, CaseList(cases)) for group, cases in _tuples(by_group)}
+
+    def admit(self, candidate: Candidate) -> Group:
+        """Return the technique combination of a candidate, which can be traced from now on."""
+        geometry = self.geometry(candidate)
+        group = self.group_at(candidate, geometry)
+        self.groups.setdefault(group, candidate)
+        self._by_steps.setdefault(group.micro_batches, set()).add(geometry)
+        if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
+            beside = replace(group, layout=geometry.evaluation.layout)
+            self.evaluated.setdefault(group, {})[beside] = candidate
+        return group
 
     def of(self, group: Group, case: Case) -> CaseList:
         """Return the cases of a technique combination, with the given one among them."""

@@ -140,8 +140,14 @@ class Planner:
         return wide
 
     def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Trace the technique combinations of candidates of the space, as far as they were not traced yet."""
-        self._trace([group for group in map(self._cases.group, candidates) if group in self._cases.groups])
+        """Trace the technique combinations of candidates in their normal form, as far as they were not traced yet."""
+        self._trace(list(map(self._cases.admit, candidates)))
+
+    def add(self, candidates: Iterable[Candidate]) -> None:
+        """Add legal candidates in their normal form to those that are ranked, and trace their combinations."""
+        further = tuple(candidates)
+        self.candidates = tuple(dict.fromkeys((*self.candidates, *further)))
+        self.trace(further)
 
     def _largest_need(self, group: Group) -> int:
         geometries = [item for item in self._cases.geometries_of(group.micro_batches) if item.layout is group.layout]

@@ -44,7 +44,7 @@ def test_all_that_an_answer_consists_of_is_traced_and_was_preceded_by_provisiona
     first_planner.explore(1)
     assert Origin.COMPOSED in {estimate.origin for estimate in distinct(first_planner.ranked(), TOP)}
     planner, traces = planner_of(here, tmp_path, 8 * GIB)
-    Tracking(told.append).trace(planner, traces, here.baseline, TOP)
+    Tracking(told.append).trace(here, planner, traces, TOP)
 
     ranked, baseline = planner.ranked(), planner.estimate(here.baseline)
     shown = [baseline, *distinct(ranked, TOP)]
@@ -64,7 +64,7 @@ def test_all_that_an_answer_consists_of_is_traced_and_was_preceded_by_provisiona
 def test_where_nothing_fits_what_needs_the_least_is_traced(tmp_path: Path) -> None:
     here = whole_space()
     planner, traces = planner_of(here, tmp_path, 1)
-    Tracking(ignore).trace(planner, traces, here.baseline, TOP)
+    Tracking(ignore).trace(here, planner, traces, TOP)
     assert {estimate.origin for estimate in distinct(planner.ranked(), TOP)} == {Origin.TRACED}
 
 
@@ -72,7 +72,7 @@ def test_counts_are_those_of_all_calls_and_the_time_follows_from_the_pace(tmp_pa
     here, told, now = whole_space(), list[Event](), [100.0]
     planner, traces = planner_of(here, tmp_path, 8 * GIB)
     tracking = Tracking(told.append, lambda: now[0])
-    tracking.trace(planner, traces, here.baseline, TOP)
+    tracking.trace(here, planner, traces, TOP)
     known = traces.count
     planner.to_come, now[0] = 30, 100.0 + known + 5
     tracking.hear(Tracing(5, 15, 1.0))
