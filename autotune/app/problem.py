@@ -82,7 +82,8 @@ def problem_of(
         shared = int(base.choices.get(CONTEXT_PARALLEL, 1))
     # One process that the user's own configuration gives to DeepSpeed may keep it.
     offloads = base is not None and "args.deepspeed" in base.documents
-    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads)
+    fixed = frozenset(options.wishes.fixed)
+    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, fixed)
     fixed_length = options.wishes.fixed.get("max_length")
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.

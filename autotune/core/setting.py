@@ -26,6 +26,7 @@ class Setting:
         base: the user's configuration that candidates start from; None: TRL's defaults.
         ranks_per_row: processes that share each row, where the user said so (``context_parallel``).
         last_resorts: whether choices are searched that are for where nothing else fits.
+        fixed: knobs whose only choice to consider the user named.
     """
 
     workload: Workload
@@ -36,6 +37,7 @@ class Setting:
     base: Base | None = None
     ranks_per_row: int = 1
     last_resorts: bool = False
+    fixed: frozenset[str] = frozenset()
 
     @property
     def documents_per_process(self) -> int:

@@ -52,13 +52,15 @@ class DpReplicateSize(Technique):
         return None
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return 1 where FSDP2 is not used."""
-        return choice if candidate.get("sharding", DDP) == FSDP2 else 1
+        """Return 1 where FSDP2 is not used, unless the user asked for groups and is to be told why not."""
+        return choice if NAME in setting.fixed or candidate.get("sharding", DDP) == FSDP2 else 1
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a replica would be no more than the processes of one row."""
+        """Return a reason where the engine makes no groups, or a replica would be the processes of one row."""
         if choice == 1:
             return None
+        if candidate.get("sharding", DDP) != FSDP2:
+            return f"{NAME}={choice} needs sharding={FSDP2}, which accelerate makes groups with"
         processes, shared = setting.machine.hardware.processes, ranks_per_row(candidate)
         if processes % (int(choice) * shared) or processes == int(choice) * shared:
             # ParallelismConfig.__post_init__ of accelerate.

@@ -8,12 +8,14 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.sharding import DDP, FSDP2
 
+_BITSANDBYTES = "bitsandbytes"
 _PACKAGES = {
-    "paged_adamw_32bit": "bitsandbytes",
-    "adamw_bnb_8bit": "bitsandbytes",
-    "paged_adamw_8bit": "bitsandbytes",
-    "lion_8bit": "bitsandbytes",
+    "paged_adamw_32bit": _BITSANDBYTES,
+    "adamw_bnb_8bit": _BITSANDBYTES,
+    "paged_adamw_8bit": _BITSANDBYTES,
+    "lion_8bit": _BITSANDBYTES,
     "adamw_torch_8bit": "torchao",
 }
 
@@ -35,7 +37,7 @@ class Optimizer(Technique):
         Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
     )
     trl_default = "adamw_torch_fused"
-    needs = "8-bit, paged: the package bitsandbytes; adamw_torch_8bit: torchao; paged: a GPU"
+    needs = "8-bit, paged: the package bitsandbytes, and not FSDP2; adamw_torch_8bit: torchao; paged: a GPU"
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
     patches_libraries = False
@@ -48,6 +50,13 @@ class Optimizer(Technique):
         if str(choice).startswith("paged") and machine.hardware.kind == "cpu":
             return "paging moves optimizer state between a GPU and the host, and there is no GPU"
         return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where bitsandbytes would update parameters that FSDP2 shards."""
+        if _PACKAGES.get(str(choice)) != _BITSANDBYTES or candidate.get("sharding", DDP) != FSDP2:
+            return None
+        # https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633; tests/contract/test_bitsandbytes.py
+        return f"{self.name}={choice} does not go with sharding={FSDP2}: {_BITSANDBYTES} cannot update a DTensor"
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.candidate import Candidate
+from autotune.app.options import checked_options
+from autotune.app.problem import problem_of as problem_from
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.planning.candidates import MOST_COMBINATIONS, estimated_candidates, legal_candidates
 from autotune.space import Wishes
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.problem import TrainerProblem
 from tests.settings import GPU, problem, setting, workload
+
+EIGHT = Machine(replace(GPU.hardware, processes=8), {**GPU.packages, "deepspeed": "0.19.8"})
 
 
 def problem_of(*, allow_everything: bool = False, **fixed: str | int) -> TrainerProblem:
@@ -70,10 +74,19 @@ def test_of_a_space_of_millions_a_sample_is_estimated_the_baselines_neighbours_i
     assert legal <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("knob", "choice"), [("context_parallel", 2), ("dp_replicate_size", 2), ("offload", "both"), ("sharding", "zero2")]
+)
+def test_what_was_fixed_of_the_engine_stands_in_each_candidate(knob: str, choice: Choice) -> None:
+    options = checked_options(trainer="sft", num_processes=8, global_batch_size=32, fix={knob: choice})
+    found = estimated_candidates(problem_from(options, workload(lengths={20: 50, 1000: 50}), EIGHT, 32))
+    assert len(found) > 500
+    assert {candidate[knob] for candidate in found} == {choice}
+
+
 def test_of_a_sample_each_choice_has_candidates_that_differ_in_it_alone() -> None:
-    eight = Machine(replace(GPU.hardware, processes=8), {**GPU.packages, "deepspeed": "0.19.8"})
     of = workload(lengths={20: 50, 100: 40, 500: 9, 9000: 1})
-    asked = problem(setting(machine=eight, of=of, global_batch_size=32))
+    asked = problem(setting(machine=EIGHT, of=of, global_batch_size=32))
     # Of these rows TRL's default cuts more than is asked for, so it is no candidate itself.
     assert asked.illegal(asked.normal(asked.baseline)) is not None
     found = set(estimated_candidates(asked))

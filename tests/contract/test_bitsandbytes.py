@@ -1,0 +1,60 @@
+"""Contract with bitsandbytes: its optimizers update no parameter that FSDP2 shards, which `optimizer` refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from autotune.core.machine import Machine
+from autotune.techniques import find
+from autotune.trainers import find_trainer
+from tests.settings import GPU, problem, setting
+
+ROWS = 8192
+"""Rows of a matrix that is large enough for state in 8 bits."""
+OF_BITSANDBYTES = ("paged_adamw_32bit", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit")
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["PagedAdamW32bit", "AdamW8bit", "PagedAdamW8bit", "Lion8bit"])
+def test_an_optimizer_of_bitsandbytes_updates_a_whole_parameter_and_no_sharded_one(name: str, mesh: DeviceMesh) -> None:
+    optim = pytest.importorskip("bitsandbytes").optim
+    whole = torch.nn.Parameter(torch.ones(ROWS, 16))
+    sharded = torch.nn.Parameter(distribute_tensor(torch.ones(ROWS, 16), mesh, [Shard(0)]))
+    for parameter in (whole, sharded):
+        parameter.grad = torch.ones_like(parameter)
+    getattr(optim, name)([whole]).step()
+    assert (whole < 1).all()
+    with pytest.raises(RuntimeError, match=r"DTensor|sharding strategy"):
+        getattr(optim, name)([sharded]).step()
+
+
+def test_they_are_no_candidates_beside_fsdp2() -> None:
+    four = Machine(replace(GPU.hardware, processes=4), {**GPU.packages, "deepspeed": "0.19.8"})
+    of = problem(setting(machine=four, allowed=frozenset(["optimizer"])))
+    optimizer = find("optimizer", find_trainer("sft").techniques)
+    told = {
+        (choice, engine): optimizer.conflict(choice, of.baseline.but(sharding=engine), of.setting)
+        for choice in (*OF_BITSANDBYTES, "adamw_torch_fused", "adamw_torch_8bit", "adafactor")
+        for engine in ("ddp", "fsdp2")
+    }
+    refused = {pair for pair, reason in told.items() if reason}
+    assert refused == {(choice, "fsdp2") for choice in OF_BITSANDBYTES}
+    assert told["lion_8bit", "fsdp2"] == (
+        "optimizer=lion_8bit does not go with sharding=fsdp2: bitsandbytes cannot update a DTensor"
+    )
