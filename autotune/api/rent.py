@@ -51,7 +51,7 @@ def rent(
     Args:
         gpu: ``all``, or one GPU as :func:`autotune.plan` takes it, whose numbers are compared.
         num_processes: GPUs that train together; ``auto``: the fewest of 1, 2, 4, 8, 16, 32 and 64 with which something
-            fits, of those that divide the global batch.
+            fits, of those that divide the global batch, and more as long as each of them then trains more tokens.
         num_machines: machines that these are in; None: as few as have eight each.
         network: Gbit/s of each of several machines; numbers of GPUs that one machine has do without.
         prices: of an hour of one GPU, by its name; or a YAML or CSV file of them. None: nothing is said of cost.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.app.notes import notes_on_processes
+from autotune.app.numbers import NUMBERS, another, shown
 from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, check_evaluation
 from autotune.app.plan import Asked
@@ -38,8 +39,6 @@ from autotune.units import format_bytes, parse_size
 
 ALL = "all"
 AUTO: Literal["auto"] = "auto"
-NUMBERS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
 SAMPLED = (
     "There are too many combinations of techniques to look at them all: with a sample of them planned for each kind and"
     " number of GPUs, others may be faster, and fewer GPUs may be enough. --fix or --exclude knobs for a smaller space."
@@ -52,7 +51,7 @@ class Wanted:
     """What the table is to have.
 
     Attributes:
-        num_processes: GPUs that train together, or ``auto`` for the fewest with which something fits.
+        num_processes: GPUs that train together, or ``auto``: see :mod:`autotune.app.numbers`.
         num_machines: machines that they are in; None: as few as have eight each.
         prices: of an hour of one GPU, by the catalogue's name; None without prices.
     """
@@ -112,21 +111,19 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
 
 
 def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alone: bool) -> Sequence[Offer]:
-    """Return the offer with the fewest GPUs of a kind that fit; where no number does, one GPU that offloads by ZeRO.
+    """Return the offers of a kind of GPU that the table shows; where no number fits, one GPU that offloads by ZeRO.
 
     Args:
-        alone: whether it is the only kind: then each number that was tried is returned, and the next one after the
-            first that fits, which shows what more GPUs bring.
+        alone: whether it is the only kind.
     """
     tried: list[Offer] = []
     for number in numbers:
-        fitted = any(offer.fits for offer in tried)
         tried.append(survey.offer(word, number))
-        if fitted or (tried[-1].fits and not alone):
+        if not another(tried, alone=alone):
             break
     if not any(offer.fits for offer in tried):
         tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]
-    return tried if alone else ([offer for offer in tried if offer.fits] or tried)[-1:]
+    return shown(tried, alone=alone)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ class Offer:
         """Whether a configuration is predicted to fit."""
         return not self.reason
 
+    @property
+    def rate_of_each(self) -> float | None:
+        """Tokens per second of one of the GPUs; None where the speed is not known, or nothing fits."""
+        return self.tokens_per_second / self.processes if self.tokens_per_second is not None else None
+
 
 @dataclass(frozen=True)
 class Rent:

@@ -26,7 +26,13 @@ def said_asked(found: Rent) -> str:
     fixed = found.settings.get("fix")
     words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, dict) else ""
     number = found.num_processes
-    each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
+    each = (
+        "as few GPUs as fit, or more if each then trains more,"
+        if number == "auto"
+        else "1 GPU"
+        if number == 1
+        else f"{number} GPUs"
+    )
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
     kinds = f"{each} of each of {len(names)} kinds" if len(names) > 1 else f"{each}: {names[0]}"
     return (
@@ -89,7 +95,7 @@ def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
         said_gpus(offer),
         said_bytes(memory.device_bytes if memory is not None else None),
         MISSING if rate is None else f"{rate:,.0f}",
-        MISSING if rate is None else f"{rate / offer.processes:,.0f}",
+        MISSING if offer.rate_of_each is None else f"{offer.rate_of_each:,.0f}",
         said_time(offer),
         *costs,
     )

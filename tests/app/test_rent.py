@@ -179,6 +179,41 @@ def test_auto_takes_the_fewest_gpus_that_fit(model: str) -> None:
     assert small.processes > 1
 
 
+class CrowdedTracer(FollowingTracer):
+    """The stand-in on GPUs that are four times as fast as soon as there are two of them: then there is room."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        """Answer requests."""
+        for request, reply in zip(requests, super().__call__(requests), strict=True):
+            assert isinstance(reply, TraceReply)
+            faster = 4 if request.plan.launch.processes > 1 else 1
+            yield replace(reply, gpus=tuple(_faster(figures, faster) for figures in reply.gpus))
+
+
+def _faster(figures: GpuFigures, times: int) -> GpuFigures:
+    return replace(figures, times=tuple(time and replace(time, seconds=time.seconds / times) for time in figures.times))
+
+
+def test_auto_shows_more_gpus_than_fit_where_each_trains_more_then(
+    model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tracer = CrowdedTracer()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
+    monkeypatch.setattr("autotune.app.rent.gpus", lambda: tuple(map(find_gpu, ("T4", "H100-SXM"))))
+    table = autotune.rent(model, seq_len=64, fix=ONE_WAY, prices=PRICES, num_processes="auto", global_batch_size=8)
+    rows = {(offer.gpu.name, offer.processes): offer for offer in table.offers}
+    # With four, each trains no more than with two.
+    assert set(rows) == {("T4", 1), ("T4", 2), ("H100-SXM", 1), ("H100-SXM", 2)}
+    one, two = rows["T4", 1], rows["T4", 2]
+    gain = (two.rate_of_each or 0) / (one.rate_of_each or 1)
+    assert gain > 2
+    assert (two.cost or 0) == pytest.approx((one.cost or 0) / gain)
+    assert table.cheapest is two
+    alone = autotune.rent(model, seq_len=64, gpu="T4", fix=ONE_WAY, num_processes="auto", global_batch_size=8)
+    assert [offer.processes for offer in alone.offers] == [1, 2, 4]
+
+
 def test_auto_for_one_gpu_shows_each_number_up_to_the_one_after_the_first_that_fits(model: str) -> None:
     table = autotune.rent(model, seq_len=64, gpu="700MiB", fix=ONE_WAY, num_processes="auto", global_batch_size=8)
     assert [offer.fits for offer in table.offers][-2:] == [True, True]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
 from functools import cached_property
 from math import isnan
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.times import Figures, weighted_sum
 
 _TIMES = len(fields(StepTime))
+_figures = attrgetter(*(field.name for field in fields(StepTime)))
 _BYTES = ("workspace_bytes", "unused_bytes", "host_bytes", "machine_bytes")
 
 
@@ -57,7 +59,7 @@ class Table:
         found = np.full((self.rows, len(places) + 1, _TIMES), np.nan)
         for row, forecast in zip(found, self._forecasts, strict=True):
             for part, time in forecast.times.items():
-                row[places[part]] = astuple(time)
+                row[places[part]] = _figures(time)
         return found
 
     @property
