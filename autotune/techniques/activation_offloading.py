@@ -42,23 +42,26 @@ class ActivationOffloading(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where checkpointing offloads too, and where ZeRO-3 shares the weight of a fused head out.
+        """Return a reason where checkpointing offloads too, or training fails."""
+        if choice == ON and candidate["gradient_checkpointing"] == OFFLOAD:
+            # Both mechanisms would handle the same tensors.
+            return "gradient_checkpointing=offload moves the same activations already"
+        return self.failure(choice, candidate, setting)
+
+    def failure(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where ZeRO-3 shares the weight of a fused head out.
 
         The backward pass of TRL's fused head (``trl/kernels/chunked_logprob.py``) gathers its weight by what DeepSpeed
         notes on the parameter. PyTorch's hooks on saved tensors, by which activations are offloaded, hand it another
         tensor of the same data, on which nothing is noted.
         """
-        if choice != ON:
+        fused = (setting.workload.trainer, choice) in self.restricted
+        if not fused or candidate.get("sharding", DDP) != _ZERO3:
             return None
-        if candidate["gradient_checkpointing"] == OFFLOAD:
-            # Both mechanisms would handle the same tensors.
-            return "gradient_checkpointing=offload moves the same activations already"
-        if (setting.workload.trainer, ON) in self.restricted and candidate.get("sharding", DDP) == _ZERO3:
-            return (
-                f"TRL's fused head fails with activation_offloading={ON} and sharding={_ZERO3}: its backward pass gets "
-                "a tensor back in place of its weight, which DeepSpeed cannot gather"
-            )
-        return None
+        return (
+            f"TRL's fused head fails with sharding={_ZERO3} beside it: its backward pass gets a tensor back in place of"
+            " its weight, which DeepSpeed cannot gather"
+        )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -183,6 +183,13 @@ class Technique(ABC):
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently changed in this candidate, or None if it is legal."""
+        return self.failure(choice, candidate, setting)
+
+    def failure(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why training with a choice fails in this candidate; None if it runs, or does something else silently.
+
+        It is a part of :meth:`conflict`.
+        """
         return None
 
     def layer_period(self, plan: TrainingPlan) -> int:

@@ -51,12 +51,12 @@ class Optimizer(Technique):
             return "paging moves optimizer state between a GPU and the host, and there is no GPU"
         return None
 
-    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+    def failure(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where bitsandbytes would update parameters that FSDP2 shards."""
         if _PACKAGES.get(str(choice)) != _BITSANDBYTES or candidate.get("sharding", DDP) != FSDP2:
             return None
         # https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633; tests/contract/test_bitsandbytes.py
-        return f"{self.name}={choice} does not go with sharding={FSDP2}: {_BITSANDBYTES} cannot update a DTensor"
+        return f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shares out, which are DTensors"
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -56,5 +56,5 @@ def test_they_are_no_candidates_beside_fsdp2() -> None:
     refused = {pair for pair, reason in told.items() if reason}
     assert refused == {(choice, "fsdp2") for choice in OF_BITSANDBYTES}
     assert told["lion_8bit", "fsdp2"] == (
-        "optimizer=lion_8bit does not go with sharding=fsdp2: bitsandbytes cannot update a DTensor"
+        "bitsandbytes cannot update the parameters that sharding=fsdp2 shares out, which are DTensors"
     )

@@ -69,7 +69,9 @@ def train(name: str, stage: int, model: Path, folder: Path) -> subprocess.Comple
 
 @pytest.mark.slow
 @needs_deepspeed
-@pytest.mark.parametrize("name", OFFERING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "sft" else pytest.mark.nightly) for name in OFFERING]
+)
 def test_a_fused_head_cannot_gather_its_weight_where_activations_are_offloaded(
     small_model_directory: Path, tmp_path: Path, name: str
 ) -> None:
@@ -81,7 +83,7 @@ def test_a_fused_head_cannot_gather_its_weight_where_activations_are_offloaded(
         assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_deepspeed
 def test_activations_are_offloaded_where_each_rank_has_the_whole_head(
     small_model_directory: Path, tmp_path: Path

@@ -167,9 +167,11 @@ def _rules(trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[F
         choice = known.candidate[technique.name]
         there = (trainer.name, technique.representative(choice))
         said = technique.refused.get(there) or technique.ignored.get(there)
-        said = said or technique.conflict(choice, known.candidate, setting)
+        fails = technique.failure(choice, known.candidate, setting)
+        said = fails or said or technique.conflict(choice, known.candidate, setting)
         if said and technique.name not in ("packing", "padding_free", "max_length"):
-            yield Finding(Severity.SILENT, f"{technique.name}={choice}: {said}.", technique.name)
+            severity = Severity.ERROR if fails else Severity.SILENT
+            yield Finding(severity, f"{technique.name}={choice}: {said}.", technique.name)
     rule = trainer.rule(known.candidate, setting)
     if rule:
         yield Finding(Severity.ERROR, f"{rule[:1].upper()}{rule[1:]}.")

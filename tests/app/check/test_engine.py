@@ -15,7 +15,7 @@ from autotune.app.check.launch import _document
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.core.plan import TrainingPlan
-from autotune.core.verdict import Outcome
+from autotune.core.verdict import Outcome, Severity
 from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError
 from tests.app.check.conftest import Checked, Write
@@ -119,3 +119,21 @@ def test_a_configuration_of_eight_processes_is_judged_by_what_the_worst_of_them_
         needs[name] = verdict.need.memory.breakdown["optimizer state"]
     # Shards are rounded up to whole elements.
     assert needs["zero3"] == pytest.approx(needs["multi_gpu"] / 8, rel=0.1)
+
+
+def test_choices_that_fail_beside_an_engine_are_errors(write: Write, checked: Checked) -> None:
+    own = {
+        "fsdp2": "optim: adamw_bnb_8bit\n",
+        "zero3": "activation_offloading: true\ngradient_checkpointing: false\n",
+    }
+    said = {
+        "fsdp2": "optimizer=adamw_bnb_8bit: bitsandbytes cannot update the parameters that sharding=fsdp2 shares out",
+        "zero3": "activation_offloading=on: TRL's fused head fails with sharding=zero3 beside it",
+    }
+    for name in ("fsdp2", "zero3"):
+        file = write("sft", f"accelerate_config: {name}\nmax_length: 64\nper_device_train_batch_size: 1\n{own[name]}")
+        verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+        assert verdict.outcome is Outcome.CANNOT_RUN
+        errors = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
+        assert len(errors) == 1
+        assert errors[0].startswith(said[name])
