@@ -58,6 +58,20 @@ def test_rows_are_split_where_nothing_else_is_trained_by_it(other: dict[str, Cho
     assert searched == (1 if reason else choices["context_parallel"])
 
 
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto", "reward"])
+def test_activations_are_not_offloaded_where_the_weight_of_a_fused_head_is_shared_out(name: str) -> None:
+    trainer = find_trainer(name)
+    here = replace(HERE, workload=replace(HERE.workload, trainer=name))
+    start = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    start = start.but(activation_offloading="on", per_device_train_batch_size=2)
+
+    refused = trainer.rule(start.but(sharding="zero3"), here)
+    # A reward model has a head of its own, of a single score.
+    assert refused is None if name == "reward" else "TRL's fused head fails" in str(refused)
+    for sharding in ("ddp", "zero1", "zero2", "fsdp2"):
+        assert trainer.rule(start.but(sharding=sharding), here) is None
+
+
 GROUPED = replace(LONG, model=replace(LONG.model, grouped_heads=True))
 
 
