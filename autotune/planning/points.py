@@ -17,7 +17,7 @@ from autotune.planning.extrapolation.fit import Fit, Point, points
 from autotune.planning.extrapolation.shape import Anchors
 from autotune.planning.extrapolation.shares import with_shares_of
 from autotune.planning.requests import trace_request
-from autotune.techniques.traits import between_layers, gathers_ahead, layer_period, uneven
+from autotune.techniques.traits import between_layers, gathers_ahead, layer_period, needs_all_layers, uneven
 from autotune.trainers.problem import TrainerProblem
 
 # Steps of one micro-batch have more rows in it than steps of several; on so few, one trace serves both.
@@ -75,6 +75,8 @@ class GroupPoints:
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
     """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
+    if needs_all_layers(plan):
+        return (len(layer_kinds),)
     return traced_depths(layer_kinds, layer_period(plan), edges=gathers_ahead(plan))
 
 

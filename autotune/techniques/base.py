@@ -200,6 +200,13 @@ class Technique(ABC):
         """Return whether a process's share of a plan's gradients ends within a layer, and is no sum over layers."""
         return False
 
+    def needs_all_layers(self, plan: TrainingPlan) -> bool:
+        """Return whether moments of a step depend on where a process's share of the weights starts within the model.
+
+        Traces of few layers then tell nothing of all of them.
+        """
+        return False
+
     def gathers_ahead(self, plan: TrainingPlan) -> bool:
         """Return whether weights of layers are gathered before these are reached, so that those at the ends differ."""
         return False

@@ -97,8 +97,19 @@ class Sharding(Technique):
     def uneven(self, plan: TrainingPlan) -> bool:
         """Return whether it is ZeRO-2 on the device, whose buffer has every tensor whole that a share has a part of."""
         zero = _zero(plan)
-        shared = plan.launch.processes > 1 and "offload_optimizer" not in zero
-        return shared and zero.get("stage") == ZERO_STAGES["zero2"]
+        return plan.launch.processes > 1 and zero.get("stage") == ZERO_STAGES["zero2"] and not _offloads(zero)
+
+    def needs_all_layers(self, plan: TrainingPlan) -> bool:
+        """Return whether ZeRO-1 or ZeRO-2 moves gradients to the host.
+
+        Each gradient is copied in float32 first, as far as it belongs to the process's share
+        (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): to the last process belongs all
+        of a large model's output head, and a part of it where there are few layers. With ZeRO-3, each process has an
+        equal part of every tensor.
+        """
+        zero = _zero(plan)
+        flat = zero.get("stage") in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"])
+        return plan.launch.processes > 1 and flat and _offloads(zero)
 
     def gathers_ahead(self, plan: TrainingPlan) -> bool:
         """Return whether it is ZeRO-3 or FSDP2."""
@@ -122,6 +133,12 @@ def _zero(plan: TrainingPlan) -> Mapping[str, object]:
     document = plan.args.get("deepspeed")
     zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
     return zero if isinstance(zero, Mapping) else {}
+
+
+def _offloads(zero: Mapping[str, object]) -> bool:
+    """Return whether the optimizer is on the host; DeepSpeed takes a missing device, and ``none``, for the GPU."""
+    where = zero.get("offload_optimizer")
+    return isinstance(where, Mapping) and (where.get("device") or "none") != "none"
 
 
 TECHNIQUE = Sharding()

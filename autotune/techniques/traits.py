@@ -64,6 +64,11 @@ def uneven(plan: TrainingPlan) -> bool:
     return any(technique.uneven(plan) for technique in catalogue())
 
 
+def needs_all_layers(plan: TrainingPlan) -> bool:
+    """Return whether only a trace of all layers tells what a plan holds in a step."""
+    return any(technique.needs_all_layers(plan) for technique in catalogue())
+
+
 def gathers_ahead(plan: TrainingPlan) -> bool:
     """Return whether an engine gathers a layer's weights before it is reached, and holds them for a while after."""
     return any(technique.gathers_ahead(plan) for technique in catalogue())

@@ -9,7 +9,8 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
-from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
 
 PRECOMPUTE = "precompute"
@@ -18,7 +19,7 @@ REFERENCE_PASS = "reference pass"
 """The forward pass of the reference in each micro-batch."""
 
 
-class PreferenceOptimization(Trainer):
+class PreferenceOptimization(FusedHead):
     """Pairs of a chosen and a rejected answer, padded together; a frozen reference computes the log-probabilities."""
 
     name = "dpo"

@@ -14,7 +14,8 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
-from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
 
 PRECOMPUTE = "precompute"
@@ -40,7 +41,7 @@ def estimates_kl(loss_type: object) -> bool:
     return loss_type not in WITHOUT_KL
 
 
-class UnpairedPreference(Trainer):
+class UnpairedPreference(FusedHead):
     """Prompts with one answer each and a label; a frozen reference computes the log-probabilities.
 
     The KL divergence is estimated on mismatched pairs: TRL gives each prompt the answer of the row before it in its
@@ -168,9 +169,9 @@ class UnpairedPreference(Trainer):
         return program(in_micro_batch=(*policy, *reference))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a micro-batch has a single row, which TRL refuses."""
+        """Return a reason of the fused head, or where a micro-batch has a single row, which TRL refuses."""
         if int(candidate["per_device_train_batch_size"]) >= _FEWEST_ROWS:
-            return None
+            return super().rule(candidate, setting)
         return (
             "KTO estimates a KL divergence on answers that it exchanges within a micro-batch, so "
             f"per_device_train_batch_size has to be at least {_FEWEST_ROWS}"

@@ -10,7 +10,8 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL
 from autotune.techniques.packing import CUTTING, SEPARATING
-from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import end_to_end, micro_batches_of, number, packed, padded, rows_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _TRACED_DOCUMENTS = 4
 """Number of documents that a traced row is packed from."""
 
 
-class SupervisedFineTuning(Trainer):
+class SupervisedFineTuning(FusedHead):
     """Rows of tokens, all or some of which the loss counts."""
 
     name = "sft"

@@ -29,6 +29,7 @@ ANCHORS = Anchors(Basis.CONSTANT, (Shape(1, TOKENS),))
 LARGE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
                          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
 CHECKPOINTED = {"gradient_checkpointing": True}
+TO_HOST = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
 nightly = pytest.mark.nightly
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 pytestmark = pytest.mark.slow
@@ -69,14 +70,23 @@ def test_a_full_trace_is_what_small_ones_foretell(
 
 @nightly
 @needs_deepspeed
-@pytest.mark.parametrize("more", [pytest.param({}, id="zero1"), pytest.param(CHECKPOINTED, id="zero1-checkpointed")])
-def test_the_peak_of_a_large_model_is_what_few_of_its_layers_foretell(
-    more: dict[str, Any], job_server: JobServer, tmp_path: Path
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(zero(1), id="zero1"),
+        pytest.param({**zero(1), **CHECKPOINTED}, id="zero1-checkpointed"),
+        pytest.param({**zero(1, **TO_HOST), **CHECKPOINTED}, id="zero1-offloaded"),
+        pytest.param({**zero(2, **TO_HOST), **CHECKPOINTED}, id="zero2-offloaded"),
+    ],
+)
+def test_the_need_of_a_large_model_is_what_the_layers_that_are_traced_foretell(
+    args: dict[str, Any], job_server: JobServer, tmp_path: Path
 ) -> None:
     """A rank's share of 8 billion weights has tensors of many layers; that of few layers has a part of one."""
-    foretold, full = _foretold({**zero(1), **more}, LARGE, LARGE["num_hidden_layers"], job_server, tmp_path)
+    foretold, full = _foretold(args, LARGE, LARGE["num_hidden_layers"], job_server, tmp_path)
 
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
+    assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.01)
 
 
 def plan_of(args: dict[str, Any]) -> TrainingPlan:

@@ -71,6 +71,20 @@ def test_a_buffer_of_gradients_is_neither_on_one_process_nor_where_the_optimizer
     assert not uneven(TrainingPlan("sft", offloaded, launch=EIGHT))
 
 
+def test_all_layers_are_traced_where_gradients_of_a_flat_share_are_copied_to_the_host() -> None:
+    plan = TrainingPlan("sft", {}, launch=EIGHT)
+    to_host = {"offload_optimizer": {"device": "cpu"}}
+
+    for stage in (1, 2):
+        offloaded = replace(plan, args=zero(stage, **to_host))
+        assert list(traced_points(offloaded, KINDS, ANCHORS)) == points(32)
+        assert list(traced_points(replace(offloaded, launch=Launch(1)), KINDS, ANCHORS)) == points(2, 3)
+    # Of each tensor, every process has an equal part.
+    assert list(traced_points(replace(plan, args=zero(3, **to_host)), KINDS, ANCHORS)) == points(4, 5)
+    on_device = replace(plan, args=zero(2, offload_optimizer={"device": "none"}))
+    assert list(traced_points(on_device, KINDS, ANCHORS)) == [*points(2, 3), (32, Shape(2, 256))]
+
+
 def test_plans_that_compute_their_layers_differently_hold_the_same_between_them() -> None:
     plan = TrainingPlan("sft", {**zero(2), "optim": "adamw_torch"}, launch=EIGHT)
     checkpointed = replace(plan, args={**plan.args, "gradient_checkpointing": True, "use_liger_kernel": True})

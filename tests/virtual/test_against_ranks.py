@@ -63,12 +63,37 @@ def test_the_peak_of_each_rank_is_that_of_the_cpu(args: dict[str, Any], tmp_path
             assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)
 
 
+def offloaded(stage: int) -> dict[str, Any]:
+    """Return the arguments of ZeRO that moves gradients and the optimizer's state, on a CPU within its own memory."""
+    args = zero(stage, offload_optimizer={"device": "cpu"})
+    # DeepSpeed's own optimizer for a CPU is compiled for minutes.
+    return {"deepspeed": {**args["deepspeed"], "zero_force_ds_cpu_optimizer": False}}
+
+
 @nightly
 @needs_deepspeed
 @pytest.mark.parametrize(
     "args",
-    [zero(1), {**zero(1), **ACCUMULATED}, zero(2), {**zero(2), **ACCUMULATED}, {**zero(2), **CHECKPOINTED}],
-    ids=["zero1", "zero1-accumulated", "zero2", "zero2-accumulated", "zero2-checkpointed"],
+    [
+        zero(1),
+        {**zero(1), **ACCUMULATED},
+        {**offloaded(1), **ACCUMULATED},
+        zero(2),
+        {**zero(2), **ACCUMULATED},
+        {**zero(2), **CHECKPOINTED},
+        offloaded(2),
+        {**offloaded(2), **ACCUMULATED},
+    ],
+    ids=[
+        "zero1",
+        "zero1-accumulated",
+        "zero1-offloaded-accumulated",
+        "zero2",
+        "zero2-accumulated",
+        "zero2-checkpointed",
+        "zero2-offloaded",
+        "zero2-offloaded-accumulated",
+    ],
 )
 def test_each_rank_of_zero_needs_what_its_trace_says_and_none_more_than_the_one_that_is_traced(
     args: dict[str, Any], tmp_path: Path

@@ -1,0 +1,26 @@
+"""The base class of trainers whose loss TRL computes in its fused head, which never builds the logits."""
+
+from __future__ import annotations
+
+from autotune.core.candidate import Candidate
+from autotune.core.setting import Setting
+from autotune.techniques.base import ON
+from autotune.trainers.base import Trainer
+
+
+class FusedHead(Trainer):
+    """A trainer that calls its model with TRL's fused head (``add_fused_lm_head`` of ``trl/trainer/utils.py``)."""
+
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where ZeRO-3 shares out the weight of the head, and activations are offloaded.
+
+        The head's backward pass (``trl/kernels/chunked_logprob.py``) gathers its weight by what DeepSpeed notes on the
+        parameter. PyTorch's hooks on saved tensors, by which TRL offloads activations, hand it another tensor of the
+        same data, on which nothing is noted.
+        """
+        if candidate.get("activation_offloading") != ON or candidate.get("sharding") != "zero3":
+            return None
+        return (
+            f"TRL's fused head fails with activation_offloading={ON} and sharding=zero3: its backward pass gets a "
+            "tensor back in place of its weight, which DeepSpeed cannot gather"
+        )
