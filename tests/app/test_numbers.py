@@ -1,0 +1,65 @@
+"""How many GPUs of a kind are planned for, and which numbers a table of several kinds shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from autotune.app.numbers import another, shown
+from autotune.core.gpu import Gpu
+from autotune.core.rent import Offer
+from autotune.inspection.gpus import find_gpu
+
+KNOWN = find_gpu("L40S")
+UNTIMED = "fits, with no predicted speed"
+
+
+def offers(*each: float | str | None, gpu: Gpu = KNOWN) -> list[Offer]:
+    """Return what 1, 2, 4, … GPUs come to, by the tokens per second of each; None where nothing fits."""
+    counts = [2**power for power in range(len(each))]
+    return [_offer(gpu, count, rate) for count, rate in zip(counts, each, strict=True)]
+
+
+def _offer(gpu: Gpu, count: int, rate: float | str | None) -> Offer:
+    if rate is None:
+        return Offer(gpu, count, reason="the least needs more")
+    return Offer(gpu, count, tokens_per_second=rate * count if isinstance(rate, float) else None)
+
+
+@pytest.mark.parametrize(
+    ("each", "goes_on"),
+    [
+        pytest.param((None, None), True, id="nothing fits"),
+        pytest.param((None, 900.0), True, id="the first that fits"),
+        pytest.param((None, 900.0, 3000.0), True, id="each trains more"),
+        pytest.param((None, 900.0, 940.0), False, id="each trains hardly more"),
+        pytest.param((None, 900.0, 3000.0, 2900.0), False, id="each trains less"),
+        pytest.param((None, UNTIMED, UNTIMED), True, id="no speed yet"),
+        pytest.param((None, UNTIMED, 900.0), True, id="the first speed"),
+        pytest.param((None, UNTIMED, 900.0, 900.0), False, id="the second speed"),
+    ],
+)
+def test_more_gpus_are_planned_for_until_each_trains_no_more(each: Sequence[float | str | None], goes_on: bool) -> None:
+    for alone in (False, True):
+        assert another(offers(*each), alone=alone) == goes_on
+
+
+def test_where_the_speed_of_a_gpu_is_not_known_the_first_number_that_fits_is_the_last() -> None:
+    unknown = find_gpu("24GiB")
+    assert unknown.speeds is None
+    assert another(offers(None, gpu=unknown), alone=False)
+    assert not another(offers(None, UNTIMED, gpu=unknown), alone=False)
+    assert another(offers(None, UNTIMED, gpu=unknown), alone=True)
+    assert not another(offers(None, UNTIMED, UNTIMED, gpu=unknown), alone=True)
+
+
+def test_of_several_kinds_the_fewest_and_the_best_for_each_gpu_are_shown() -> None:
+    def numbers(*each: float | str | None) -> list[int]:
+        return [offer.processes for offer in shown(offers(*each), alone=False)]
+
+    assert numbers(None, 900.0, 3000.0, 3100.0) == [2, 8]
+    assert numbers(None, 900.0, 910.0) == [2]
+    assert numbers(None, UNTIMED, 900.0, 930.0) == [2, 8]
+    assert numbers(None, None) == [2]
+    assert [offer.processes for offer in shown(offers(None, 900.0, 3000.0, 3100.0), alone=True)] == [1, 2, 4, 8]
