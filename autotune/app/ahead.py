@@ -141,7 +141,7 @@ def traced_ahead(
         target = target_of(machine.hardware, limit_bytes, speeds)
         planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))
         planner.explore(at_once=(_AT_ONCE,), goes_on=in_time)
-        climb(problem, planner, goes_on=in_time)
+        climb(problem, planner, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:
             problem, planner = with_what_offloads(problem, planner, file)
         predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)

@@ -13,13 +13,17 @@ from autotune.trainers.problem import TrainerProblem
 _ROUNDS = 6
 """Most times that what was climbed to is traced. An 8B shape takes three on 8 H100 and two on 2 T4."""
 _AT_ONCE = 4
-"""Most candidates that are traced in a round, which takes 5 to 30 s."""
+"""Most candidates that are traced in a round, which takes 5 to 30 s for an 8B shape on 2 cores."""
 _WORTH = 0.01
 """Share of memory or speed by which a candidate has to promise more than the best to be traced."""
 
 
 def climb(
-    problem: TrainerProblem, planner: Planner, *, goes_on: Callable[[], bool] = lambda: True
+    problem: TrainerProblem,
+    planner: Planner,
+    *,
+    at_once: int = _AT_ONCE,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[Candidate, ...]:
     """Add to the planner, and trace, what promises more than its best candidate, until nothing does; return that.
 
@@ -27,6 +31,7 @@ def climb(
 
     Args:
         planner: has explored its candidates.
+        at_once: most candidates that are traced between two calls of ``goes_on``.
         goes_on: returns whether to continue.
     """
     added: list[Candidate] = []
@@ -37,7 +42,7 @@ def climb(
         if best is None or not goes_on():
             break
         ends = {end.candidate: end for end in _ends(problem, planner)}
-        further = [end.candidate for end in sorted(ends.values(), key=rank) if _better(end, best)][:_AT_ONCE]
+        further = [end.candidate for end in sorted(ends.values(), key=rank) if _better(end, best)][:at_once]
         if not further:
             break
         added += further
