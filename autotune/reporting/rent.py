@@ -26,15 +26,10 @@ def said_asked(found: Rent) -> str:
     fixed = found.settings.get("fix")
     words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, dict) else ""
     number = found.num_processes
-    each = (
-        "as few GPUs as fit, or more if each then trains more,"
-        if number == "auto"
-        else "1 GPU"
-        if number == 1
-        else f"{number} GPUs"
-    )
+    each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
+    more = ", and for more while each trains more" if number == "auto" else ""
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
-    kinds = f"{each} of each of {len(names)} kinds" if len(names) > 1 else f"{each}: {names[0]}"
+    kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
     return (
         f"{found.model} on {found.dataset}, global batch {found.global_batch_size}"
         f"{f', with {words}' if words else ''}, planned for {kinds}"
