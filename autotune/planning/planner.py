@@ -135,7 +135,7 @@ class Planner:
         candidates = dict.fromkeys((*self.candidates, *further))
         wide = Planner(problem, self._target, self._traces, self._layer_kinds, candidates)
         # What was traced is not traced again.
-        wide._trace(list(self._estimates.fits))
+        wide._trace([group for group in self._estimates.fits if group in wide._cases.groups])
         wide.trace(further)
         return wide
 

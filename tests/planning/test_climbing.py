@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate
+from autotune.core.estimate import Estimate, Origin
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.traced import GpuFigures
 from autotune.inspection.gpus import find_gpu
@@ -134,3 +134,18 @@ def test_a_space_that_is_planned_whole_is_not_climbed(tmp_path: Path) -> None:
     planner = planner_of(here, few, tmp_path, LITTLE)
     assert climb(here, planner) == ()
     assert planner.candidates == tuple(few)
+
+
+def test_what_is_not_among_the_candidates_is_traced_if_it_is_asked_for_and_is_not_ranked(tmp_path: Path) -> None:
+    here = space()
+    few = beside(here.baseline, legal_candidates(here))
+    planner = planner_of(here, few, tmp_path, ENOUGH)
+    other = here.normal(here.baseline.but(gradient_checkpointing="off", activation_offloading="on", packing="bfd"))
+    assert other not in few
+    assert planner.estimate(other).origin is not Origin.TRACED
+    planner.trace([other])
+    assert planner.estimate(other).origin is Origin.TRACED
+    assert other not in {found.candidate for found in planner.ranked()}
+    # A wider planner goes on from there.
+    wide = planner.widened(here, [])
+    assert [found.candidate for found in wide.ranked()] == [found.candidate for found in planner.ranked()]
