@@ -211,8 +211,8 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     if is_sampled(problem):
         yield (
             f"The space has {problem.size:,} combinations, too many to look at them all: a sample of"
-            f" {len(planner.candidates):,} was planned, with what changes of its best lead to. Others may be faster or"
-            " need less. --fix or --exclude knobs for a smaller space."
+            f" {len(planner.candidates):,} was planned, which includes what was found by changing its best ones, one"
+            " choice after another. Others may be faster or need less. --fix or --exclude knobs for a smaller space."
         )
     if len(lengths.counts) == 1:
         yield (

@@ -10,7 +10,7 @@ from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
 AUTO = "auto"
-"""The word for the fewest GPUs that fit."""
+"""The word for as many GPUs as a plan finds worth it."""
 
 
 def add_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -87,7 +87,7 @@ def add_planned_processes(parser: argparse._ActionsContainer) -> None:
         "--num-processes",
         type=_number_or_auto,
         metavar="N|auto",
-        help="GPUs that train together, in all (default: 1); auto: the fewest that fit",
+        help="GPUs that train together, in all (default: 1); auto: the fewest that fit, or more if each trains more",
     )
     parser.add_argument(
         "--num-machines", type=int, metavar="M", help="machines that these are in (default: one for every 8)"

@@ -11,7 +11,7 @@ from autotune.planning.planner import Planner
 from autotune.trainers.problem import TrainerProblem
 
 _ROUNDS = 6
-"""Most times that what was climbed to is traced. An 8B shape takes three on 8 H100 and two on 2 T4."""
+"""Most times that what was climbed to is traced. An 8B shape took one to three on 8 H100 and on 2 T4."""
 _AT_ONCE = 4
 """Most candidates that are traced in a round, which takes 5 to 30 s for an 8B shape on 2 cores."""
 _WORTH = 0.01

@@ -61,7 +61,7 @@ class Planner:
     if its levels were traced in other combinations, and unknown otherwise.
 
     Attributes:
-        candidates: the legal candidates.
+        candidates: the legal candidates that are ranked; :meth:`add` adds to them.
         to_come: about how many traces are needed after those that are being run.
     """
 
