@@ -48,7 +48,7 @@ class ContextParallel(Technique):
     """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
 
     name = NAME
-    summary = "Splits each row among so many processes, which exchange keys and values in attention."
+    summary = "Splits each row among this number of processes, which exchange keys and values (ring attention)."
     options = (
         Option(1, "each process has whole rows"),
         *(Option(size, f"{size} processes to a row") for size in _SIZES),

@@ -20,7 +20,7 @@ class DpReplicateSize(Technique):
     """``dp_replicate_size`` of accelerate's ``ParallelismConfig``; the rest of the processes shards each replica."""
 
     name = NAME
-    summary = "Shards the model within groups of processes, and reduces gradients between so many groups."
+    summary = "Hybrid sharding: the number of replicas, each sharded within a group of processes."
     options = (
         Option(1, "one group: all processes share the model out"),
         Option(2, "two groups, such as two machines; any number that divides the processes"),

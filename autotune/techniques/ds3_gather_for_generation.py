@@ -8,6 +8,9 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.vllm import NAME as VLLM
+
+_ZERO3 = "zero3"
 
 
 class GatherForGeneration(Technique):
@@ -20,7 +23,7 @@ class GatherForGeneration(Technique):
         Option(OFF, "layer by layer: little memory, and slow"),
     )
     trl_default = ON
-    needs = "DeepSpeed ZeRO-3, on several GPUs"
+    needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
     patches_libraries = False
 
@@ -29,6 +32,18 @@ class GatherForGeneration(Technique):
         if choice == OFF and machine.hardware.processes == 1:
             return "one device holds all weights; only DeepSpeed's ZeRO-3 shards them, over several"
         return None
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are several processes."""
+        return setting.machine.hardware.processes > 1
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return ``on`` where nothing is sharded that generation uses.
+
+        Before vLLM generates, TRL sends it the weights, and gathers them whatever the field says
+        (``trl/generation/vllm_generation.py``).
+        """
+        return choice if candidate.get("sharding") == _ZERO3 and candidate.get(VLLM, OFF) == OFF else ON
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry where weights are gathered, which is TRL's default."""

@@ -75,7 +75,7 @@ class MaxLength(Technique):
     options = (
         Option("coverage", "the shortest length that keeps the token coverage asked for"),
         Option("coverage*2", "twice that (also *4, *8): longer packed rows"),
-        Option("batch/2", "the length of packed rows of which 2 (any number) hold the global batch"),
+        Option("batch/2", "the length of packed rows of which 2 (any number) hold the documents of one process"),
         Option("longest", "the longest row of the dataset: nothing is cut or dropped"),
         Option(1024, "any number of tokens"),
     )

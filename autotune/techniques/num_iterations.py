@@ -13,7 +13,7 @@ class NumIterations(NumberTechnique):
     """Fewer generations for as many updates; all but the first update are on completions of an earlier model."""
 
     name = "num_iterations"
-    summary = "Updates on the same completions: the time to generate them is spread over so many."
+    summary = "Number of updates on the same completions, which share the time to generate them."
     options = (
         Option(1, "TRL's default: each completion is trained on once"),
         Option(2, "any number", Effect.CHANGES_TRAINING),

@@ -38,7 +38,7 @@ class Offload(Technique):
         Option(BOTH, "both, with zero3 or fsdp2"),
     )
     trl_default = NONE
-    needs = "sharding; of one process a GPU and the package deepspeed"
+    needs = "sharding by zero1, zero2, zero3 or fsdp2; for one process zero2 or zero3, a GPU and the package deepspeed"
     unplanned = (
         "the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on a GPU"
     )

@@ -15,7 +15,7 @@ class PerDeviceEvalBatchSize(Technique):
     """Rows per micro-batch of evaluation, which computes no gradients; it changes neither training nor its speed."""
 
     name = "per_device_eval_batch_size"
-    summary = "Rows per micro-batch of evaluation."
+    summary = "Rows per micro-batch of evaluation, any number."
     options = (Option(8, "any number of rows, where there are rows to evaluate on"),)
     trl_default = 8
     writes = frozenset({"args.per_device_eval_batch_size"})

@@ -37,7 +37,7 @@ class PerDeviceTrainBatchSize(Technique):
     """Rows per micro-batch; gradient accumulation provides the rest of the global batch, counted in documents."""
 
     name = "per_device_train_batch_size"
-    summary = "Rows per micro-batch; gradient accumulation follows, so that the global batch stays."
+    summary = "Rows per micro-batch, any number; gradient accumulation follows, so that the global batch stays."
     options = (Option(8, "any number of rows up to the global batch"),)
     trl_default = 8
     changes_in: ClassVar[Mapping[str, str]] = {

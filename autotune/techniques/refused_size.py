@@ -19,7 +19,7 @@ class RefusedSize(Technique):
     """
 
     trl_default = 1
-    needs = "not supported yet: it is refused with the reason"
+    needs = "support by autotune, which it does not have yet: it is refused with the reason"
     also_sizes = True
     why: ClassVar[str]
 

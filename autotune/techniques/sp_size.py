@@ -16,7 +16,7 @@ class SequenceParallelSize(RefusedSize):
     """``sp_size`` of accelerate's ``ParallelismConfig``."""
 
     name = "sp_size"
-    summary = "Splits each row among so many processes, which exchange heads for tokens around attention."
+    summary = "Splits each row among this number of processes by DeepSpeed's Ulysses sequence parallelism."
     options = (Option(1, "each process has whole rows"), Option(2, "two processes to a row"))
     writes = frozenset({"args.parallelism_config.sp_size"})
     why = REFUSED

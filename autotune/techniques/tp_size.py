@@ -16,7 +16,7 @@ class TensorParallelSize(RefusedSize):
     """``tp_size`` of accelerate's ``ParallelismConfig``."""
 
     name = "tp_size"
-    summary = "Splits the matrices of every layer among so many processes."
+    summary = "Tensor parallelism: splits the matrices of every layer among this number of processes."
     options = (Option(1, "each process computes with whole matrices"), Option(2, "two processes to a matrix"))
     writes = frozenset({"args.parallelism_config.tp_size"})
     why = REFUSED

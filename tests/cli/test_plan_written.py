@@ -52,4 +52,4 @@ def test_what_was_written_or_why_not_is_told_and_ends_the_command(
 @pytest.mark.parametrize("words", ["--output out", "--server-gpus 2"])
 def test_a_table_of_gpus_writes_no_bundle(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["autotune", "plan", "M", "D", "--gpu", "all", *words.split()]) == 2
-    assert f"{words.split(maxsplit=1)[0]} is for the plan of one GPU" in capsys.readouterr().err
+    assert f"{words.split(maxsplit=1)[0]} is for one plan" in capsys.readouterr().err

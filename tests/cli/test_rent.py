@@ -70,10 +70,10 @@ def test_json_is_the_whole_table_and_all_that_is_on_stdout(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("M D --gpu all --html plan.html", "--html writes the plan for one GPU, not a table of many."),
-        ("M D --num-processes auto --html plan.html", "--html writes the plan for one GPU, not a table of many."),
-        ("M D --gpu all --explain", "--explain is for the plan of one GPU"),
-        ("M D --gpu all --top 3", "--top is for the plan of one GPU"),
+        ("M D --gpu all --html plan.html", "--html writes one plan, not a table."),
+        ("M D --num-processes auto --html plan.html", "--html writes one plan, not a table."),
+        ("M D --gpu all --explain", "--explain is for one plan"),
+        ("M D --gpu all --top 3", "--top is for one plan"),
         ("M D --gpu T4 --prices p.yaml", "--prices is for a table of GPUs. Add --gpu all"),
         ("M D --gpu T4 --num-processes many", "'many' is neither a number nor auto"),
         ("M --gpu all", "There is neither a dataset nor a length."),

@@ -14,9 +14,9 @@ from autotune.trainers import trainers
 from tests.contract.seven import NAMES, config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
 
-# One device that lacks nothing: what is unavailable on it is so on every machine of one device.
+# Devices that lack nothing, and as many as any choice takes: what is unavailable on them is so on every machine.
 _NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2", "vllm": "0.31.0"}
-ONE_GPU = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(10, 0)), _NEWEST)
+EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(10, 0), processes=8), _NEWEST)
 
 HEAD = """\
 # Techniques
@@ -35,7 +35,8 @@ What becomes of each technique with each of TRL's trainers. This page is made of
 | ignored | TRL does not use the field with this trainer, or no memory and time depend on it; its section says which |
 | refused | it is never tried, with the reason here or in its section |
 
-What needs a GPU or a package is refused without it, and `autotune techniques` says so for the machine that it runs on.
+The table is for eight GPUs on which every package is installed. What needs several GPUs, a GPU or a package is refused
+without them, and `autotune techniques` says so for the machine that it runs on.
 
 """
 
@@ -79,7 +80,7 @@ def default_of(technique: Technique, trainer: str) -> object:
 
 def _reason(technique: Technique, trainer: str, choice: Choice) -> str | None:
     there = (trainer, technique.representative(choice))
-    return technique.unavailable(choice, ONE_GPU) or technique.refused.get(there) or technique.ignored.get(there)
+    return technique.unavailable(choice, EIGHT_GPUS) or technique.refused.get(there) or technique.ignored.get(there)
 
 
 def _table() -> Iterator[str]:
@@ -120,7 +121,7 @@ def _sentences(technique: Technique) -> Iterator[str]:
 
 def _exceptions(technique: Technique) -> Iterator[str]:
     for option in technique.options:
-        reason = technique.unavailable(option.choice, ONE_GPU)
+        reason = technique.unavailable(option.choice, EIGHT_GPUS)
         if reason is not None:
             yield f"- everywhere: `{option.choice}` refused: {reason}."
     for trainer, reason in technique.without_effect.items():

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seq-len", type=int, metavar="TOKENS", help="tokens of every row, instead of a dataset")
     add_memory_budget(parser, "all of it")
-    add_same_training(parser, batch="8", max_length="all")
+    add_same_training(parser, batch="8 per process; with --num-processes auto 8 in all", max_length="all")
     add_space(parser)
     parser.add_argument("--top", type=int, metavar="N", help="candidates to show, the best first (default: 20)")
     parser.add_argument(
@@ -117,7 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
     if options.get("gpu") == _ALL or options.get("num_processes") == AUTO:
         if page is not None:
             raise InputError(
-                "--html writes the plan for one GPU, not a table of many.", hint="Leave out --html, or name the GPU."
+                "--html writes one plan, not a table.",
+                hint="Leave it out, or name the GPU and the number of processes.",
             )
         return _compare(options, as_json=as_json)
     if "prices" in options:
@@ -154,7 +155,8 @@ def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     for name in ("top", "explain", "output", "server_gpus"):
         if name in options:
             raise InputError(
-                f"--{name.replace('_', '-')} is for the plan of one GPU, not for a table of many.", hint="Leave it out."
+                f"--{name.replace('_', '-')} is for one plan, not for a table.",
+                hint="Leave it out, or name the GPU and the number of processes.",
             )
     # Without a name, it is this machine's GPU whose numbers are compared.
     options.setdefault("gpu", None)
