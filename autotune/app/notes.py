@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.app.options import Options
+from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
 from autotune.techniques.base import OFF
@@ -44,6 +45,14 @@ def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
     if options.device == "auto" and setting.machine.device_reason:
         notes.append(f"Measured on the CPU: {setting.machine.device_reason}.")
     return tuple(notes)
+
+
+def notes_on_gpu(gpu: Gpu) -> Iterator[str]:
+    """Yield what is not known of a GPU that is planned for."""
+    if gpu.memory_kind in ("total", "nominal"):
+        yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
+    if not gpu.verified:
+        yield f"Whether autotune's rules hold for {gpu.name} has not been verified."
 
 
 def notes_on_workers(hardware: Hardware, further: int) -> tuple[str, ...]:

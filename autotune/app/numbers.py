@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autotune.app.options import Options
+from autotune.app.problem import fixed_ranks_per_row
 from autotune.core.rent import Offer
+from autotune.errors import InputError
 
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
 _WORTH = 0.05
 """Share by which more GPUs have to train more tokens each: then they cost less, whatever the price of one."""
+
+
+def possible(batch: int, options: Options, machines: int | None) -> Sequence[int]:
+    """Return the numbers of GPUs among which a global batch can be shared out, on a number of machines if it is given.
+
+    Raises:
+        InputError: there is none.
+    """
+    shared = fixed_ranks_per_row(options)
+    found = [number for number in NUMBERS if number % shared == 0 and batch % (number // shared) == 0]
+    found = [number for number in found if machines is None or (machines > 0 and number % machines == 0)]
+    if found:
+        return found
+    among = "" if machines is None else f" in {machines} machines"
+    raise InputError(
+        f"A global batch of {batch} documents cannot be shared out among any number of GPUs that is tried{among}.",
+        hint=f"Give another --global-batch-size or --num-machines; tried are {', '.join(map(str, NUMBERS))} GPUs.",
+    )
 
 
 def another(tried: Sequence[Offer], *, alone: bool) -> bool:

@@ -105,6 +105,10 @@ def open_output(directory: str | Path) -> Output:
     """
     path = Path(directory).expanduser().absolute()
     hint = "Choose another --output."
+    # SQLAlchemy takes them for parts of a URL (2.1, ``engine/url.py``), and would write the study somewhere else.
+    for mark in "?%":
+        if mark in str(path):
+            raise InputError(f"The URL of a study cannot have the {mark} of the output directory {path}.", hint=hint)
     try:
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.app.host import said_host
-from autotune.app.notes import notes_on_processes, notes_on_prompts, notes_on_vllm
+from autotune.app.notes import notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options, check_evaluation
@@ -46,7 +46,6 @@ from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,4 @@ def _notes_on(gpu: Gpu | None) -> Iterator[str]:
         return
     if gpu.speeds is None:
         yield f"The speed of {gpu.name} is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."
-    if gpu.memory_kind in ("total", "nominal"):
-        yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
-    if not gpu.verified:
-        yield f"Whether autotune's rules hold for {gpu.name} has not been verified."
+    yield from notes_on_gpu(gpu)

@@ -7,12 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.app.notes import notes_on_processes
-from autotune.app.numbers import NUMBERS, another, shown
+from autotune.app.notes import notes_on_gpu, notes_on_processes
+from autotune.app.numbers import NUMBERS, another, possible, shown
 from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, check_evaluation
 from autotune.app.plan import Asked
-from autotune.app.planned import check_network, machines_of, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import (
+    Planned,
+    check_network,
+    machines_of,
+    planned_machine,
+    planned_workload,
+    rows_of_length,
+)
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
@@ -74,11 +81,11 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
     first = 1 if wanted.num_processes == AUTO else wanted.num_processes
-    planned = [planned_machine(word, first, wanted.num_machines) for word in words]
-    batch = global_batch_of(options, planned[0].machine)
-    numbers = [number for number in NUMBERS if batch % number == 0] if wanted.num_processes == AUTO else [first]
+    batch = global_batch_of(options, planned_machine(words[0], first).machine)
+    numbers = possible(batch, options, wanted.num_machines) if wanted.num_processes == AUTO else [first]
+    planned = [_machine(word, numbers[0], wanted.num_machines) for word in words]
     if asked.network is not None:
-        check_network(asked.network, [planned_machine(word, numbers[-1], wanted.num_machines) for word in words])
+        check_network(asked.network, [_machine(word, numbers[-1], wanted.num_machines) for word in words])
     cache = user_cache()
     with ServerTracer(planned[0].cores, _progress(listener)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
@@ -86,7 +93,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
             workload = rows_of_length(workload, asked.seq_len, batch)
         targets = [each.described for each in planned]
         traces = traces_of(workload, planned[0].machine, tracer, cache, targets)
-        survey = _Survey(asked, options, workload, batch, traces, wanted, listener)
+        survey = _Survey(asked, options, workload, batch, traces, wanted, numbers, listener)
         offers = [offer for word in words for offer in _offers_of(survey, word, numbers, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
@@ -143,6 +150,7 @@ class _Survey:
     Attributes:
         asked: the arguments.
         batch: documents of an optimizer step.
+        numbers: of GPUs that are tried.
         refused: why GPUs could not be planned for at all.
         offloads: one GPU of each kind on which something fits with last resorts alone.
         sampled: whether a space was too large to be looked at whole.
@@ -156,12 +164,14 @@ class _Survey:
         batch: int,
         traces: Traces,
         wanted: Wanted,
+        numbers: Sequence[int],
         listener: Listener,
     ) -> None:
         self.asked = asked
         self._options = options
         self._workload = workload
         self.batch = batch
+        self.numbers = numbers
         self._traces = traces
         self._prices = wanted.prices or {}
         self._machines = wanted.num_machines
@@ -175,7 +185,7 @@ class _Survey:
 
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
-        planned = planned_machine(word, processes, self._machines, self.asked.network)
+        planned = _machine(word, processes, self._machines, self.asked.network)
         gpu, hardware = planned.described, planned.machine.hardware
         self._listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{gpu.name}"))
         try:
@@ -243,6 +253,11 @@ class _Survey:
         return self._candidates[key]
 
 
+def _machine(word: str | None, processes: int, machines: int | None, network: float | None = None) -> Planned:
+    """Return the machine with a number of GPUs, those of this machine's kind in as many machines as any others."""
+    return planned_machine(word, processes, machines_of(processes, machines), network)
+
+
 def _within(asked: str | int | None, memory_bytes: int) -> str | int | None:
     """Return the budget asked for, or all memory of a GPU that has less."""
     if asked is None:
@@ -284,8 +299,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator
     )
     if survey.sampled:
         yield SAMPLED
-    if wanted.num_processes == AUTO and any(batch % number for number in NUMBERS):
-        most = max(number for number in NUMBERS if batch % number == 0)
+    most = max(survey.numbers)
+    if wanted.num_processes == AUTO and most < max(NUMBERS):
         yield (
             f"A global batch of {batch} documents can be shared out among at most {most} GPUs, of the numbers that are"
             f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
@@ -293,9 +308,14 @@ def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator
     most_processes = max(offer.processes for offer in offers)
     machines = machines_of(most_processes, wanted.num_machines)
     yield from notes_on_processes(most_processes, machines, network, at_most=wanted.num_processes == AUTO)
-    for offer in offers:
-        if not offer.gpu.verified:
-            yield f"Whether autotune's rules hold for {offer.gpu.name} has not been verified."
+    tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
+    if tight:
+        yield (
+            f"May not fit, since less is to spare than the estimate may be off by: {tight}. The plan for one of them"
+            " (--gpu NAME) names the fastest that has more to spare."
+        )
+    for gpu in {offer.gpu.name: offer.gpu for offer in offers}.values():
+        yield from notes_on_gpu(gpu)
     unpriced = [offer.gpu.name for offer in offers if wanted.prices is not None and offer.gpu.name not in wanted.prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."

@@ -110,6 +110,12 @@ class Estimate:
         """Whether the candidate is predicted to fit."""
         return self.spare_bytes is not None and self.spare_bytes >= 0
 
+    @property
+    def sure(self) -> bool:
+        """Whether it fits after varied lengths even if its memory is underestimated by its stated error."""
+        memory, spare_bytes = self.memory, self.spare_bytes
+        return memory is not None and spare_bytes is not None and memory.device_bytes + spare_bytes >= memory.most_bytes
+
 
 def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
     """Return a key that sorts what fits first, the fastest of it first; then the least memory; then what is unknown."""

@@ -48,6 +48,11 @@ class Offer:
         return not self.reason
 
     @property
+    def sure(self) -> bool:
+        """Whether it fits even if its memory is underestimated by its stated error."""
+        return self.estimate is not None and self.estimate.sure
+
+    @property
     def rate_of_each(self) -> float | None:
         """Tokens per second of one of the GPUs; None where the speed is not known, or nothing fits."""
         return self.tokens_per_second / self.processes if self.tokens_per_second is not None else None

@@ -55,7 +55,7 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
     document before the group exists. MULTI_CPU would start a single process (accelerate 1.15, ``commands/launch.py``).
     """
     deepspeed = plan.args.get("deepspeed")
-    engine = {"deepspeed_config": _deepspeed_config(deepspeed, directory, own)} if deepspeed else {}
+    engine = {"deepspeed_config": _deepspeed_config(plan, directory, own)} if deepspeed else {}
     dropped = _OF_ENGINES | (_BESIDE_DEEPSPEED if deepspeed else frozenset())
     defaults = {
         "compute_environment": "LOCAL_MACHINE",
@@ -79,7 +79,8 @@ def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:
     return {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
 
 
-def _deepspeed_config(document: object, directory: Path, own: Mapping[str, object]) -> dict[str, object]:
+def _deepspeed_config(plan: TrainingPlan, directory: Path, own: Mapping[str, object]) -> dict[str, object]:
+    document = plan.args["deepspeed"]
     assert isinstance(document, Mapping)
     zero = document.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else None
@@ -87,4 +88,7 @@ def _deepspeed_config(document: object, directory: Path, own: Mapping[str, objec
     given = own.get("deepspeed_config")
     kept = {name: value for name, value in given.items() if name in _LAUNCHERS} if isinstance(given, Mapping) else {}
     file = str(directory.absolute() / DEEPSPEED)
-    return {**kept, "deepspeed_config_file": file, "zero3_init_flag": stage == 3}
+    # Without it, accelerate takes pdsh, which trains on each machine alone where there is no file of hosts
+    # (accelerate 1.15, `prepare_deepspeed_cmd_env`; deepspeed 0.19, `launcher/runner.py`).
+    started = {"deepspeed_multinode_launcher": "standard"} if plan.launch.machines > 1 else {}
+    return {**started, **kept, "deepspeed_config_file": file, "zero3_init_flag": stage == 3}

@@ -65,22 +65,16 @@ def smallest(plan: Plan) -> Estimate | None:
     return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
 
 
-def sure(estimate: Estimate) -> bool:
-    """Return whether it fits after varied lengths even if its memory is underestimated by its stated error."""
-    memory, spare_bytes = estimate.memory, estimate.spare_bytes
-    return memory is not None and spare_bytes is not None and memory.device_bytes + spare_bytes >= memory.most_bytes
-
-
 def said_doubt(plan: Plan) -> str:
     """Return the alternatives where the best might not fit, or an empty text where it is sure to fit."""
     best = plan.fastest
-    if best is None or best.memory is None or sure(best):
+    if best is None or best.memory is None or best.sure:
         return ""
     off = f"±{_percent(best.memory.error)}, {format_bytes(best.memory.error * best.memory.device_bytes)}"
     varied_bytes = best.memory.varied_bytes
     more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
     doubt = f"That is less than the estimate may be off by ({off}{more}), so that it may not fit."
-    safe = next((estimate for estimate in uncomposed(plan.estimates) if estimate.fits and sure(estimate)), None)
+    safe = next((estimate for estimate in uncomposed(plan.estimates) if estimate.fits and estimate.sure), None)
     if safe is None:
         return f"{doubt} Nothing fits with its error to spare."
     rate = f"{said_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""

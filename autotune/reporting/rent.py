@@ -55,7 +55,8 @@ def said_best(found: Rent) -> str:
 
 def _said_offer(offer: Offer, found: Rent) -> str:
     cost = f" for {said_cost(offer)}" if offer.cost is not None else ""
-    return f"{said_gpus(offer)}, {said_rate(offer.tokens_per_second)}, {said_time(offer)} per {found.unit}{cost}"
+    doubt = "" if offer.sure else ", which may not fit (see the notes)"
+    return f"{said_gpus(offer)}, {said_rate(offer.tokens_per_second)}, {said_time(offer)} per {found.unit}{cost}{doubt}"
 
 
 def said_gpus(offer: Offer) -> str:
@@ -78,7 +79,7 @@ def said_cost(offer: Offer) -> str:
 def titles(found: Rent) -> tuple[str, ...]:
     """Return the titles of the table's columns; there is none of costs without prices."""
     costs = (f"cost per {_short(found)}",) if found.priced else ()
-    return ("GPUs", "needs of each", "tok/s", "per GPU", f"time per {_short(found)}", *costs)
+    return ("GPUs", "needs of each", "to spare", "tok/s", "per GPU", f"time per {_short(found)}", *costs)
 
 
 def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
@@ -89,6 +90,7 @@ def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
     return (
         said_gpus(offer),
         said_bytes(memory.device_bytes if memory is not None else None),
+        said_bytes(offer.estimate.spare_bytes if offer.estimate is not None else None),
         MISSING if rate is None else f"{rate:,.0f}",
         MISSING if offer.rate_of_each is None else f"{offer.rate_of_each:,.0f}",
         said_time(offer),

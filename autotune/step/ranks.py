@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from autotune.core.protocol import RANK_FOLDER, REQUEST_FILE, RankEnding, RanksReply
+from autotune.core.protocol import RANK_FOLDER, REPLY_FILE, REQUEST_FILE, RankEnding, RanksReply
 from autotune.step.process import die_with
 
 RANK_FAILED = 3
@@ -41,6 +41,8 @@ def run_ranks(folder: Path, count: int, start: Start) -> RanksReply:
     for rank in range(count):
         own = folder / RANK_FOLDER.format(rank=rank)
         own.mkdir(exist_ok=True)
+        # A rank that is killed would otherwise be measured by what it replied in an earlier try.
+        (own / REPLY_FILE).unlink(missing_ok=True)
         shutil.copyfile(folder / REQUEST_FILE, own / REQUEST_FILE)
         started[start(own, {**launched(rank, count, port), _OWN_VARIABLE: str(rank)})] = rank
     endings: dict[int, RankEnding] = {}

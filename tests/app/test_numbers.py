@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from autotune.app.numbers import another, shown
+from autotune.app.numbers import another, possible, shown
+from autotune.app.options import checked_options
+from autotune.core.candidate import Choice
 from autotune.core.gpu import Gpu
 from autotune.core.rent import Offer
+from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 
 KNOWN = find_gpu("L40S")
@@ -63,3 +66,25 @@ def test_of_several_kinds_the_fewest_and_the_best_for_each_gpu_are_shown() -> No
     assert numbers(None, UNTIMED, 900.0, 930.0) == [2, 8]
     assert numbers(None, None) == [2]
     assert [offer.processes for offer in shown(offers(None, 900.0, 3000.0, 3100.0), alone=True)] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("batch", "fix", "machines", "numbers"),
+    [
+        pytest.param(8, {}, None, [1, 2, 4, 8], id="each GPU has a document"),
+        pytest.param(12, {}, None, [1, 2, 4], id="what divides the documents"),
+        pytest.param(64, {}, 2, [2, 4, 8, 16, 32, 64], id="two machines have as many each"),
+        pytest.param(64, {}, 16, [16, 32, 64], id="sixteen machines"),
+        pytest.param(8, {"context_parallel": 2}, None, [2, 4, 8, 16], id="two GPUs share a row"),
+    ],
+)
+def test_numbers_are_tried_among_which_the_global_batch_can_be_shared_out(
+    batch: int, fix: Mapping[str, Choice], machines: int | None, numbers: Sequence[int]
+) -> None:
+    assert possible(batch, checked_options(trainer="sft", fix=fix), machines) == numbers
+
+
+@pytest.mark.parametrize("machines", [3, 0, -1])
+def test_a_number_of_machines_that_no_number_of_gpus_is_shared_out_among_is_refused(machines: int) -> None:
+    with pytest.raises(InputError, match="cannot be shared out among any number of GPUs that is tried"):
+        possible(64, checked_options(trainer="sft"), machines)

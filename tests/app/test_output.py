@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from autotune.app.output import default_output, open_output
 from autotune.core.candidate import Candidate
@@ -85,3 +86,15 @@ def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
         "7-comparison-1",
         "7-comparison-1-baseline",
     ]
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b"])
+def test_a_directory_in_whose_place_sqlite_would_write_to_another_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="The URL of a study cannot have the "):
+        open_output(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_study_lies_in_the_directory_whatever_other_marks_its_name_has(tmp_path: Path) -> None:
+    made = open_output(tmp_path / "a#b c:d@e+f&g")
+    assert make_url(made.study_url).database == str(made.directory / "study.db")

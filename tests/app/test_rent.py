@@ -19,6 +19,7 @@ from autotune.inspection.gpus import find_gpu
 from autotune.probing.tracing import Traced
 from autotune.units import MIB
 from tests.app.test_last_resort import OffloadingTracer
+from tests.settings import CPU, GPU
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.step.test_ranks import needs_deepspeed
 
@@ -283,6 +284,24 @@ def test_of_the_numbers_that_are_tried_those_with_several_machines_have_it(model
     }
     assert {count for count in networks if count > 8} == {16, 32}
     assert all(network == (NETWORK if count > 8 else None) for count, network in networks.items())
+
+
+def test_numbers_are_tried_in_as_many_machines_as_were_asked_for(model: str) -> None:
+    asked = {"num_processes": "auto", "num_machines": 2, "global_batch_size": 8}
+    table = autotune.rent(model, seq_len=64, gpu="T4", fix=SHARDED, **asked)  # type: ignore[arg-type]
+    assert table.offers[0].processes == 2
+    assert table.num_machines == 2
+
+
+def test_more_gpus_of_this_machine_s_kind_than_a_machine_has_are_in_several(
+    model: str, tracer: FollowingTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {"auto": GPU, "cpu": CPU}
+    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device: here[device])
+    before, asked = len(tracer.requests), {"num_processes": "auto", "global_batch_size": 32, "memory_budget": 150 * MIB}
+    autotune.rent(model, seq_len=64, gpu=None, fix=SHARDED, **asked)  # type: ignore[arg-type]
+    launches = {request.plan.launch for request in tracer.requests[before:]}
+    assert {launch.processes: launch.machines for launch in launches} == {2: 1, 4: 1, 8: 1, 16: 2, 32: 4}
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ import yaml
 from accelerate import ParallelismConfig
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils.launch import prepare_multi_gpu_env
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.candidate import Choice
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.arguments import training_arguments
-from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, launch_files
 from autotune.emit.measured import measured
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import training_rows
@@ -64,6 +64,9 @@ def legal() -> Iterator[Mapping[str, Choice]]:
 
 
 LEGAL = list(legal())
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
+)
 EVERY = pytest.mark.parametrize("choices", LEGAL, ids=lambda chosen: ",".join(map(str, chosen.values())))
 
 
@@ -141,7 +144,7 @@ def test_transformers_reads_what_the_trainer_is_given(choices: Mapping[str, Choi
     assert read.fsdp_plugin_args.get("cpu_offload", False) == (choices["offload"] == "both")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed")
+@needs_deepspeed
 @pytest.mark.parametrize(
     "choices",
     [chosen for chosen in LEGAL if str(chosen["sharding"]).startswith("zero")],
@@ -167,6 +170,32 @@ def test_deepspeed_reads_its_document_once_transformers_has_filled_it_in(
     assert (read.offload_param is not None) == (choices["offload"] in ("parameters", "both"))
     most = int(find("stage3_max_live_parameters", find_trainer("sft").techniques).trl_default)
     assert read.max_live_parameters == min(most, int(choices["stage3_max_live_parameters"]))
+
+
+@needs_deepspeed
+def test_on_each_of_several_machines_accelerate_starts_ranks_of_one_group(tmp_path: Path) -> None:
+    machines = replace(SIXTEEN, hardware=replace(SIXTEEN.hardware, machines=2))
+    plan = plan_with(setting(machine=machines, global_batch_size=64, of=LONG), {"sharding": "zero3"})
+    written(plan, tmp_path)
+    words = ["--config_file", str(tmp_path / ACCELERATE), "--machine_rank", "1", "--main_process_ip", "10.0.0.1"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*words, "train.py"]))
+    # What `accelerate launch` notes for DeepSpeed's own checks.
+    arguments.deepspeed_fields_from_accelerate_config = ""
+    command, _ = prepare_deepspeed_cmd_env(arguments)
+    # With pdsh there is a command, which starts what is on this machine alone where it finds no file of hosts.
+    assert command is None
+    assert (int(arguments.nnodes), int(arguments.nproc_per_node), int(arguments.node_rank)) == (2, 8, 1)
+    assert arguments.rdzv_endpoint.startswith("10.0.0.1:")
+
+
+def test_the_user_s_own_launcher_stays(tmp_path: Path) -> None:
+    machines = replace(SIXTEEN, hardware=replace(SIXTEEN.hardware, machines=2))
+    plan = plan_with(setting(machine=machines, global_batch_size=64, of=LONG), {"sharding": "zero2"})
+    own = {"deepspeed_config": {"deepspeed_multinode_launcher": "pdsh", "deepspeed_hostfile": "/hosts"}}
+    document = accelerate_document(plan, tmp_path, own)["deepspeed_config"]
+    assert isinstance(document, Mapping)
+    assert document["deepspeed_multinode_launcher"] == "pdsh"
+    assert document["deepspeed_hostfile"] == "/hosts"
 
 
 def test_one_process_without_deepspeed_needs_no_file(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from autotune.reporting.rent import cells, said_best, said_unfit, show_rent, titles
+from autotune.reporting.words import said_bytes
+from autotune.units import GIB
 from tests.reporting.rents import CHEAPEST, FASTEST, TOO_SMALL, UNPRICED, a_rent
 
 
@@ -27,6 +29,15 @@ def test_the_cheapest_and_the_fastest_are_each_a_sentence() -> None:
 
 def test_one_gpu_that_is_both_is_named_once() -> None:
     assert said_best(a_rent(offers=(CHEAPEST, TOO_SMALL))).startswith("The cheapest and the fastest: 1 x L40S, ")
+
+
+def test_what_has_less_to_spare_than_the_estimate_may_be_off_by_is_not_named_without_that() -> None:
+    assert CHEAPEST.estimate is not None
+    tight = replace(CHEAPEST, estimate=replace(CHEAPEST.estimate, spare_bytes=2 * GIB - 1))
+    exact = replace(CHEAPEST, estimate=replace(CHEAPEST.estimate, spare_bytes=2 * GIB))
+    assert said_best(a_rent(offers=(tight,))).endswith(" for 80.00, which may not fit (see the notes).")
+    assert said_best(a_rent(offers=(exact,))).endswith(" for 80.00.")
+    assert said_bytes(2 * GIB) in cells(exact, a_rent())
 
 
 def test_without_prices_there_is_no_cost() -> None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from autotune.core.exchange import write_reply
+from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.protocol import Job, PrepareReply, PrepareRequest, ProbeReply, ProbeRequest
+from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, PrepareRequest, ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer, prepare, probe
@@ -165,6 +167,11 @@ def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
     misbehaving: JobServer, workload: PrepareReply, tmp_path: Path, seed: int, status: ProbeStatus, reason: str
 ) -> None:
     request = replace(probe_request(workload, planned()), seed=seed)
+    for rank in range(2):
+        # What an earlier try in this folder ended with is no measurement of this one.
+        earlier = tmp_path / "probe" / RANK_FOLDER.format(rank=rank)
+        earlier.mkdir(parents=True)
+        write_reply(earlier, ProbeReply((Measurement(ProbeStatus.OK, peak_bytes=1),)))
     found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is status
     assert found.reason.startswith(reason)
