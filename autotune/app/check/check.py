@@ -110,7 +110,11 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
     if config is None or fatal(found):
         return task.wrong(found)
     try:
-        started = launching(task.written, known, config)
+        started = launching(task.written, known, config, task.gpus)
+    except UnreadError as error:
+        if task.asked.fits:
+            return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
+        return task.verdict(Outcome.READ, findings=(*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, Finding(Severity.ERROR, str(error))))
     if not task.asked.fits:

@@ -89,7 +89,9 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     folder = written.file.path.parent if written.file is not None else None
     beside = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
     software = environment(planned.machine)
-    device = planned.described.name, planned.machine.hardware.memory_bytes
+    hardware = planned.machine.hardware
+    # A command may start a process on each of this machine's GPUs.
+    device = planned.described.name, hardware.memory_bytes, hardware.processes
     options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
     return fingerprint("verdict", options, text, named, further, beside, device, software, package_digest())
 
