@@ -72,7 +72,8 @@ def launching(written: Written, read: ReadCommand, config: Configuration, gpus: 
         InputError: a file that it names cannot be read, or a number of processes is none.
         UnreadError: the number depends on the machines on which the command runs.
     """
-    given = {**_pairs(written.command.launch), **read.launch, **_own(written)}
+    # The last one counts: the file's, then what ``trl`` hands on of its words, then the launcher's own words.
+    given = {**_own(written), **read.launch, **_pairs(written.command.launch)}
     file = next((given[name] for name in LAUNCH_FILES if given.get(name)), None)
     document, folder = _document(str(file)) if file is not None else ({}, Path())
     kind = str(document.get("distributed_type", "NO"))

@@ -166,6 +166,16 @@ def test_where_a_launcher_is_told_nothing_the_file_may_say_it(script: str) -> No
     assert launching(Written(command, None, "sft"), read, NOTHING).processes == 4
 
 
+def test_words_of_the_command_say_it_before_the_file(write: Write, checked: Checked, tmp_path: Path) -> None:
+    (tmp_path / "launch.yaml").write_text("num_processes: 8\n", encoding="utf-8")
+    file = write("sft", f"accelerate_config: {tmp_path / 'launch.yaml'}\nnum_processes: 4\n")
+    words = ("--config", str(file), "--num_processes", "2")
+    assert checked(command=("trl", "sft", *words), fits=False).processes == 2
+    assert checked(command=("trl", "sft", *words[:2]), fits=False).processes == 4
+    start = ("accelerate", "launch", "--num_processes", "3", "trl/scripts/sft.py")
+    assert checked(command=(*start, *words[:2]), fits=False).processes == 3
+
+
 def test_only_a_check_for_this_machine_s_own_gpus_knows_how_many_there_are(write: Write, script: str) -> None:
     command = read_command_line(["torchrun", "--nproc_per_node=gpu", script, "--config", str(write("sft", ""))])
     written = Written(command, None, "sft")
