@@ -38,8 +38,8 @@ class Verdicts:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def get(self, key: str | None, asked: Asked, budget_bytes: int) -> Verdict | None:
-        """Return the verdict that is kept under a key, for what is asked; None if there is none, or not for that."""
+    def get(self, key: str | None, asked: Asked) -> Verdict | None:
+        """Return the verdict that is kept under a key, for the budget that it was made for; None if there is none."""
         document: Any = self._cache.get(key) if key is not None else None
         if key is None or document is None:
             return None
@@ -48,7 +48,7 @@ class Verdicts:
         except DecodeError:
             self._cache.drop(key)
             return None
-        return _within(replace(known, from_cache=True, settings=asked.settings, passes=asked.passes), budget_bytes)
+        return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes)
 
     def put(self, key: str | None, verdict: Verdict) -> None:
         """Keep a verdict, if it would be the same the next time."""
@@ -56,8 +56,8 @@ class Verdicts:
             self._cache.put(key, encode(verdict))
 
 
-def _within(known: Verdict, budget_bytes: int) -> Verdict | None:
-    """Return a verdict for another budget, if that is known: what does not fit needs its own smallest change."""
+def within(known: Verdict, budget_bytes: int) -> Verdict | None:
+    """Return a kept verdict for another budget, if that is known: what does not fit needs its own smallest change."""
     need = known.need
     if known.budget_bytes == budget_bytes or need is None:
         return known
