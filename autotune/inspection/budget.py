@@ -28,9 +28,11 @@ def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
     if budget_bytes <= 0:
         raise InputError(f"A memory budget of {budget_bytes} bytes holds nothing.", hint="Write for instance 24GiB.")
     if budget_bytes > hardware.memory_bytes:
+        shared = hardware.kind == "cpu" and hardware.processes > 1
+        each = f" for each of {hardware.processes} processes" if shared else ""
         raise InputError(
             f"A memory budget of {format_bytes(budget_bytes)} is larger than {hardware.name},"
-            f" which has {format_bytes(hardware.memory_bytes)}.",
+            f" which has {format_bytes(hardware.memory_bytes)}{each}.",
             hint="Give a smaller one, or none for all that is free.",
         )
     return budget_bytes

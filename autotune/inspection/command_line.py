@@ -15,7 +15,16 @@ from autotune.trainers import REMOVED, find_trainer, trainers
 CONFIG = "--config"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-_LAUNCHERS = frozenset({"trl", "accelerate", "torchrun", "deepspeed"})
+TORCHRUN, DEEPSPEED, ACCELERATE = "torchrun", "deepspeed", "accelerate"
+"""The programs that start the processes of a script."""
+_LAUNCHERS = frozenset({"trl", ACCELERATE, TORCHRUN, DEEPSPEED})
+# The same programs as modules, after `python -m`.
+_MODULES = {
+    "torch.distributed.run": TORCHRUN,
+    "torch.distributed.launch": TORCHRUN,
+    "deepspeed.launcher.runner": DEEPSPEED,
+    "accelerate.commands.launch": ACCELERATE,
+}
 _WITHOUT_TRAINING = frozenset({"env", "vllm-serve"})
 _TRL_SCRIPTS = "trl/scripts"
 # A script is read to find the classes that it uses; longer ones are not.
@@ -34,6 +43,7 @@ class Command:
         env: variables that are set before the command.
         script: the user's own script, or None for TRL's.
         uses_parser: whether TRL's parser reads the words; if not, they are the script's own.
+        launcher: the program that ``launch`` is for; empty where ``python`` or ``trl`` starts the script.
     """
 
     trainer: str | None
@@ -42,6 +52,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None
     uses_parser: bool = True
+    launcher: str = ""
 
     @property
     def config(self) -> Path | None:
@@ -75,11 +86,11 @@ def read_command_line(words: Sequence[str]) -> Command:
         name, rest = rest[1], rest[2:]
     if name == "trl":
         return _of_trl(rest, env)
-    if name == "accelerate":
+    if name == ACCELERATE:
         if rest[:1] != ("launch",):
             raise InputError(f"`accelerate {' '.join(rest[:1])}` starts no training.", hint=_HINT)
         rest = rest[1:]
-    return _of_script(rest, env)
+    return _of_script(rest, env, name)
 
 
 def _launches(word: str) -> bool:
@@ -100,17 +111,24 @@ def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
     return Command(name, tuple(words[1:]), env=env)
 
 
-def _of_script(words: Sequence[str], env: Mapping[str, str]) -> Command:
+def _of_script(words: Sequence[str], env: Mapping[str, str], program: str) -> Command:
     place = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
     if place is None:
         raise InputError(f"There is no script in {' '.join(words) or 'the command'}.", hint=_HINT)
     script, launch, own = words[place], tuple(words[:place]), tuple(words[place + 1 :])
+    launcher = program if program in _LAUNCHERS else _module(launch)
     if _TRL_SCRIPTS in PurePath(script).as_posix() and PurePath(script).stem in trainers():
-        return Command(PurePath(script).stem, own, launch, env)
+        return Command(PurePath(script).stem, own, launch, env, launcher=launcher)
     names = _names_in(Path(script))
     used = [item.name for item in trainers().values() if {item.config_class, item.trainer_class} & names]
     trainer = used[0] if len(used) == 1 else None
-    return Command(trainer, own, launch, env, script, uses_parser="TrlParser" in names)
+    return Command(trainer, own, launch, env, script, uses_parser="TrlParser" in names, launcher=launcher)
+
+
+def _module(words: Sequence[str]) -> str:
+    """Return the launcher that ``python -m`` starts; empty if none."""
+    named = (following for word, following in pairwise(words) if word == "-m")
+    return _MODULES.get(next(named, ""), "")
 
 
 def _names_in(script: Path) -> frozenset[str]:

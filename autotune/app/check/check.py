@@ -13,12 +13,13 @@ from autotune.app.check.fitting import Fitting
 from autotune.app.check.launch import ALONE, Launching, launching
 from autotune.app.check.problems import of_error, problems
 from autotune.app.check.reading import plan_of, read
-from autotune.app.check.remembered import Verdicts, key_of
+from autotune.app.check.remembered import Verdicts, key_of, within
 from autotune.app.check.task import Task, UnreadError, fatal
 from autotune.app.planned import CPU, Planned, planned_machine
 from autotune.app.user_plan import configuration_of, peft_words, trainer_of
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import Listener, StageStarted
+from autotune.core.plan import Launch
 from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, headline
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget
@@ -46,7 +47,10 @@ def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) 
     cache = user_cache()
     verdicts = Verdicts(cache)
     key = key_of(asked, text, planned) if planned is not None else None
-    known = verdicts.get(key, asked, budget_bytes)
+    known = verdicts.get(key, asked)
+    if known is not None and planned is not None:
+        launch = known.plan.launch if known.plan is not None else Launch()
+        known = within(known, memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware))
     if known is not None:
         return replace(known, wall_seconds=time.monotonic() - started)
     if tracer is not None:
@@ -100,6 +104,13 @@ def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
         return None, str(error)
 
 
+def _of_each(planned: Planned, launch: Launch) -> Planned:
+    """Return the device as each process has it: those of one machine share the memory of its CPU."""
+    if planned.gpu is not None or launch.per_machine == 1:
+        return planned
+    return planned_machine(CPU, launch.per_machine)
+
+
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
     listener(StageStarted(f"Reading {named} with TRL's parser"))
@@ -110,13 +121,20 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
     if config is None or fatal(found):
         return task.wrong(found)
     try:
-        started = launching(task.written, known, config)
+        started = launching(task.written, known, config, task.gpus)
+    except UnreadError as error:
+        if task.asked.fits:
+            return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
+        return task.verdict(Outcome.READ, findings=(*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, Finding(Severity.ERROR, str(error))))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, findings=found, processes=started.processes)
     if task.planned is None:
         return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
+    planned = _of_each(task.planned, Launch(started.processes, started.machines))
+    budget_bytes = memory_budget(task.asked.memory_budget, planned.machine.hardware)
+    task = replace(task, planned=planned, budget_bytes=budget_bytes)
     return _fitted(task, known, config, started, found, tracer, cache, listener)
 
 

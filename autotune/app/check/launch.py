@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from autotune.app.check.asked import Written
+from autotune.app.check.launchers import Started, counted, number
+from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import read_yaml
@@ -60,28 +62,57 @@ ALONE = Launching()
 """A single process, of which nothing else is known."""
 
 
-def launching(written: Written, read: ReadCommand, config: Configuration) -> Launching:
+def launching(written: Written, read: ReadCommand, config: Configuration, gpus: int | None = None) -> Launching:
     """Return how the processes of a command are started.
+
+    Args:
+        gpus: how many this machine has, if the command is for them; None otherwise.
 
     Raises:
         InputError: a file that it names cannot be read, or a number of processes is none.
+        UnreadError: the number depends on the machines on which the command runs.
     """
-    given = {**_pairs(written.command.launch), **read.launch, **_own(written)}
+    # The last one counts: the file's, then what ``trl`` hands on of its words, then the launcher's own words.
+    given = {**_own(written), **read.launch, **_pairs(written.command.launch)}
     file = next((given[name] for name in LAUNCH_FILES if given.get(name)), None)
     document, folder = _document(str(file)) if file is not None else ({}, Path())
-    count = next((given[name] for name in COUNTS if given.get(name) is not None), document.get("num_processes"))
     kind = str(document.get("distributed_type", "NO"))
     engine = _ENGINES.get(kind, "")
     if config.values.get("deepspeed") or given.get("use_deepspeed"):
         engine = "DeepSpeed"
     elif config.values.get("fsdp") or given.get("use_fsdp"):
         engine = "FSDP"
-    machines = given.get("num_machines") or document.get("num_machines") or 1
-    processes = _number(count) if count is not None else 1
+    said = counted(written.command, gpus) or _by_accelerate(given, document)
+    started = said or Started(1)
     flags = tuple(
         sorted(name for name, value in given.items() if name.startswith(_FLAGS) and value not in (None, False))
     )
-    return Launching(processes, count is not None, engine, _number(machines), document, folder, known=True, flags=flags)
+    return Launching(
+        started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags
+    )
+
+
+def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) -> Started | None:
+    """Return what ``accelerate launch`` starts, by its words or by its document; None if neither says it.
+
+    Raises:
+        InputError: a number is none, or the processes cannot be shared out equally.
+        UnreadError: there are several machines, and no number of processes.
+    """
+    count = next((given[name] for name in COUNTS if given.get(name) is not None), document.get("num_processes"))
+    machines = number(given.get("num_machines") or document.get("num_machines") or 1, "machines")
+    if count is None:
+        if machines > 1:
+            raise UnreadError(f"num_machines is {machines}, and nothing says how many processes. Write num_processes.")
+        return None
+    processes = number(count)
+    if processes % machines:
+        # accelerate rounds the number on each machine down (accelerate 1.15, ``utils/launch.py``).
+        raise InputError(
+            f"{processes} processes cannot be shared out among {machines} machines.",
+            hint="num_processes counts those of all machines together.",
+        )
+    return Started(processes, machines)
 
 
 def said_processes(written: Written) -> int | None:
@@ -95,19 +126,12 @@ def said_processes(written: Written) -> int | None:
     file = next((given[name] for name in LAUNCH_FILES if given.get(name)), None)
     if count is None and file is not None:
         count = _document(str(file))[0].get("num_processes")
-    return None if count is None else _number(count)
+    return None if count is None else number(count)
 
 
 def _own(written: Written) -> Mapping[str, object]:
     """Return the keys of the file that ``trl`` hands on."""
     return {name: written.values[name] for name in (*COUNTS, *LAUNCH_FILES) if name in written.values}
-
-
-def _number(value: object) -> int:
-    text = str(value)
-    if not text.isdigit() or not int(text):
-        raise InputError(f"{text!r} is no number of processes.", hint="It is at least 1.")
-    return int(text)
 
 
 def _document(name: str) -> tuple[Mapping[str, object], Path]:

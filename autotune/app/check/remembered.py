@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from autotune.app.planned import Planned, state_of
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.core.workload import DatasetSource
+from autotune.errors import InputError
 from autotune.inspection.machine import environment
+from autotune.inspection.yaml_file import MAX_BYTES, parsed
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.sources import package_digest
 
@@ -35,8 +38,8 @@ class Verdicts:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def get(self, key: str | None, asked: Asked, budget_bytes: int) -> Verdict | None:
-        """Return the verdict that is kept under a key, for what is asked; None if there is none, or not for that."""
+    def get(self, key: str | None, asked: Asked) -> Verdict | None:
+        """Return the verdict that is kept under a key, for the budget that it was made for; None if there is none."""
         document: Any = self._cache.get(key) if key is not None else None
         if key is None or document is None:
             return None
@@ -45,7 +48,7 @@ class Verdicts:
         except DecodeError:
             self._cache.drop(key)
             return None
-        return _within(replace(known, from_cache=True, settings=asked.settings, passes=asked.passes), budget_bytes)
+        return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes)
 
     def put(self, key: str | None, verdict: Verdict) -> None:
         """Keep a verdict, if it would be the same the next time."""
@@ -53,8 +56,8 @@ class Verdicts:
             self._cache.put(key, encode(verdict))
 
 
-def _within(known: Verdict, budget_bytes: int) -> Verdict | None:
-    """Return a verdict for another budget, if that is known: what does not fit needs its own smallest change."""
+def within(known: Verdict, budget_bytes: int) -> Verdict | None:
+    """Return a kept verdict for another budget, if that is known: what does not fit needs its own smallest change."""
     need = known.need
     if known.budget_bytes == budget_bytes or need is None:
         return known
@@ -70,13 +73,15 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
 
     The budget is no part of it, since the free memory of a machine changes all the time.
 
-    Every word and every value of the file that names a file or a directory stands for what is there.
+    Every word and every value of the file that names a file or a directory stands for what is there. So does every file
+    that a document among these names in turn, as accelerate's names DeepSpeed's.
     """
     # What a module does when it is imported, nobody can tell by its own text alone.
     if asked.probe or asked.imports:
         return None
     words = sorted(set(_words(asked, written)))
     named = {word: _state(Path(word)) for word in words if _exists(word)}
+    further = {str(file): _state(file) for file in _named_further(words)}
     text = written.file.text if written.file is not None else ""
     local = _local(asked, written)
     if not all(name in named for name in local):
@@ -84,20 +89,61 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     folder = written.file.path.parent if written.file is not None else None
     beside = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
     software = environment(planned.machine)
-    device = planned.described.name, planned.machine.hardware.memory_bytes
+    hardware = planned.machine.hardware
+    # A command may start a process on each of this machine's GPUs.
+    device = planned.described.name, hardware.memory_bytes, hardware.processes
     options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
-    return fingerprint("verdict", options, text, named, beside, device, software, package_digest())
+    return fingerprint("verdict", options, text, named, further, beside, device, software, package_digest())
 
 
 def _words(asked: Asked, written: Written) -> Iterator[str]:
     yield from (*asked.command, asked.model or "", asked.dataset or "")
+    yield from (word.partition("=")[2] for word in asked.command if word.startswith("--"))
     yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
+
+
+def _named_further(words: Iterable[str]) -> list[Path]:
+    """Return the files that words name, and those that documents among them name, and so on.
+
+    A relative path leads from the working directory, or from the folder of a document
+    (:func:`autotune.app.check.engine.engine_args`). A directory that a document names is left out: what lies there,
+    such as what is offloaded to it, decides nothing.
+    """
+    found: dict[Path, None] = {}
+    folders, names, read = {Path()}, set(words), 0
+    while True:
+        here = (folder / name for name in sorted(names) for folder in sorted(folders))
+        found |= dict.fromkeys(file for file in here if _is_file(file))
+        if len(found) == read:
+            return list(found)
+        for file in list(found)[read:]:
+            inside = _inside(file)
+            names |= inside
+            # Of a file that is no document, the folder means nothing to the check.
+            folders |= {file.parent} if inside else set()
+        read = len(found)
+
+
+def _inside(file: Path) -> frozenset[str]:
+    """Return the strings in a document of JSON or YAML; none of a file that is neither, or too large to be one."""
+    try:
+        text = file.read_text(encoding="utf-8") if file.stat().st_size <= MAX_BYTES else ""
+    except (OSError, ValueError):
+        return frozenset()
+    try:
+        return frozenset(_strings(json.loads(text)))
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return frozenset(_strings(parsed(text, file).values))
+    except InputError:
+        return frozenset()
 
 
 def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for item in value.values():
             yield from _strings(item)
     elif isinstance(value, list):
@@ -118,6 +164,13 @@ def _local(asked: Asked, written: Written) -> list[str]:
 def _exists(word: str) -> bool:
     try:
         return bool(word) and Path(word).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
     except (OSError, ValueError):
         return False
 

@@ -39,6 +39,13 @@ class Task:
         """The trainer of the command."""
         return find_trainer(self.written.trainer)
 
+    @property
+    def gpus(self) -> int | None:
+        """How many GPUs this machine has, if the check is for them; None otherwise."""
+        if self.planned is None or self.planned.gpu is None or self.asked.gpu is not None:
+            return None
+        return self.planned.machine.hardware.processes
+
     def verdict(self, outcome: Outcome, **more: object) -> Verdict:
         """Return a verdict with what is known by now."""
         need, reason = more.get("need"), str(more.get("reason", ""))

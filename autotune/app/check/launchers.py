@@ -1,0 +1,140 @@
+"""Counts the processes that ``torchrun`` and ``deepspeed`` start, from their own words."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from autotune.app.check.task import UnreadError
+from autotune.errors import InputError
+from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, Command
+
+# Words of ``torchrun`` (torch 2.13, ``torch/distributed/run.py``).
+_OF_TORCHRUN = (("--nnodes",), ("--nproc-per-node", "--nproc_per_node"))
+# Words of ``deepspeed`` (DeepSpeed 0.19, ``launcher/runner.py``).
+_OF_DEEPSPEED = (
+    ("--num_nodes",), ("--num_gpus", "--num_accelerators"), ("--include", "-i"), ("--exclude", "-e"),
+    ("--hostfile", "-H"),
+)  # fmt: skip
+# In place of a number, ``torchrun`` takes what it counts on each machine (``determine_local_world_size``).
+_COUNTED = {"gpu": "GPU", "auto": "device", "cpu": "core", "xpu": "XPU"}
+_OF_GPUS = frozenset({"gpu", "auto"})
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a launcher starts.
+
+    Attributes:
+        processes: over all machines.
+        machines: how many machines these run on, the same number on each.
+    """
+
+    processes: int
+    machines: int = 1
+
+
+def counted(command: Command, gpus: int | None) -> Started | None:
+    """Return what the launcher of a command starts; None if it is another one, or its words say nothing of it.
+
+    Args:
+        gpus: how many this machine has, if the check is for them; None otherwise.
+
+    Raises:
+        InputError: a number is none, or the launcher refuses the words.
+        UnreadError: the number depends on the machines on which the command runs.
+    """
+    if command.launcher == TORCHRUN:
+        # The variable hides GPUs from the command that are there for the check.
+        return _of_torchrun(command.launch, gpus if _VISIBLE not in command.env else None)
+    if command.launcher == DEEPSPEED:
+        return _of_deepspeed(command.launch)
+    if command.launcher == ACCELERATE and "-n" in command.launch:
+        raise InputError("accelerate has no -n.", hint="Write --num_processes, the number over all machines.")
+    return None
+
+
+def number(value: object, of: str = "processes") -> int:
+    """Return a number of processes, or of what else is counted.
+
+    Raises:
+        InputError: it is none.
+    """
+    text = str(value)
+    if not text.isdecimal() or not int(text):
+        raise InputError(f"{text!r} is no number of {of}.", hint="It is at least 1.")
+    return int(text)
+
+
+def _of_torchrun(launch: Sequence[str], gpus: int | None) -> Started:
+    words = _words(launch, _OF_TORCHRUN)
+    least, _, most = words.get("nnodes", "1").partition(":")
+    machines = number(least, "machines")
+    if most and number(most, "machines") != machines:
+        raise UnreadError(
+            f"--nnodes {least}:{most} lets the number of machines change, and shards and batches with it. Write one"
+            " number of machines to check."
+        )
+    each = words.get("nproc_per_node", "1")
+    if each in _OF_GPUS and gpus is not None:
+        return Started(gpus * machines, machines)
+    if each in _COUNTED:
+        raise UnreadError(
+            f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, and the"
+            " check does not know how many it has. Write the number."
+        )
+    return Started(number(each) * machines, machines)
+
+
+def _of_deepspeed(launch: Sequence[str]) -> Started | None:
+    words = _words(launch, _OF_DEEPSPEED)
+    each, machines = (_at_least_one(words.get(name)) for name in ("num_gpus", "num_nodes"))
+    chosen = next((name for name in ("include", "exclude") if words.get(name)), None)
+    if chosen is not None and (each or machines):
+        raise InputError(f"DeepSpeed refuses --{chosen} beside --num_gpus and --num_nodes.", hint="Give one of them.")
+    if chosen == "include":
+        return _of_slots(words["include"])
+    by_hosts = chosen is not None or "hostfile" in words or (machines or 1) > 1
+    if by_hosts and (each is None or ("hostfile" in words and machines is None)):
+        raise UnreadError(
+            "The hosts on which the training runs say how many processes DeepSpeed starts, and the check does not read"
+            " them. Write --num_nodes and --num_gpus."
+        )
+    return Started(each * (machines or 1), machines or 1) if each else None
+
+
+def _of_slots(text: str) -> Started:
+    """Return what is started on slots by their numbers, as in ``worker-0:0,1@worker-1:0,1``."""
+    slots: dict[str, set[str]] = {}
+    for host in text.split("@"):
+        name, _, numbers = host.partition(":")
+        slots.setdefault(name, set()).update(filter(None, numbers.split(",")))
+    counts = {len(found) for found in slots.values()}
+    if len(counts) != 1 or counts == {0}:
+        raise UnreadError(
+            f"--include {text} does not say the same number of GPUs for each machine. Write them, as in --include"
+            " worker-0:0,1@worker-1:0,1."
+        )
+    return Started(counts.pop() * len(slots), len(slots))
+
+
+def _at_least_one(text: str | None) -> int | None:
+    """Return a number that DeepSpeed is given; None where it takes all there are: -1, its default, and 0."""
+    return None if text in (None, "-1", "0") else number(text)
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"The launcher refuses its words: {message}.")
+
+
+def _words(launch: Sequence[str], options: Sequence[tuple[str, ...]]) -> Mapping[str, str]:
+    """Return the options among the words of a launcher, abbreviated or not, as its own parser reads them."""
+    parser = _Parser(add_help=False)
+    for names in options:
+        parser.add_argument(*names)
+    found, _ = parser.parse_known_args(list(launch))
+    return {name: value for name, value in vars(found).items() if value is not None}

@@ -1,0 +1,206 @@
+"""The processes of a command are those that its launcher starts, as the launcher's own parser reads its words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.check.asked import Asked, Written
+from autotune.app.check.launch import Launching, launching
+from autotune.app.check.remembered import key_of
+from autotune.app.check.task import Task, UnreadError
+from autotune.app.planned import planned_machine
+from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.verdict import Outcome, Severity
+from autotune.errors import InputError
+from autotune.inspection.command_line import read_command_line
+from tests.app.check.conftest import Checked, Write
+from tests.step.test_ranks import needs_deepspeed
+
+SCRIPT = "from trl import SFTConfig, SFTTrainer, TrlParser\n"
+NOTHING = Configuration("SFTConfig", {}, {})
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    return str(file)
+
+
+def started(words: str, script: str, gpus: int | None = None) -> Launching:
+    command = read_command_line([*words.split(), script, "--config", "c.yaml"])
+    return launching(Written(command, None, "sft"), ReadCommand(), NOTHING, gpus)
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "machines"),
+    [
+        ("--nnodes 2 --nproc-per-node 8", 16, 2),
+        ("--nnodes=2 --nproc_per_node=8", 16, 2),
+        ("--nnodes 2:2 --nproc_per_node 4 --rdzv_backend c10d", 8, 2),
+        ("--standalone --nproc-per-node 4", 4, 1),
+        ("--nproc_per 4 --nproc-per-node=2 --max-restarts 3", 2, 1),
+        ("--nnodes 3", 3, 3),
+        ("", 1, 1),
+    ],
+)
+def test_torchrun_starts_so_many_on_each_machine(words: str, processes: int, machines: int, script: str) -> None:
+    from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
+
+    read: Any = get_args_parser().parse_args([*words.split(), script])
+    nodes = parse_min_max_nnodes(read.nnodes)
+    assert (determine_local_world_size(read.nproc_per_node), nodes) == (processes // machines, (machines, machines))
+    for program in ("torchrun", "python -u -m torch.distributed.run"):
+        found = started(f"{program} {words}", script)
+        assert (found.processes, found.machines, found.said) == (processes, machines, True)
+
+
+@pytest.mark.parametrize("word", ["gpu", "auto", "cpu", "xpu"])
+def test_of_what_torchrun_counts_itself_only_gpus_that_are_here_are_known(word: str, script: str) -> None:
+    words = f"torchrun --nnodes 2 --nproc_per_node={word}"
+    with pytest.raises(UnreadError, match=f"--nproc_per_node {word} .* Write the number"):
+        started(words, script)
+    if word in ("gpu", "auto"):
+        assert started(words, script, gpus=4).processes == 8
+        with pytest.raises(UnreadError):
+            started(f"CUDA_VISIBLE_DEVICES=0 {words}", script, gpus=4)
+    else:
+        with pytest.raises(UnreadError):
+            started(words, script, gpus=4)
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "machines"),
+    [
+        ("--num_gpus 4", 4, 1),
+        ("--num_gpus=8 --num_nodes=2 --hostfile hosts", 16, 2),
+        ("--num_accelerators 4 --master_port 29500", 4, 1),
+        ("--num_nodes 1 --num_gpus 2 --no_local_rank", 2, 1),
+        ("--include localhost:0,1,1,3", 3, 1),
+        ("-i localhost:0,1@worker-1:2,3", 4, 2),
+    ],
+)
+@needs_deepspeed
+def test_deepspeed_starts_so_many_on_each_machine(words: str, processes: int, machines: int, script: str) -> None:
+    from deepspeed.launcher.runner import apply_num_nodes_and_gpus, parse_args, parse_inclusion_exclusion
+
+    read: Any = parse_args([*words.split(), script])
+    hosts = {"localhost": 8, **({"worker-1": 8} if machines == 2 else {})}
+    slots = parse_inclusion_exclusion(hosts, read.include, read.exclude)
+    slots = apply_num_nodes_and_gpus(slots, read.num_nodes, read.num_gpus)
+    assert (sum(map(len, slots.values())), len(slots)) == (processes, machines)
+    for program in ("deepspeed", "python -m deepspeed", "python -m deepspeed.launcher.runner"):
+        found = started(f"{program} {words}", script)
+        assert (found.processes, found.machines, found.said) == (processes, machines, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "machines"),
+    [
+        ("--num_processes 16 --num_machines 2", 16, 2),
+        ("--num-processes=4 --main_process_port 29501", 4, 1),
+        ("--multi_gpu --num-machines 2 --num_processes=2", 2, 2),
+    ],
+)
+def test_accelerate_counts_over_all_machines(words: str, processes: int, machines: int, script: str) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    read: Any = launch_command_parser().parse_args([*words.split(), script])
+    assert (read.num_processes, read.num_machines or 1) == (processes, machines)
+    for program in ("accelerate launch", "python -m accelerate.commands.launch"):
+        found = started(f"{program} {words}", script)
+        assert (found.processes, found.machines, found.said) == (processes, machines, True)
+
+
+def test_accelerate_has_no_short_word_for_the_number_of_processes(script: str) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    assert "-n" not in {word for action in launch_command_parser()._actions for word in action.option_strings}
+    with pytest.raises(InputError, match=r"accelerate has no -n\. .*--num_processes"):
+        started("accelerate launch -n 4", script)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("torchrun --nnodes 1:4 --nproc_per_node 8", "--nnodes 1:4 lets the number of machines change"),
+        ("deepspeed --num_nodes 2", "Write --num_nodes and --num_gpus"),
+        ("deepspeed --hostfile hosts --num_gpus 8", "Write --num_nodes and --num_gpus"),
+        ("deepspeed --exclude worker-1:0", "Write --num_nodes and --num_gpus"),
+        ("deepspeed --include worker-0@worker-1:0,2", "does not say the same number of GPUs for each machine"),
+        ("accelerate launch --num_machines 2", "Write num_processes"),
+        ("deepspeed --include worker-0", "does not say the same number of GPUs for each machine"),
+    ],
+)
+def test_a_number_that_follows_from_the_machines_is_not_known(words: str, said: str, script: str) -> None:
+    with pytest.raises(UnreadError, match=said):
+        started(words, script)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("torchrun --nproc_per_node many", "'many' is no number of processes"),
+        ("torchrun --nnodes two", "'two' is no number of machines"),
+        ("torchrun --nproc_per_node", "expected one argument"),
+        ("deepspeed --num_gpus four", "'four' is no number of processes"),
+        ("deepspeed --num_gpus 2 --include localhost:0", "DeepSpeed refuses --include beside --num_gpus"),
+        ("accelerate launch --num_processes 3 --num_machines 2", "3 processes cannot be shared out among 2 machines"),
+    ],
+)
+def test_words_that_a_launcher_does_not_take_are_told(words: str, said: str, script: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        started(words, script)
+    assert not isinstance(caught.value, UnreadError)
+
+
+def test_where_a_launcher_is_told_nothing_the_file_may_say_it(script: str) -> None:
+    found = started("deepspeed --master_port 29500", script)
+    assert (found.processes, found.said) == (1, False)
+    read = ReadCommand(launch={"num_processes": "4", "nnodes": "2", "num_gpus": "2"})
+    command = read_command_line(["deepspeed", script, "--config", "c.yaml"])
+    # The script's own words are not the launcher's.
+    assert launching(Written(command, None, "sft"), read, NOTHING).processes == 4
+
+
+def test_words_of_the_command_say_it_before_the_file(write: Write, checked: Checked, tmp_path: Path) -> None:
+    (tmp_path / "launch.yaml").write_text("num_processes: 8\n", encoding="utf-8")
+    file = write("sft", f"accelerate_config: {tmp_path / 'launch.yaml'}\nnum_processes: 4\n")
+    words = ("--config", str(file), "--num_processes", "2")
+    assert checked(command=("trl", "sft", *words), fits=False).processes == 2
+    assert checked(command=("trl", "sft", *words[:2]), fits=False).processes == 4
+    start = ("accelerate", "launch", "--num_processes", "3", "trl/scripts/sft.py")
+    assert checked(command=(*start, *words[:2]), fits=False).processes == 3
+
+
+def test_only_a_check_for_this_machine_s_own_gpus_knows_how_many_there_are(write: Write, script: str) -> None:
+    command = read_command_line(["torchrun", "--nproc_per_node=gpu", script, "--config", str(write("sft", ""))])
+    written = Written(command, None, "sft")
+    four, eight = (planned_machine("H100-80GB", count) for count in (4, 8))
+    assert Task(Asked(), written, four, 0, 0.0).gpus == 4
+    assert Task(Asked(gpu="H100-80GB"), written, four, 0, 0.0).gpus is None
+    assert Task(Asked(), written, planned_machine("cpu"), 0, 0.0).gpus is None
+    # The verdict is kept for so many.
+    assert key_of(Asked(), written, four) != key_of(Asked(), written, eight)
+
+
+def test_two_machines_of_torchrun_are_checked_as_two_machines(write: Write, checked: Checked, script: str) -> None:
+    file = write("sft", "max_length: 64\nper_device_train_batch_size: 1\n")
+    words = ("torchrun", "--nnodes", "2", "--nproc-per-node", "4", script, "--config", str(file))
+    verdict = checked(command=words, gpu="H100-80GB")
+    assert (verdict.outcome, verdict.processes, verdict.documents_per_step) == (Outcome.FITS, 8, 8), verdict.findings
+    assert verdict.plan is not None
+    assert verdict.plan.launch.machines == 2
+
+
+def test_a_number_that_is_not_known_leaves_the_answer_open(write: Write, checked: Checked, script: str) -> None:
+    words = ("torchrun", "--nproc_per_node=gpu", script, "--config", str(write("sft", "")))
+    verdict = checked(command=words, gpu="H100-80GB")
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert "--nproc_per_node gpu starts a process for each GPU of a machine that trains" in verdict.reason
+    read = checked(command=words, fits=False)
+    assert read.outcome is Outcome.READ
+    assert any(item.severity is Severity.NOTE and "Write the number" in item.message for item in read.findings)
