@@ -48,10 +48,32 @@ def with_what_offloads(problem: TrainerProblem, planner: Planner, file: SpaceFil
     return replace(wide, space=space), found
 
 
+def as_searched(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile) -> TrainerProblem:
+    """Return the problem of a study's candidates, with last resorts if another worker or an earlier run had them.
+
+    Whether a run adds them depends on how much it could trace. A run without them repeats such candidates, compares and
+    confirms them as its own, since their plans are the same, and does not propose further ones.
+    """
+    wide = with_last_resorts(problem, file)
+    if wide is None:
+        return problem
+    added = {
+        (knob, choice)
+        for knob, choices in wide.choices.items()
+        for choice in choices
+        if choice not in problem.choices[knob]
+    }
+    known = any(not added.isdisjoint(record.candidate.items()) for record in outcome.records)
+    return wide if known else problem
+
+
 def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile) -> Iterator[str]:
     """Yield that a search in which all probes ran out of memory did not try what offloads to the host.
 
-    It is not tried within the search: the choices of a study are part of what its workers and a resumed run compare.
+    It is not tried within the search: after the first probe, the choices of a search stay as they are.
+
+    Args:
+        problem: as :func:`as_searched` returns it.
     """
     setting = problem.setting
     failed = [record for record in outcome.records if record.probed and record.measurement.status in OUT_OF_MEMORY]

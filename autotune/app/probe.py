@@ -18,7 +18,7 @@ from autotune.app.check.launch import said_processes
 from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import dropping_offer, packing_offer
-from autotune.app.offload import notes_on_untried
+from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
@@ -115,6 +115,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
                 predictor=ahead.predictor,
             )
             outcome = search_together(run, further, listener)
+            problem = as_searched(problem, outcome, options.file)
             compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
             limit = options.timeout_seconds
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from autotune.app.options import Options
 from autotune.app.output import Output
+from autotune.app.problem import with_last_resorts
 from autotune.app.requests import probe_request
 from autotune.core.codec import encode
 from autotune.core.effort import Effort
@@ -79,11 +80,14 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
 
 def storage_of(run: Run) -> StudyStorage:
     """Return the study of a search, and where it lies."""
+    # Whether the last resorts were added depends on how much could be traced, which differs from worker to worker and
+    # from run to run: the choices that are compared include them in any case.
+    compared = with_last_resorts(run.problem, run.options.file) or run.problem
     return StudyStorage(
         url=run.storage or run.output.study_url,
         name=run.study or run.output.directory.name,
         resume=run.resume,
-        fingerprint=fingerprint(run.problem, run.limit_bytes),
+        fingerprint=fingerprint(compared, run.limit_bytes),
     )
 
 

@@ -16,9 +16,23 @@ several that fit the one that needs the least memory is shown first."""
 
 
 def nothing_fits(planner: Planner) -> bool:
-    """Return whether memory was estimated, and no candidate is predicted to fit."""
+    """Return whether memory was estimated, and no candidate is predicted to fit, with more traces either.
+
+    Where tracing was cut short, some candidates have no estimate yet, and one of them may fit. Those that cannot be
+    traced do not count.
+    """
     ranked = planner.ranked()
-    return any(found.origin is Origin.TRACED for found in ranked) and not any(found.fits for found in ranked)
+    if any(found.fits for found in ranked) or not any(found.origin is Origin.TRACED for found in ranked):
+        return False
+    return not planner.cut_short or not any(_lacks_traces(planner, found) for found in ranked)
+
+
+def _lacks_traces(planner: Planner, found: Estimate) -> bool:
+    """Return whether further traces might give an estimate to a candidate that has none."""
+    if found.origin is not Origin.UNKNOWN or planner.group(found.candidate) in planner.untraceable:
+        return False
+    # One of which the training is known, and not what vLLM takes beside it, lacks no trace.
+    return planner.training(found.candidate) is None
 
 
 def last_resorts(planner: Planner, narrow: TrainerProblem, wide: TrainerProblem) -> tuple[Candidate, ...]:

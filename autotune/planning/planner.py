@@ -63,6 +63,7 @@ class Planner:
     Attributes:
         candidates: the legal candidates that are ranked; :meth:`add` adds to them.
         to_come: about how many traces are needed after those that are being run.
+        cut_short: whether :meth:`explore` was ended before it had traced all that it selected.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Planner:
         self._layer_kinds = layer_kinds
         self.candidates = tuple(candidates)
         self.to_come = 0
+        self.cut_short = False
         self._cases = cases = Cases(problem, (*self.candidates, problem.baseline))
         self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
         self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
@@ -119,6 +121,7 @@ class Planner:
             left = groups
             while left:
                 if not goes_on():
+                    self.cut_short = True
                     return
                 size = next(sizes)
                 portion, left = left[:size], left[size:]

@@ -1,8 +1,18 @@
-"""The time limit of a search."""
+"""The time limit of a search, and the clock of the leases by which workers know of one another."""
 
 from __future__ import annotations
 
 import time
+
+
+def elapsed_seconds() -> float:
+    """Return the seconds since a moment in the past, those during which the machine was suspended included.
+
+    Where the system has no such clock, suspension is not counted.
+    """
+    # Linux: CLOCK_MONOTONIC, which Python's monotonic clock is, stands still while the machine is suspended.
+    counting = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if counting is None else time.clock_gettime(counting)
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 Who comes next is drawn by Lamport's bakery algorithm: a ticket above all that the study shows. It needs nothing of a
 storage but that each worker can write a line of its own and read those of the others. A worker whose lease has lapsed
-counts as gone.
+counts as gone, and draws another ticket if it is not: those behind it may have gone before it.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ class Queue:
             # What a worker stored before it left is read after it is seen to have left.
             ahead = [worker for worker in roster.others() if self._is_ahead(worker)]
             session.refresh()
+            if session.lapsed:
+                self._take_ticket()
+                continue
             # Whoever is first of those that wait may be settling: nothing is to change under it.
             if all(worker.doing is Doing.SEARCHING for worker in ahead) and may_search():
                 roster.does(Doing.SEARCHING)
@@ -113,14 +116,19 @@ class Queue:
         return found
 
     def is_disturbed(self) -> bool:
-        """Whether a worker that joined while this one settled has found, or may find, what has to be settled too."""
+        """Whether a worker that joined while this one settled has found, or may find, what has to be settled too.
+
+        So does one that took this worker for dead meanwhile, and settles in its place.
+        """
         known = len(self._session.log.records)
         searching = any(worker.doing is not Doing.WAITING for worker in self._roster.others())
         self._session.refresh()
-        return searching or len(self._session.log.records) > known
+        return searching or len(self._session.log.records) > known or self._session.lapsed
 
     def _take_ticket(self) -> None:
         self._roster.does(Doing.ARRIVING)
+        # Whoever takes this worker for dead from now on does not wait until it has drawn.
+        self._session.queue()
         drawn = max((worker.ticket for worker in self._roster.others()), default=0)
         self._roster.does(Doing.WAITING, drawn + 1)
 

@@ -3,6 +3,8 @@
 A lease is seen to lapse by the watcher's own monotonic clock, and only while the study can be read: clocks of machines
 need not agree, and a database that is down for a while kills nobody. A process of the same machine is known to be gone
 at once.
+
+The owner of a lease counts a lapse as soon as it may be seen, by a clock that goes on while its machine is suspended.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ import psutil
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.errors import AutotuneError
+from autotune.study.clock import elapsed_seconds
 from autotune.study.problem import Sharing
 from autotune.study.storage import OpenStudy
 
@@ -79,15 +81,18 @@ class _Watched:
     missed: int = 0
 
 
-class Roster:
-    """This process's place among the workers of a study; its lease is renewed while the context is active.
+@dataclass(frozen=True)
+class _Lease:
+    """This process's lease: when its last renewal began, and how often it had lapsed by then."""
 
-    Attributes:
-        lapses: how often this process renewed its lease too late: others may have taken it for dead.
-    """
+    renewed_at_seconds: float
+    lapses: int
+
+
+class Roster:
+    """This process's place among the workers of a study; its lease is renewed while the context is active."""
 
     def __init__(self, opened: OpenStudy, sharing: Sharing) -> None:
-        self.lapses = 0
         self.sharing = sharing
         self._opened = opened
         self._lock = threading.Lock()
@@ -101,13 +106,19 @@ class Roster:
             process_started=psutil.Process().create_time(),
             renewed=_now(),
         )
-        self._renewed_at = time.monotonic()
+        self._lease = _Lease(elapsed_seconds(), 0)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     @property
     def me(self) -> Worker:
         """This process."""
         return self._me
+
+    @property
+    def lapses(self) -> int:
+        """How often this process did not renew its lease in time, now included: others may have taken it for dead."""
+        # The lock is held while the storage is written to, which may take minutes; a lease is replaced at once.
+        return self._lapses(self._lease)
 
     def __enter__(self) -> Roster:
         """Sign in, and begin to renew the lease."""
@@ -149,11 +160,14 @@ class Roster:
 
     def _renew(self) -> None:
         with self._lock:
+            # Others may see it from now on, even if the answer to the writer comes late.
+            began_seconds = elapsed_seconds()
             self._me = replace(self._me, renewed=_now())
             self._write(self._me)
-            now = time.monotonic()
-            self.lapses += now - self._renewed_at > self.sharing.lease_seconds
-            self._renewed_at = now
+            self._lease = _Lease(began_seconds, self._lapses(self._lease))
+
+    def _lapses(self, lease: _Lease) -> int:
+        return lease.lapses + (elapsed_seconds() - lease.renewed_at_seconds > self.sharing.lease_seconds)
 
     def _watch(self) -> None:
         for key, worker in self._rows().items():

@@ -76,7 +76,6 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> Settled | N
         audit(session, proposer)
         turn = queue.wait(partial(may_explore, session, candidates_left=candidates_left))
         if turn is Turn.SETTLE:
-            session.take_turn()
             try:
                 settle(session)
             except TurnLost:

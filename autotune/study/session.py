@@ -226,12 +226,17 @@ class Session:
             self.log.compare(turn, measurement)
         self._finished(record, run.purpose, measurement)
 
-    def take_turn(self) -> None:
-        """Take note that it is this worker's turn to confirm."""
+    def queue(self) -> None:
+        """Take note that this worker queues, to confirm when it is its turn."""
         self._lapses = self.log.lapses
 
+    @property
+    def lapsed(self) -> bool:
+        """Whether other workers may have taken this one for dead since it queued, so that one of them is first now."""
+        return self.log.lapses != self._lapses
+
     def _require_turn(self) -> None:
-        if self.log.lapses != self._lapses:
+        if self.lapsed:
             self._listener(Noted("Other workers may have taken this one for dead while it confirmed: it queues again."))
             raise TurnLost
 

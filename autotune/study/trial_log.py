@@ -95,12 +95,13 @@ class TrialLog:
     def refresh(self) -> None:
         """Read what all workers have stored, and close the trials of those that are gone."""
         kept = self._opened.study.user_attrs
-        alive = {self._roster.me.key, *(worker.key for worker in self._roster.others())}
         trials = self._opened.study.get_trials(deepcopy=False)
+        # Read after the trials: whoever has claimed one of them signed in before.
+        alive = {self._roster.me.key, *(worker.key for worker in self._roster.others())}
         gone = [trial for trial in trials if is_open(trial) and trial.system_attrs.get(WORKER) not in alive]
         if gone:
             for trial in gone:
-                self._close_lost(trial, kept)
+                self._close_lost(trial.number, kept)
             trials = self._opened.study.get_trials(deepcopy=False)
         for trial in trials:
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and MEASUREMENT in trial.user_attrs:
@@ -253,12 +254,14 @@ class TrialLog:
         except UpdateFinishedTrialError:
             return
 
-    def _close_lost(self, trial: FrozenTrial, kept: Mapping[str, Any]) -> None:
+    def _close_lost(self, number: int, kept: Mapping[str, Any]) -> None:
         """Close the trial of a worker that is gone: by its measurement, if that was stored, else as failed."""
-        if MEASUREMENT in trial.user_attrs:
-            self._end(self._trial(trial.number), record_of(trial, kept))
-        else:
-            self._fail(trial.number, "the worker that probed it is gone", LOST)
+        # The worker may have stored a measurement, or ended the trial, after it was read as open.
+        trial = self._frozen(number)
+        if MEASUREMENT not in trial.user_attrs:
+            self._fail(number, "the worker that probed it is gone", LOST)
+        elif is_open(trial):
+            self._end(self._trial(number), record_of(trial, kept))
 
     def _withdraw(self, number: int, reason: str) -> None:
         self._fail(number, reason, WITHDRAWN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from autotune.core.protocol import TraceRequest
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
+from autotune.planning.last_resort import nothing_fits
 from autotune.planning.planner import Accelerator, Planner
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.probing.tracing import Traced
+from autotune.probing.tracing import Traced, Untraceable
 from autotune.space import Wishes, default_file, load
 from autotune.study import Purpose, Record, SearchOutcome
 from autotune.techniques import find
@@ -54,8 +55,18 @@ class OffloadingTracer(AnalyticTracer):
 def _without_state(request: TraceRequest) -> TraceRequest:
     document = request.plan.args.get("deepspeed")
     zero = document["zero_optimization"] if isinstance(document, Mapping) else {}
-    if "offload_optimizer" not in zero:
-        return request
+    return request if "offload_optimizer" not in zero else _with_sgd(request)
+
+
+class PagingTracer(OffloadingTracer):
+    """Answers as if paged optimizers, which are traced late, had no state on the device: then one of them fits."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        paged = [("paged" in str(request.plan.args["optim"]), request) for request in requests]
+        return super().__call__([_with_sgd(request) if on_host else request for on_host, request in paged])
+
+
+def _with_sgd(request: TraceRequest) -> TraceRequest:
     return replace(request, plan=replace(request.plan, args={**request.plan.args, "optim": "sgd"}))
 
 
@@ -74,11 +85,17 @@ def here(machine: Machine = WITH_DEEPSPEED) -> TrainerProblem:
     return problem(setting(machine=machine, of=known), Wishes(fixed))
 
 
-def explored(of: TrainerProblem, tracer: AnalyticTracer, folder: Path, budget_bytes: int) -> Planner:
-    """Return a planner that has traced what a plan does first."""
+def explored(
+    of: TrainerProblem,
+    tracer: AnalyticTracer,
+    folder: Path,
+    budget_bytes: int,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Planner:
+    """Return a planner that has traced what a plan does first, or a part of that."""
     target = Accelerator(find_gpu("H100-80GB"), budget_bytes)
     planner = Planner(of, target, Traces(tracer, Cache(folder), "model", {}), LAYERS, legal_candidates(of))
-    planner.explore(14)
+    planner.explore(14, at_once=(2,), goes_on=goes_on)
     return planner
 
 
@@ -127,6 +144,40 @@ def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
     alone = ahead.problem.baseline.but(sharding="zero2", offload="none")
     assert "does nothing without offload" in str(ahead.problem.illegal(alone))
     assert any("offload" in note for note in ahead.notes())
+
+
+def test_tracing_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Path) -> None:
+    narrow, looks = here(), iter([True, True])
+    part = explored(narrow, PagingTracer(), tmp_path / "part", TIGHT, lambda: next(looks, False))
+    assert not any(found.fits for found in part.ranked())
+    assert part.cut_short
+    assert not nothing_fits(part)
+    assert with_what_offloads(narrow, part, FILE) == (narrow, part)
+    whole = explored(narrow, PagingTracer(), tmp_path / "whole", TIGHT)
+    assert any(found.fits for found in whole.ranked())
+
+
+def test_what_is_known_of_every_candidate_counts_though_tracing_was_cut_short(tmp_path: Path) -> None:
+    planner = explored(here(), OffloadingTracer(), tmp_path, TIGHT)
+    planner.cut_short = True
+    assert nothing_fits(planner)
+
+
+def test_what_cannot_be_traced_does_not_keep_a_planner_from_concluding(tmp_path: Path) -> None:
+    class Partly(OffloadingTracer):
+        """Cannot trace paged optimizers."""
+
+        def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+            answers = super().__call__(requests)
+            return [
+                Untraceable("no kernel") if "paged" in str(request.plan.args["optim"]) else answer
+                for request, answer in zip(requests, answers, strict=True)
+            ]
+
+    planner = explored(here(), Partly(), tmp_path, TIGHT)
+    assert planner.untraceable
+    assert not planner.cut_short
+    assert nothing_fits(planner)
 
 
 def test_without_deepspeed_it_is_said_how_to_install_it(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from autotune.core.events import ignore
 from autotune.study import Purpose, StudyStorage
 from autotune.study.judge import Judge
 from autotune.study.problem import Sharing
-from autotune.study.roster import Roster
+from autotune.study.roster import Roster, Worker
 from autotune.study.storage import opened
+from autotune.study.trial_documents import measured
 from autotune.study.trial_log import TrialLog
 from tests.study.replayed import BASELINE, LIMIT_BYTES, TableProblem, measurement
 
@@ -164,3 +165,44 @@ def test_what_a_worker_measures_that_was_taken_for_dead_counts_if_nobody_repeats
     assert claim(second) is None
     assert second.records == first.records == [kept]
     assert second.unfinished == []
+
+
+def test_a_worker_that_joins_and_claims_while_another_reads_the_study_keeps_its_trial(
+    storage: InMemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        first = worker(stack)
+        read = first._roster.others
+
+        def joins_since() -> list[Worker]:
+            found = read()
+            assert claim(worker(stack)) == 0
+            return found
+
+        monkeypatch.setattr(first._roster, "others", joins_since)
+        first.refresh()
+        assert states(storage) == [TrialState.RUNNING]
+        assert first.unfinished == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_worker_stores_that_leaves_while_another_reads_the_study_counts(
+    workers: tuple[TrialLog, TrialLog], monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    first, second = workers
+    number = claim(second)
+    assert number is not None
+
+    def leaves() -> list[Worker]:
+        if ended:
+            second.finish(number, measurement(BASELINE))
+        else:
+            # As a kill between the measurement and the end of the trial leaves it.
+            for name, figure in measured(measurement(BASELINE)).items():
+                second._trial(number).set_user_attr(name, figure)
+        return []
+
+    monkeypatch.setattr(first._roster, "others", leaves)
+    first.refresh()
+    assert [(record.number, record.measurement) for record in first.records] == [(number, measurement(BASELINE))]
+    assert (first.running, first.unfinished) == ([], [])

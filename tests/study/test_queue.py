@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -208,35 +207,6 @@ def test_a_candidate_over_which_workers_are_lost_again_and_again_is_given_up(dur
     assert given_up.measurement.status is ProbeStatus.VETOED
     assert given_up.measurement.reason == "3 workers were lost while they probed it"
     assert len(probed(outcome)) == PATIENT.trials
-
-
-def test_a_worker_that_confirms_and_may_have_been_taken_for_dead_queues_again(durable: Run) -> None:
-    sharing = Sharing(interval_seconds=0.05, missed=4, poll_seconds=0.05, patience_seconds=5.0)
-    hung = False
-
-    def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
-        nonlocal hung
-        if run.purpose is Purpose.CONFIRMATION and not hung:
-            hung = True
-            stop_every_thread_for(1.0)
-        return measurement(run.candidate)
-
-    search = replace(durable, sharing=sharing)
-    outcome = search(probe, trials=3)
-    assert "queues again" in said(search.events, Noted)
-    assert outcome.confirmed
-
-
-def stop_every_thread_for(seconds: float) -> None:
-    """Keep the interpreter to this thread, as a machine that sleeps does."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    try:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            pass
-    finally:
-        sys.setswitchinterval(before)
 
 
 def test_leases_outlast_the_lock_of_a_writer_of_a_journal_that_was_killed() -> None:

@@ -1,0 +1,123 @@
+"""Runs of one study may differ in whether they offload as a last resort: what they compare, and what they take over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.app import search
+from autotune.app.ahead import Ahead, traced_ahead
+from autotune.app.offload import as_searched, notes_on_untried
+from autotune.app.options import checked_options
+from autotune.app.output import Output
+from autotune.app.problem import with_last_resorts
+from autotune.app.search import Run, run_search, storage_of
+from autotune.core.events import ignore
+from autotune.core.measurement import Measurement
+from autotune.core.protocol import ProbeRequest, TraceRequest
+from autotune.core.status import ProbeStatus
+from autotune.planning.tracing.cache import Cache
+from autotune.probing import JobServer
+from autotune.probing.tracing import Traced
+from autotune.study import Purpose, Record, SearchOutcome
+from autotune.trainers.problem import TrainerProblem
+from tests.app.replaying import no_server, replay
+from tests.app.test_last_resort import ENOUGH, FILE, TIGHT, OffloadingTracer, PagingTracer, here, ran_out
+from tests.app.test_outcome import outcome_of
+from tests.app.test_predicted import unknown_speeds
+
+
+class SlowTracer(PagingTracer):
+    """Takes ten seconds for each call, by a clock of its own."""
+
+    now = 0.0
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        self.now += 10.0
+        return super().__call__(requests)
+
+
+def widened() -> TrainerProblem:
+    """Return the same space with last resorts."""
+    wide = with_last_resorts(here(), FILE)
+    assert wide is not None
+    return wide
+
+
+def searched(of: TrainerProblem) -> Run:
+    """Return a search of a problem that another run or another worker has begun."""
+    options = checked_options(trainer="sft", device="cpu")
+    return Run(options, of, no_server(), Output(Path("out")), TIGHT, None, None, resume=True)
+
+
+def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ahead(seconds: float, tracer: SlowTracer, folder: Path) -> Ahead:
+        monkeypatch.setattr("autotune.app.ahead.time", SimpleNamespace(monotonic=lambda: tracer.now))
+        return traced_ahead(here(), TIGHT, tracer, Cache(folder), unknown_speeds, seconds, lambda _: None, FILE)
+
+    cut_short, resumed = (ahead(seconds, SlowTracer(), tmp_path / "traces") for seconds in (15.0, 1e6))
+    for found in (cut_short, resumed):
+        assert found.problem is not None
+        assert found.problem.choices == here().choices
+        assert not any("offload" in note for note in found.notes())
+    study = storage_of(searched(here()))
+    assert study.fingerprint["choices of offload"] == "none, optimizer, parameters, both"
+    assert storage_of(searched(widened())).fingerprint == study.fingerprint
+
+
+def test_a_run_without_last_resorts_takes_those_of_its_study_as_its_own(tmp_path: Path) -> None:
+    narrow, wide = here(), widened()
+    candidate = wide.normal(wide.baseline.but(sharding="zero2", offload="optimizer", optimizer="adamw_torch"))
+    assert (narrow.normal(candidate), narrow.illegal(candidate)) == (candidate, None)
+    assert narrow.identity(candidate) == wide.identity(candidate)
+    ahead = traced_ahead(narrow, ENOUGH, OffloadingTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
+    assert ahead.predictor is not None
+    assert ahead.predictor.predict(candidate) is None
+    found = ahead.predictor.make_sure(candidate)
+    assert found is not None
+    assert found.certain
+
+
+def test_runs_with_last_resorts_and_without_go_on_with_one_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow, wide = here(), widened()
+    offloaded = wide.normal(wide.baseline.but(sharding="zero2", offload="optimizer", optimizer="adamw_torch"))
+    wide = replace(wide, space=replace(wide.space, recipes=(offloaded,)))
+    sharded: list[bool] = []
+
+    def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None) -> Measurement:
+        sharded.append("deepspeed" in request.plan.args)
+        if sharded == [False, True]:
+            raise KeyboardInterrupt
+        return replay(server, request, folder, timeout_seconds)
+
+    monkeypatch.setattr(search, "run_probe", probe)
+
+    def further(of: TrainerProblem, trials: int) -> SearchOutcome:
+        run = searched(of)
+        return run_search(replace(run, output=Output(tmp_path), options=replace(run.options, trials=trials)), ignore)
+
+    assert further(wide, 3).interrupted
+    repeated = next(record for record in further(narrow, 3).records if record.candidate == offloaded)
+    assert repeated.measurement.ok
+    assert sharded[:3] == [False, True, True]
+    assert sum(record.probed for record in further(wide, 6).records) == 6
+
+
+def test_what_a_study_offloaded_is_handed_over_by_a_run_that_did_not(tmp_path: Path) -> None:
+    narrow, wide = here(), widened()
+    assert as_searched(narrow, ran_out(narrow), FILE) is narrow
+    offloaded = Record(
+        1, narrow.baseline.but(sharding="zero2", offload="optimizer"), Purpose.SEARCH, Measurement(ProbeStatus.TIMEOUT)
+    )
+    both = outcome_of(*ran_out(narrow).records, offloaded)
+    assert as_searched(narrow, both, FILE).setting == wide.setting
+    assert list(notes_on_untried(narrow, both, FILE))
+    assert list(notes_on_untried(as_searched(narrow, both, FILE), both, FILE)) == []

@@ -1,0 +1,160 @@
+"""What a worker does whose lease lapses, by a clock that the test sets: others may have taken its place by then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pytest
+from optuna.storages import InMemoryStorage
+
+from autotune.core.events import Noted, ignore
+from autotune.core.measurement import Measurement
+from autotune.core.prediction import NoPredictor
+from autotune.study import ProbeRun, Purpose, StudyStorage
+from autotune.study.clock import Clock, elapsed_seconds
+from autotune.study.problem import Sharing
+from autotune.study.queue import Queue, Turn
+from autotune.study.roster import Doing, Roster, Worker
+from autotune.study.session import Session
+from autotune.study.storage import OpenStudy, opened
+from autotune.study.trial_log import TrialLog
+from tests.study.replayed import LIMIT_BYTES, ReplayedTable, TableProblem, measurement
+from tests.study.running import PATIENT, Run
+
+# No lease is renewed during a test but by what the test does.
+SHARING = Sharing(interval_seconds=3600.0, poll_seconds=0.01, patience_seconds=1.0)
+LAPSED_SECONDS = SHARING.lease_seconds + 1.0
+
+
+@dataclass
+class HandSet:
+    """A clock that a test sets."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandSet:
+    """The clock of all leases."""
+    made = HandSet()
+    monkeypatch.setattr("autotune.study.roster.elapsed_seconds", made)
+    return made
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    """What a test opens; every URL names one storage in memory."""
+    storage = InMemoryStorage()
+    monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (storage, lambda: None))
+    with ExitStack() as opens:
+        yield opens
+
+
+def join(stack: ExitStack) -> tuple[OpenStudy, Roster]:
+    study = stack.enter_context(opened(StudyStorage("sqlite://", "s", True, {}, SHARING), ignore))
+    return study, stack.enter_context(Roster(study, SHARING))
+
+
+def test_a_lapse_counts_before_the_lease_is_renewed_and_once(clock: HandSet, stack: ExitStack) -> None:
+    _, roster = join(stack)
+    clock.now += SHARING.lease_seconds
+    assert roster.lapses == 0
+    clock.now += 1.0
+    assert roster.lapses == 1
+    roster.does(Doing.WAITING)
+    assert roster.lapses == 1
+    clock.now += LAPSED_SECONDS
+    assert roster.lapses == 2
+
+
+def test_a_lease_runs_from_before_it_is_written_since_another_may_see_it_at_once(
+    clock: HandSet, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, roster = join(stack)
+    write = roster._write
+
+    def slowly(worker: Worker) -> None:
+        write(worker)
+        clock.now += 10.0
+
+    monkeypatch.setattr(roster, "_write", slowly)
+    roster.does(Doing.WAITING)
+    clock.now += SHARING.lease_seconds - 5.0
+    assert roster.lapses == 1
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that counts suspension")
+def test_leases_are_measured_by_a_clock_that_counts_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.study.clock.time.clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.__getitem__)
+    assert elapsed_seconds() == 7.0
+
+
+@pytest.mark.parametrize("purpose", [Purpose.CONFIRMATION, Purpose.COMPARISON])
+def test_what_ran_past_the_lease_is_not_stored_and_the_worker_queues_again(
+    durable: Run, clock: HandSet, purpose: Purpose
+) -> None:
+    slept: list[ProbeRun] = []
+    asked: list[ProbeRun] = []
+
+    def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
+        asked.append(run)
+        if run.purpose is purpose and not slept:
+            slept.append(run)
+            clock.now += LAPSED_SECONDS
+        return measurement(run.candidate)
+
+    search = replace(durable, sharing=SHARING)
+    outcome = search(probe, trials=3)
+    (noted,) = [event.text for event in search.events if isinstance(event, Noted)]
+    assert "queues again" in noted
+    assert asked.count(slept[0]) == 2
+    assert outcome.confirmed
+    assert outcome.winner is not None
+    assert len(outcome.winner.comparison) == 2 * PATIENT.comparisons
+
+
+def test_what_was_settled_past_the_lease_is_not_stored(
+    durable: Run, clock: HandSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed, seen = Queue.is_disturbed, list[bool]()
+
+    def past_the_lease(queue: Queue) -> bool:
+        clock.now += LAPSED_SECONDS if not seen else 0.0
+        seen.append(disturbed(queue))
+        return seen[-1]
+
+    monkeypatch.setattr(Queue, "is_disturbed", past_the_lease)
+    outcome = replace(durable, sharing=SHARING)(ReplayedTable(), trials=3)
+    assert seen == [True, False]
+    assert outcome.confirmed
+
+
+def test_a_worker_whose_lease_lapses_in_the_queue_goes_behind_those_that_passed_it(
+    clock: HandSet, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (study, first), (_, second) = join(stack), join(stack)
+    log = TrialLog(study, first, TableProblem().choices, LIMIT_BYTES)
+    session = Session(TableProblem(), ReplayedTable(), log, PATIENT, 3, Clock(None), ignore, NoPredictor())
+    read, looks = session.refresh, iter(range(9))
+
+    def meanwhile() -> None:
+        look = next(looks)
+        if look == 0:
+            # The second has taken the first for dead, and settles.
+            clock.now += LAPSED_SECONDS
+            second.does(Doing.WAITING, 5)
+        if look == 3:
+            second.does(Doing.LEFT)
+        read()
+
+    monkeypatch.setattr(session, "refresh", meanwhile)
+    assert Queue(study, first, session, ignore).wait(lambda: False) is Turn.SETTLE
+    assert first.me.ticket == 6
+    assert next(looks) > 3
