@@ -80,7 +80,9 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> Settled | N
                 settle(session)
             except TurnLost:
                 continue
-            if queue.is_disturbed():
+            # What was to be recommended may have failed where it ran again, and nothing else be known to fit.
+            left = session.leader() is None and may_explore(session, candidates_left=candidates_left)
+            if left or queue.is_disturbed():
                 continue
             return queue.settle()
         if turn is not Turn.SEARCH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
@@ -26,6 +27,9 @@ class GatherForGeneration(Technique):
     needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
     patches_libraries = False
+    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {
+        ("rloo", OFF): "a model whose output head has a weight of its own fails in DeepSpeed (tracing error at step 0)",
+    }
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where weights are not sharded."""

@@ -8,7 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import OFF, ON, Option, Technique
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that say which engine shards a training, and how."""
@@ -40,6 +40,10 @@ _DOCUMENT_3: Mapping[str, object] = {
     "args.deepspeed.zero_optimization.stage3_param_persistence_threshold": _AUTO,
     "args.deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save": True,
 }
+# After a generation that gathers layer by layer, DeepSpeed gathers the output head ahead for the training's forward
+# pass, as in generation. There TRL's fused head gathers it for itself, and fails to give it back: "Cannot partition a
+# param in flight" (TRL 1.16, `maybe_gather_lm_head_ctx`; deepspeed 0.19).
+_NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": 0}
 _SHARDS = "args.parallelism_config.dp_shard_size"
 _STAGE = "args.deepspeed.zero_optimization.stage"
 _FSDP2: Mapping[str, object] = {
@@ -124,7 +128,9 @@ class Sharding(Technique):
             # accelerate wants all sizes where it is told one.
             return {**_FSDP2, _SHARDS: max(1, setting.machine.hardware.processes // (shared * groups))}
         if choice in ZERO_STAGES:
-            return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **(_DOCUMENT_3 if choice == "zero3" else {})}
+            ahead = _NOT_AHEAD if candidate.get("ds3_gather_for_generation", ON) == OFF else {}
+            further = {**_DOCUMENT_3, **ahead} if choice == "zero3" else {}
+            return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **further}
         return {}
 
 

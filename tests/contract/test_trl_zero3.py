@@ -5,9 +5,7 @@ Each trains a step on the CPU, with DeepSpeed's real engine and as its only rank
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from autotune.techniques.activation_offloading import TECHNIQUE as OFFLOADING
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.fused_head import FusedHead
+from tests.contract.ranks import trained_alone
 from tests.step.test_ranks import needs_deepspeed
 
 OFFERING = [name for name, trainer in trainers().items() if OFFLOADING in trainer.techniques]
@@ -26,16 +25,14 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
-import deepspeed
 import torch
 
+from tests.contract.ranks import alone
 from tests.contract.seven import built
 from tests.step.plans import zero
 
 name, stage, model, folder = sys.argv[1:]
-# Compiled in minutes otherwise; without it, DeepSpeed communicates by the group.
-sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-deepspeed.init_distributed("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+alone(Path(folder))
 
 module = import_module(f"trl.trainer.{name}_trainer")
 offloading = module.get_act_offloading_ctx_manager
@@ -60,12 +57,7 @@ assert offloaded
 
 def train(name: str, stage: int, model: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Train a step of a trainer that offloads activations, with a stage of ZeRO."""
-    command = [sys.executable, "-c", _SCRIPT, name, str(stage), str(model), str(folder)]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    settings = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=240, env={**os.environ, **alone, **settings}
-    )
+    return trained_alone(_SCRIPT, name, str(stage), str(model), str(folder))
 
 
 @pytest.mark.slow

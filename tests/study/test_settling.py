@@ -81,6 +81,16 @@ def test_nothing_is_recommended_when_every_confirmation_fails(run: Run) -> None:
     assert [failed.number for failed in outcome.failed_confirmations] == [0]
 
 
+def test_probes_that_were_kept_for_a_winner_that_fails_are_spent_on_the_search(run: Run) -> None:
+    run.problem.recipes = (GOOD,)
+    table = ReplayedTable(shown={BASELINE: CRASH, (GOOD, PATIENT.confirmation): CRASH})
+    outcome = run(table, trials=4)
+    assert [failed.candidate for failed in outcome.failed_confirmations] == [GOOD]
+    assert len(probed(outcome)) == 4
+    assert outcome.winner is not None
+    assert outcome.confirmed
+
+
 def test_a_disappointing_confirmation_has_the_next_best_confirmed_and_the_better_taken(recipes: Run) -> None:
     slower = rate(tokens_per_second(NEXT) * 0.9)
     table = ReplayedTable(shown={(GOOD, PATIENT.confirmation): slower})
