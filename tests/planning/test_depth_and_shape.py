@@ -48,7 +48,7 @@ def test_a_single_depth_says_nothing_of_another() -> None:
 @pytest.mark.parametrize("basis", Basis)
 def test_a_sum_of_the_basis_terms_follows_from_as_many_shapes_as_it_has_terms(basis: Basis) -> None:
     sizes = (1, 256, 256), (4, 256, 256), (4, 1024, 1024), (1, 256, 192), (1, 256, 400)
-    known = [Shape(rows, tokens, beside=beside) for rows, tokens, beside in sizes][: basis.size]
+    known = [Shape(rows, tokens, tokens // 4, beside) for rows, tokens, beside in sizes][: basis.size]
     factors = (5.0, 3.0, 0.25, 2.0, 0.125)
 
     def figure(shape: Shape) -> float:
@@ -99,3 +99,21 @@ def test_beyond_a_whole_chunk_figures_go_on_in_another_line() -> None:
         followed = sum(weight * figure(shape.rows) for shape, weight in anchors.sums(Shape(rows, 100)).items())
         at_beyond = sum(weight * figure(shape.rows) for shape, weight in anchors.sums(Shape(8, 100)).items())
         assert followed + excess * (figure(8) - at_beyond) == pytest.approx(figure(rows))
+
+
+def test_the_time_to_generate_follows_the_generated_tokens_of_a_row_and_hardly_their_number_of_rows() -> None:
+    known = Shape(2, 566, 512), Shape(7, 566, 512), Shape(2, 288, 253)
+    wanted = Shape(4, 291, 256)
+
+    def seconds(shape: Shape) -> float:
+        # 0.1 s for the prompt; 29 ms for a token, and 1 ns more for each token of the rows that attention reads.
+        return 0.1 + shape.generated * (0.029 + 1e-9 * shape.rows * shape.tokens)
+
+    weights = Anchors(Basis.TOKENS, known).sums(wanted, generating=True)
+    assert sum(weight * seconds(shape) for shape, weight in weights.items()) == pytest.approx(seconds(wanted))
+
+
+def test_where_all_rows_generate_as_many_tokens_their_time_follows_the_sizes() -> None:
+    known = Shape(2, 566, 512), Shape(7, 566, 512), Shape(2, 544, 512)
+    found = Anchors(Basis.TOKENS, known)
+    assert found.sums(Shape(4, 560, 512), generating=True) == found.sums(Shape(4, 560, 512))

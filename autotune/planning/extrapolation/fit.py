@@ -19,6 +19,7 @@ from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
 from autotune.planning.extrapolation.shape import Anchors, layer_weights
 from autotune.planning.extrapolation.times import mixed_times
+from autotune.trainers.prompts import GENERATION
 
 T = TypeVar("T")
 DEFAULT_USE = AllocatorUse()
@@ -88,7 +89,7 @@ class Fit:
 
     def _forecast(self, layers: int, shape: Shape, micro_batches: int) -> Forecast:
         """Return the forecast of tensors and times, which do not depend on the allocator."""
-        weights = self._weights(layers, shape)
+        weights, generating = (self._weights(layers, shape, generating=each) for each in (False, True))
         parts = [part for part in self._parts if part.occurrence is not Occurrence.FURTHER or micro_batches > 1]
         stretches: dict[Stretch, Mapping[str, int]] = {}
         for aligned in self._stretches:
@@ -106,8 +107,9 @@ class Fit:
             host_bytes=max(0, round(max(hosts))),
             machine_bytes=max(0, round(max(machines))),
             times={
-                part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
+                part: mixed_times([(time, weight) for time, weight in zip(known_times, by, strict=True) if time])
                 for part in parts
+                for by in (generating if part.phase == GENERATION else weights,)
                 if all(known_times := self._each(part, lambda section: section.time))
             },
             between=self._between,
@@ -183,13 +185,13 @@ class Fit:
         known = sorted((tokens, fmean(found)) for tokens, found in by_tokens.items())
         return round(_between(known, wanted.rows * wanted.tokens))
 
-    def _weights(self, layers: int, shape: Shape) -> tuple[float, ...]:
+    def _weights(self, layers: int, shape: Shape, *, generating: bool = False) -> tuple[float, ...]:
         by_depth = dict(zip(self._depths, layer_weights(self._depths, layers), strict=True))
-        by_shape = self._anchors.sums(shape)
+        by_shape = self._anchors.sums(shape, generating=generating)
         weights = {(depth, known): by_depth[depth] * by_shape[known] for depth in self._depths for known in by_shape}
         beyond, excess = self._anchors.beyond, self._anchors.excess(shape)
         if beyond is not None and excess:
-            for known, weight in self._anchors.sums(beyond).items():
+            for known, weight in self._anchors.sums(beyond, generating=generating).items():
                 weights[self._depths[0], known] -= excess * weight
             weights[self._depths[0], beyond] = excess
         return tuple(weights.get(point, 0.0) for point in self._points)

@@ -16,6 +16,7 @@ class Basis(StrEnum):
     CONSTANT = "a constant"
     ROWS = "a constant, and rows"
     TOKENS = "a constant, tokens, and tokens by length"
+    GENERATED = "a constant, generated tokens of a row, and these by the tokens of all rows"
     BOTH = "a constant, and for each of two tensors its tokens, and tokens by length"
 
     @property
@@ -32,6 +33,9 @@ class Basis(StrEnum):
         every = shape.rows * shape.tokens
         if self is Basis.TOKENS:
             return (1.0, every, every * shape.tokens)
+        if self is Basis.GENERATED:
+            # Each token reads the weights once for all rows, and the keys and values of each of them.
+            return (1.0, shape.generated, shape.generated * every)
         beside = shape.rows * shape.beside
         return (1.0, every, every * shape.tokens, beside, beside * shape.beside)
 
@@ -75,9 +79,15 @@ class Anchors:
         """Return whether figures at a shape follow from those at the traced ones."""
         return not self.alone or wanted in self.shapes
 
-    def sums(self, wanted: Shape) -> dict[Shape, float]:
-        """Return the weight of each traced shape in the linear part of the figures at the wanted shape."""
-        return dict(zip(self.shapes, shape_weights(self.basis, self.shapes, wanted), strict=True))
+    def sums(self, wanted: Shape, *, generating: bool = False) -> dict[Shape, float]:
+        """Return the weight of each traced shape in the linear part of the figures at the wanted shape.
+
+        Args:
+            generating: whether it is the time of generating completions, token by token.
+        """
+        lengths = {shape.generated for shape in self.shapes}
+        basis = Basis.GENERATED if generating and self.basis is Basis.TOKENS and len(lengths) > 1 else self.basis
+        return dict(zip(self.shapes, shape_weights(basis, self.shapes, wanted), strict=True))
 
     def excess(self, wanted: Shape) -> float:
         """Return how far the wanted shape exceeds ``whole_tokens``: 0 up to there, 1 at the shape ``beyond``."""
