@@ -40,9 +40,9 @@ _DOCUMENT_3: Mapping[str, object] = {
     "args.deepspeed.zero_optimization.stage3_param_persistence_threshold": _AUTO,
     "args.deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save": True,
 }
-# After a generation that gathers layer by layer, DeepSpeed gathers the output head ahead for the training's forward
-# pass, as in generation. There TRL's fused head gathers it for itself, and fails to give it back: "Cannot partition a
-# param in flight" (TRL 1.16, `maybe_gather_lm_head_ctx`; deepspeed 0.19).
+# DeepSpeed prefetches weights in the order in which generation used them, so the output head's too. In training, TRL's
+# fused head gathers that weight itself, and DeepSpeed then refuses to partition it again: "Cannot partition a param in
+# flight" (TRL 1.16, `maybe_gather_lm_head_ctx`; deepspeed 0.19).
 _NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": 0}
 _SHARDS = "args.parallelism_config.dp_shard_size"
 _STAGE = "args.deepspeed.zero_optimization.stage"
