@@ -19,8 +19,9 @@ from tests.trainers.samples import sample_rows
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PROBES = 8
-# Of what TRL's default needs, which then runs out of memory.
-SHARE = 0.85
+# Of what TRL's default needs, which then runs out of memory: 5 % of it are the margin. For KTO, a precomputed reference
+# needs 74 to 81 % of it, from run to run, and little else needs less.
+SHARE = 0.92
 # Completions as long as those of a real run would take minutes on a CPU.
 BRIEF: Mapping[str, tuple[str, ...]] = {
     "grpo": ("max_completion_length=24", "num_generations=4"),
