@@ -88,16 +88,21 @@ def notes_on_prompts(workload: Workload) -> Iterator[str]:
         )
 
 
-def notes_on_processes(processes: int, machines: int, network: float | None, *, at_most: bool = False) -> Iterator[str]:
+def notes_on_processes(
+    processes: int, machines: int, network: float | None, *, on_gpus: bool, at_most: bool = False
+) -> Iterator[str]:
     """Yield what is not known, or easily overlooked, of several processes.
 
     Args:
         network: Gbit/s of each machine's network, or None.
+        on_gpus: whether each has a GPU.
         at_most: whether fewer processes are planned for as well.
     """
     if processes > 1:
         each = f"{'up to ' if at_most else ''}{processes // machines}"
         yield f"A machine runs {each} processes: what is said of the host is what they hold there together, at most."
+        if on_gpus:
+            yield "What NCCL holds on each GPU to communicate is not in these figures; probes on such GPUs measure it."
     if machines > 1 and network is None:
         yield (
             "The network between machines is not known: communication is timed as if all GPUs were in one machine,"

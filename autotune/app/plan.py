@@ -148,6 +148,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         unwritten=unwritten,
         trainer=problem.trainer.name,
         processes=hardware.processes,
+        host_bytes=planned.host_bytes,
         lengths=histogram(workload.dataset.documents),
         environment=environment(planned.machine),
         timeline=timelines[0],
@@ -234,7 +235,7 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
     hardware = planned.machine.hardware
-    yield from notes_on_processes(hardware.processes, hardware.machines, asked.network)
+    yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
 
 
 def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:

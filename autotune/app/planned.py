@@ -60,13 +60,20 @@ class Planned:
 
 
 def machines_of(processes: int, asked: int | None) -> int:
-    """Return the number of machines that processes are in: that asked for, or as few as have eight each.
+    """Return the number of machines that processes are in: that asked for, or as few as have eight each at most.
 
     Raises:
         InputError: the processes cannot be shared out equally.
     """
     if asked is None:
-        return -(-processes // _PER_MACHINE)
+        fewest = -(-processes // _PER_MACHINE)
+        if processes % fewest:
+            raise InputError(
+                f"{processes} processes, of which a machine has at most {_PER_MACHINE}, cannot be shared out equally"
+                f" among {fewest} machines.",
+                hint="Say with --num-machines how many there are; it has to divide --num-processes.",
+            )
+        return fewest
     if asked < 1 or processes % asked:
         raise InputError(
             f"{processes} processes cannot be shared out among {asked} machines.",
@@ -109,7 +116,8 @@ def planned_machine(
 
     Args:
         processes: that train together, each on a GPU of its own; None: one, or one on each of this machine's own GPUs.
-        machines: that they run on; see :func:`machines_of`.
+        machines: that they run on; see :func:`machines_of`. Where none is asked for, this machine's own GPUs are in it,
+            however many it has.
         network: Gbit/s that each of several machines sends to the others in all, in one direction; None: not known.
 
     Raises:
@@ -124,7 +132,8 @@ def planned_machine(
                 hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
             )
         count = processes or own.hardware.processes
-        hardware = replace(own.hardware, processes=count, machines=machines_of(count, machines or 1))
+        within = machines is None and count <= own.hardware.processes
+        hardware = replace(own.hardware, processes=count, machines=1 if within else machines_of(count, machines))
         gpu = described(hardware).networked(_between(hardware, network))
         machine = replace(own, hardware=hardware, planned=True)
         return Planned(machine, gpu, here.hardware.cores, here.hardware.memory_bytes)

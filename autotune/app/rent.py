@@ -13,6 +13,7 @@ from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, check_evaluation
 from autotune.app.plan import Asked
 from autotune.app.planned import (
+    CPU,
     Planned,
     check_network,
     machines_of,
@@ -307,7 +308,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator
         )
     most_processes = max(offer.processes for offer in offers)
     machines = machines_of(most_processes, wanted.num_machines)
-    yield from notes_on_processes(most_processes, machines, network, at_most=wanted.num_processes == AUTO)
+    auto, on_gpus = wanted.num_processes == AUTO, survey.asked.gpu != CPU
+    yield from notes_on_processes(most_processes, machines, network, on_gpus=on_gpus, at_most=auto)
     tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
     if tight:
         yield (

@@ -87,10 +87,11 @@ def add_planned_processes(parser: argparse._ActionsContainer) -> None:
         "--num-processes",
         type=_number_or_auto,
         metavar="N|auto",
-        help="GPUs that train together, in all (default: 1); auto: the fewest that fit, or more if each trains more",
+        help="GPUs that train together, in all (default: 1, or without --gpu all that are visible); "
+        "auto: the fewest that fit, or more if each trains more",
     )
     parser.add_argument(
-        "--num-machines", type=int, metavar="M", help="machines that these are in (default: one for every 8)"
+        "--num-machines", type=int, metavar="M", help="machines that these are in, equally (default: one for every 8)"
     )
     parser.add_argument(
         "--network",

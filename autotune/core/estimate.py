@@ -185,6 +185,7 @@ class Plan:
             tokens are those of all.
         lengths: of the rows, as ``autotune lengths`` counts them.
         environment: versions of the software that was traced, by package.
+        host_bytes: memory of the machine that the GPUs are in, where it is this one; None where it is not known.
         timeline, baseline_timeline: memory through one step, of the fastest that fits (of what needs the least where
             nothing does), and of TRL's default; None where nothing was traced.
     """
@@ -209,6 +210,7 @@ class Plan:
     vllm: VllmOutlook | None = None
     trainer: str = ""
     processes: int = 1
+    host_bytes: int | None = None
     lengths: tuple[LengthBin, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None

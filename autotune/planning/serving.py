@@ -9,6 +9,7 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelProfile
 from autotune.planning.vllm import Engine, Reservation, engine_of, reservation, why_not
+from autotune.techniques.vllm_tensor_parallel_size import undivided
 
 UTILIZATION = 0.9
 """The share of its GPUs that the server takes unless it is told otherwise (``trl/scripts/vllm_serve.py``)."""
@@ -36,13 +37,7 @@ def server_of(plan: TrainingPlan, model: ModelProfile, gpus: int, tokens: int | 
 def held_by_server(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation | str:
     """Return what a server takes of each of its GPUs, or why it does not start there."""
     return (
-        _undivided(model, engine.parallel)
+        undivided(model, engine.parallel)
         or why_not(engine, model, total_bytes)
         or reservation(engine, model, total_bytes)
     )
-
-
-def _undivided(model: ModelProfile, gpus: int) -> str:
-    """Return why heads cannot be shared out, which vLLM demands (``vllm/config/model.py``); empty if they can."""
-    heads = model.attention_heads
-    return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs" if heads and heads % gpus else ""

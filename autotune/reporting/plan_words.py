@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Change, Estimate, Origin, Plan, uncomposed
+from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan, uncomposed
 from autotune.reporting.outlook import said_unlockable
 from autotune.reporting.words import BASELINE_NAME, said_bytes, said_rate
 from autotune.units import format_bytes, format_duration
@@ -48,7 +48,8 @@ def headline(plan: Plan) -> str:
         spare = f"with {said_bytes(best.spare_bytes)} to spare"
         if best.tokens_per_second is None:
             return f"{'It fits' if alone else 'What fits with most room'}: {spare}"
-        return f"{'It fits' if alone else 'The fastest that fits'}: {said_rate(best.tokens_per_second)}, {spare}"
+        each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
+        return f"{'It fits' if alone else 'The fastest that fits'}: {said_rate(best.tokens_per_second)}{each}, {spare}"
     least = smallest(plan)
     if least is None or least.memory is None:
         return "Nothing can be predicted here: autotune probe can measure it."
@@ -66,12 +67,20 @@ def smallest(plan: Plan) -> Estimate | None:
 
 
 def said_doubt(plan: Plan) -> str:
-    """Return the alternatives where the best might not fit, or an empty text where it is sure to fit."""
+    """Return why the best might not fit, with the alternatives; an empty text where it is sure to fit."""
     best = plan.fastest
-    if best is None or best.memory is None or best.sure:
+    if best is None or best.memory is None:
         return ""
-    off = f"±{_percent(best.memory.error)}, {format_bytes(best.memory.error * best.memory.device_bytes)}"
-    varied_bytes = best.memory.varied_bytes
+    return " ".join(
+        text for text in (_doubted_device(best, best.memory, plan), _doubted_host(best.memory, plan)) if text
+    )
+
+
+def _doubted_device(best: Estimate, memory: MemoryEstimate, plan: Plan) -> str:
+    if best.sure:
+        return ""
+    off = f"±{_percent(memory.error)}, {format_bytes(memory.error * memory.device_bytes)}"
+    varied_bytes = memory.varied_bytes
     more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
     doubt = f"That is less than the estimate may be off by ({off}{more}), so that it may not fit."
     safe = next((estimate for estimate in uncomposed(plan.estimates) if estimate.fits and estimate.sure), None)
@@ -81,6 +90,15 @@ def said_doubt(plan: Plan) -> str:
     return (
         f"{doubt} The fastest that fits with its error to spare: {rate}{said_bytes(safe.spare_bytes)} to spare: "
         f"{said_choices(safe.candidate, plan)}"
+    )
+
+
+def _doubted_host(memory: MemoryEstimate, plan: Plan) -> str:
+    if plan.host_bytes is None or memory.host_need_bytes <= plan.host_bytes:
+        return ""
+    return (
+        f"The host may run out of memory: up to {format_bytes(memory.host_need_bytes)} are needed there (column host), "
+        f"and this machine has {format_bytes(plan.host_bytes)}."
     )
 
 

@@ -79,7 +79,7 @@ def said_cost(offer: Offer) -> str:
 def titles(found: Rent) -> tuple[str, ...]:
     """Return the titles of the table's columns; there is none of costs without prices."""
     costs = (f"cost per {_short(found)}",) if found.priced else ()
-    return ("GPUs", "needs of each", "to spare", "tok/s", "per GPU", f"time per {_short(found)}", *costs)
+    return ("GPUs", "needs of each", "to spare", "host", "tok/s", "per GPU", f"time per {_short(found)}", *costs)
 
 
 def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
@@ -91,6 +91,7 @@ def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
         said_gpus(offer),
         said_bytes(memory.device_bytes if memory is not None else None),
         said_bytes(offer.estimate.spare_bytes if offer.estimate is not None else None),
+        said_bytes(memory.host_need_bytes if memory is not None else None),
         MISSING if rate is None else f"{rate:,.0f}",
         MISSING if offer.rate_of_each is None else f"{offer.rate_of_each:,.0f}",
         said_time(offer),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
+from autotune.core.workload import ModelProfile
 from autotune.techniques.base import Effect, NumberTechnique, Option
 from autotune.techniques.vllm import NAME, is_colocated
 
@@ -31,11 +32,11 @@ class VllmTensorParallelSize(NumberTechnique):
         return Effect.EXACT
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where it does not divide the GPUs of the training, as TRL demands."""
+        """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
         processes = setting.machine.hardware.processes
         if processes % int(choice):
             return f"TRL demands that it divides the {processes} {'process' if processes == 1 else 'processes'}"
-        return None
+        return undivided(setting.workload.model, int(choice))
 
     def matters(self, setting: Setting) -> bool:
         """Return whether vLLM may be used at all."""
@@ -50,6 +51,12 @@ class VllmTensorParallelSize(NumberTechnique):
         if int(choice) == 1 or not is_colocated(candidate):
             return {}
         return {"args.vllm_tensor_parallel_size": int(choice)}
+
+
+def undivided(model: ModelProfile, gpus: int) -> str | None:
+    """Return why heads cannot be shared out, which vLLM demands (``vllm/config/model.py``); None if they can."""
+    heads = model.attention_heads
+    return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs" if heads and heads % gpus else None
 
 
 TECHNIQUE = VllmTensorParallelSize()

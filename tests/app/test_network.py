@@ -63,10 +63,10 @@ def test_it_is_that_of_each_machine_in_bytes_per_second_and_one_machine_has_none
 
 
 def test_it_is_said_what_the_time_between_machines_is() -> None:
-    without, given = (list(notes_on_processes(32, 4, network)) for network in (None, 3200.0))
+    without, given = (list(notes_on_processes(32, 4, network, on_gpus=True)) for network in (None, 3200.0))
     assert "as if all GPUs were in one machine, which is a lower bound. --network names its Gbit/s." in without[-1]
     assert "a network of 3200 Gbit/s for each machine" in given[-1]
-    assert len(list(notes_on_processes(8, 1, None))) == 1
+    assert len(list(notes_on_processes(8, 1, None, on_gpus=False))) == 1
 
 
 @pytest.mark.nightly

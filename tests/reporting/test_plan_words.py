@@ -37,6 +37,22 @@ def test_the_headline_names_rate_and_spare_of_the_fastest_that_fits() -> None:
     assert headline(a_plan()) == "The fastest that fits: 9,000 tok/s, with 4.00 GiB to spare"
 
 
+def test_the_headline_says_how_much_each_of_several_gpus_trains() -> None:
+    assert headline(a_plan(processes=4)) == (
+        "The fastest that fits: 9,000 tok/s (2,250 per GPU), with 4.00 GiB to spare"
+    )
+
+
+def test_a_host_without_the_memory_is_said_beside_the_headline() -> None:
+    assert FASTEST.memory is not None
+    heavy = replace(FASTEST, memory=replace(FASTEST.memory, machine_bytes=128 * GIB))
+    assert "up to 128 GiB are needed there (column host), and this machine has 96.00 GiB." in said_doubt(
+        a_plan(estimates=(heavy,), host_bytes=96 * GIB)
+    )
+    assert said_doubt(a_plan(estimates=(heavy,), host_bytes=128 * GIB)) == ""
+    assert said_doubt(a_plan(estimates=(heavy,))) == ""
+
+
 def test_without_a_known_speed_nothing_is_said_of_time() -> None:
     roomy = an_estimate(LONGEST, 20 * GIB, None)
     assert headline(a_plan(estimates=(roomy, SECOND))) == "What fits with most room: with 4.00 GiB to spare"

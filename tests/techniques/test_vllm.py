@@ -125,6 +125,15 @@ def test_tensor_parallelism_divides_the_processes() -> None:
     assert "divides the 2 processes" in str(size.impossible(3, here(two)))
 
 
+def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
+    known = workload()
+    of_32_heads = replace(known, trainer="grpo", model=replace(known.model, attention_heads=32))
+    six = here(replace(PLANNED, hardware=replace(PLANNED.hardware, processes=6)), workload=of_32_heads)
+    size = find("vllm_tensor_parallel_size", GRPO.techniques)
+    assert "cannot share 32 attention heads out among 3 GPUs" in str(size.impossible(3, six))
+    assert size.impossible(2, six) is None
+
+
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan", "much"])
 def test_a_share_lies_between_none_and_all(share: str) -> None:
     with pytest.raises(InputError, match="is no choice of vllm_gpu_memory_utilization"):
