@@ -21,12 +21,16 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _CLOSING_SECONDS = 10.0
 _SHOWN_BYTES = 4000
 # Variables by which torchrun, accelerate and DeepSpeed tell a process its place in a group, and its engine
-# (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``).
+# (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``); and those of MPI and of what starts its
+# processes, by which accelerate takes a process on a CPU for one of a group (``state.py``).
 _OF_LAUNCHES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CROSS_RANK",
     "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-_OF_LAUNCHES_BEGINNINGS = ("ROLE_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
+_OF_LAUNCHES_BEGINNINGS = (
+    "ROLE_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "PMI_", "PMIX_", "OMPI_",
+    "MV2_", "MPI_LOCAL",
+)  # fmt: skip
 
 
 class Gone(Exception):  # noqa: N818 an event, told by an exception

@@ -7,6 +7,6 @@
 # AUTOTUNE_CHECK holds options of `autotune check`. Exit codes: those of the check (1 will not fit, 2 cannot run, 3 too
 # close to call), or the training's.
 set -euo pipefail
-read -ra options <<< "${AUTOTUNE_CHECK:-}"
+read -d '' -ra options <<< "${AUTOTUNE_CHECK:-}" || true # it ends where there is nothing more to read
 autotune check "${options[@]}" -- "$@"
 exec "$@"

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 import autotune
 from autotune.api.given import given
 from autotune.cli.arguments import options_of
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.reporting.page.values import command_again
+from autotune.units import GIB, parse_duration, parse_size
 
 COMMANDS: dict[str, Callable[..., object]] = {"probe": autotune.probe, "plan": autotune.plan}
 # What these write is another form of the same result; prices are for the table of GPUs, which has no page.
@@ -79,6 +81,24 @@ def test_what_was_not_given_is_not_repeated() -> None:
 def test_a_value_that_looks_like_an_option_is_still_its_value() -> None:
     options = read(["probe", *ROWS.values(), "--output=-o", "--space=--s.yaml"])
     assert repeated("probe", options).endswith("--space=--s.yaml --output=-o")
+
+
+def test_numbers_that_a_script_gave_are_written_with_their_units() -> None:
+    options = {**ROWS, "timeout": 90.5, "memory_budget": 24 * GIB}
+    again = read(shlex.split(repeated("probe", options))[1:])
+    assert parse_duration(str(again["timeout"])) == 90.5
+    assert parse_size(again["memory_budget"]) == 24 * GIB
+
+
+@pytest.mark.parametrize("password", ["secret", "s/e:c", "%40secret"])
+def test_a_password_is_not_among_what_was_given(password: str) -> None:
+    url = f"postgresql+psycopg://me:{password}@host/name"
+    assert make_url(url).password is not None
+    again = repeated("probe", {**ROWS, "storage": url})
+    assert password not in again
+    assert "postgresql+psycopg://me@host/name" in again
+    for plain in ("sqlite:///a:b@c.db", "journal:///a/b.log", "postgresql://me@host/name", "grpc://host:13000"):
+        assert plain in repeated("probe", {**ROWS, "storage": plain})
 
 
 def test_what_was_given_is_plain_data_whatever_a_script_gave() -> None:

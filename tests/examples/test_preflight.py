@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -130,6 +131,27 @@ def test_the_action_passes_only_what_fits(budget: str, code: int, project: Proje
         }
         codes.append(project.run("bash", "-eo", "pipefail", "-c", step["run"], **given).returncode)
     assert codes == [0, code]
+
+
+def test_the_action_takes_files_and_options_on_lines_of_their_own(project: Project, tmp_path: Path) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    (command,) = (step["run"] for step in action["runs"]["steps"] if "CONFIG" in step["env"])
+    said = tmp_path / "autotune"
+    said.write_text('#!/bin/sh\nprintf "%s|" "$@"\n', encoding="utf-8")
+    said.chmod(0o755)
+    given = {"CONFIG": "a.yaml\nb.yaml\n", "OPTIONS": "--when-unsure\nfail\n", "TRAINER": "", "GPU": ""}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ended = project.run("bash", "-eo", "pipefail", "-c", command, **given, PATH=path)
+    assert (ended.returncode, ended.stdout) == (0, "check|a.yaml|b.yaml|--when-unsure|fail|--no-fit|")
+
+
+def test_the_hook_leaves_the_files_of_tools_alone() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    tools = (".pre-commit-config.yaml", ".github/workflows/check.yml", "configs/accelerate.yaml")
+    assert all(re.search(hook["exclude"], name) for name in tools)
+    assert not any(
+        re.search(hook["exclude"], name) for name in ("dpo.yaml", "configs/sft.yaml", "a.b/accelerated/c.yml")
+    )
 
 
 @pytest.mark.slow

@@ -27,14 +27,14 @@ os.wait()
     assert _said(script) == ["_LazyModule False", "Linear4bit"]
 
 
-def test_one_gpu_is_seen_for_cuda_and_none_for_the_cpu() -> None:
+def test_one_gpu_is_seen_for_cuda_in_the_driver_s_order_and_none_for_the_cpu() -> None:
     script = """
 import os
 from autotune.step.imports import prepare_environment
 os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
 prepare_environment("cuda", 1)
-print(os.environ["CUDA_VISIBLE_DEVICES"])
+print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"])
 prepare_environment("cpu", 1)
 print(repr(os.environ["CUDA_VISIBLE_DEVICES"]))
 """
-    assert _said(script) == ["3", "''"]
+    assert _said(script) == ["3 PCI_BUS_ID", "''"]

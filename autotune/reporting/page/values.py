@@ -14,6 +14,9 @@ from autotune.reporting.shares import Shares
 from autotune.reporting.steps import Step
 from autotune.reporting.words import BASELINE_NAME
 
+_UNITS = {"timeout": "s", "memory_budget": "B"}
+"""Units of what the API takes as a number and the command with a unit."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -233,7 +236,7 @@ def command_again(command: str, settings: Mapping[str, object]) -> str:
             case list() | tuple():
                 words += _option(option, ",".join(map(str, value))) if value else []
             case _:
-                words += _option(option, str(value))
+                words += _option(option, f"{value}{'' if isinstance(value, str) else _UNITS.get(name, '')}")
     return shlex.join(words)
 
 
