@@ -21,6 +21,7 @@ class GpuSpeeds:
         pcie: bytes per second between host and device, in one direction.
         nvlink: bytes per second to all other devices together, in one direction, or None if there is no NVLink.
         source: address of the source of these figures.
+        bridged: devices that NVLink joins where it is a bridge between cards; None: all of a machine.
         network: bytes per second that the machine of the GPU sends to other machines, with all its GPUs together, in
             one direction, or None if that is not known.
     """
@@ -34,6 +35,7 @@ class GpuSpeeds:
     nvlink: float | None
     source: str
     network: float | None = None
+    bridged: int | None = None
 
     def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
         """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.

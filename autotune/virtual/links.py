@@ -43,10 +43,19 @@ def sending_seconds(sent_bytes: int, collective: Collective | None, speeds: GpuS
         collective: which ranks take part; None: some of one machine.
         launch: how ranks are shared out among machines. Those of a machine are consecutive, as torchrun numbers them.
     """
-    within = sent_bytes / (speeds.nvlink or speeds.pcie)
+    within = sent_bytes / (speeds.nvlink if speeds.nvlink and _linked(collective, speeds, launch) else speeds.pcie)
     if collective is None or speeds.network is None or launch.machines == 1:
         return within
     return max(within, sent_bytes * network_load(collective, launch) / speeds.network)
+
+
+def _linked(collective: Collective | None, speeds: GpuSpeeds, launch: Launch) -> bool:
+    """Return whether NVLink joins all ranks of a group that are in one machine; bridges join neighbours."""
+    if speeds.bridged is None:
+        return True
+    if collective is None:
+        return launch.per_machine <= speeds.bridged
+    return len({rank // speeds.bridged for rank in collective.ranks}) == 1
 
 
 @lru_cache(maxsize=256)

@@ -34,7 +34,8 @@ _SCATTERS = frozenset({
     _aten.masked_scatter_,
 })  # fmt: skip
 # The formulas take only the matrices; overloads with a dtype for the result have it among their positional arguments.
-_MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: 3, _aten.baddbmm: 3}
+_ADDED_TO = 3
+_MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: _ADDED_TO, _aten.baddbmm: _ADDED_TO}
 # Products with quantised weights, and the position of their input among the arguments.
 _WEIGHTS = {
     "bitsandbytes.gemm_4bit.default": 0,
@@ -78,7 +79,7 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
     kind = _kind(packet) if flops is not None else Kind.ELEMENTWISE
     if flops is None:
         flops = max((tensor.numel() for tensor in on_device), default=0)
-    return Work(kind, _dtype(on_device), flops, bytes_read, bytes_written)
+    return Work(kind, _dtype(_multiplied(func, args, result) or on_device), flops, bytes_read, bytes_written)
 
 
 def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type: str) -> Work:
@@ -97,8 +98,9 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     position = _WEIGHTS.get(operator_name(func))
     if position is not None:
         # A product with a quantised weight: every output is a sum over the input's last dimension.
-        output = result[0] if isinstance(result, (tuple, list)) else result
-        return int(2 * output.numel() * args[position].shape[-1])
+        return int(2 * _first(result).numel() * args[position].shape[-1])
+    if func.overloadpacket is _aten._grouped_mm:
+        return _grouped_flops(args[0], args[1])
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return None
@@ -107,6 +109,30 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
         return int(formula(*args[:matrices], out_val=result))
     flops = int(formula(*args, **kwargs, out_val=result))
     return flops // 2 if _argument(func, args, kwargs, "is_causal") else flops
+
+
+def _grouped_flops(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return the operations of a product of groups, as those of experts; PyTorch has no formula.
+
+    Groups are slices of one dimension: of rows, of columns, or of what is summed over. All of them together are as
+    large as the dimension; only where both have a dimension of groups, each is a product of its own.
+    """
+    groups = a.size(0) if a.dim() == b.dim() == 3 else 1
+    return int(2 * groups * a.size(-2) * a.size(-1) * b.size(-1))
+
+
+def _multiplied(func: Any, args: Any, result: Any) -> list[torch.Tensor]:
+    """Return tensors of the type that is multiplied, where the first argument may have another; else none.
+
+    Half-precision matrices that are added up in float32 are multiplied by the tensor cores.
+    """
+    if operator_name(func) in _WEIGHTS:
+        return [_first(result)]
+    return [args[1]] if _MATRICES.get(func.overloadpacket) == _ADDED_TO else []
+
+
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, (tuple, list)) else result
 
 
 def _kind(packet: Any) -> Kind:

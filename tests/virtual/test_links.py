@@ -44,6 +44,19 @@ def test_a_ring_is_as_fast_as_the_slowest_link_that_it_passes(gbits: float | Non
 
 
 @pytest.mark.parametrize(
+    ("ranks", "linked"),
+    [((0, 1), True), ((2, 3), True), ((1, 2), False), ((0, 4), False), (tuple(range(4)), False)],
+)
+def test_a_bridge_joins_neighbouring_cards_and_all_others_send_over_pcie(ranks: tuple[int, ...], linked: bool) -> None:
+    found = speeds("H100-PCIe")
+    assert found.nvlink is not None
+    rate = found.nvlink if linked else found.pcie
+    assert sending_seconds(GIB, Collective(ranks), found, Launch(8)) == GIB / rate
+    assert sending_seconds(GIB, None, found, Launch(8)) == GIB / found.pcie
+    assert sending_seconds(GIB, None, found, Launch(2)) == GIB / found.nvlink
+
+
+@pytest.mark.parametrize(
     ("gpu", "machines", "gbits", "size", "seconds"),
     [
         # ztan-NCCL-test-result in https://github.com/lessizzmore/create-a3mega-ztan-fork: Google's A3 Mega, whose GPUs

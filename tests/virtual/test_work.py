@@ -29,6 +29,31 @@ def test_a_linear_layer_with_bias_reads_the_bias_too() -> None:
     assert work.bytes_read == (32 + 8 * 16 + 16 * 32) * BF16
 
 
+def test_a_product_that_is_added_up_in_float32_is_one_of_its_matrices_type() -> None:
+    # As TRL's fused head computes gradients (trl/trainer/chunked_logprob.py, _addmm_fp32).
+    total = device(8, 32, dtype=torch.float32)
+    work = run(aten.addmm.dtype_out, total, device(8, 16), device(16, 32), torch.float32, out=total)
+    assert (work.kind, work.dtype, work.flops) == (Kind.MATMUL, "bfloat16", 2 * 8 * 16 * 32)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "flops"),
+    [
+        ((48, 16), (4, 16, 32), 2 * 48 * 16 * 32),
+        ((4, 48, 16), (16, 32), 2 * 48 * 16 * 32),
+        ((16, 48), (48, 32), 2 * 16 * 48 * 32),
+        ((4, 8, 16), (4, 16, 32), 4 * 2 * 8 * 16 * 32),
+    ],
+    ids=["rows in groups", "columns in groups", "sums in groups", "a product for each group"],
+)
+def test_a_product_of_groups_counts_every_row_of_its_group_once(
+    a: tuple[int, ...], b: tuple[int, ...], flops: int
+) -> None:
+    offsets = () if len(a) == len(b) == 3 else (device(4, dtype=torch.int32),)
+    work = run(aten._grouped_mm.default, device(*a), device(*b), *offsets)
+    assert (work.kind, work.dtype, work.flops) == (Kind.MATMUL, "bfloat16", flops)
+
+
 def test_a_batched_product_counts_every_batch() -> None:
     assert run(aten.bmm.default, device(4, 8, 16), device(4, 16, 32)).flops == 4 * 2 * 8 * 16 * 32
 
