@@ -62,8 +62,8 @@ class Remedies:
     def smallest(self, budget_bytes: int, extra_bytes: int) -> Changed | None:
         """Return the change of the fewest techniques whose need fits by more than its error; None if there is none.
 
-        Of changes of one technique, the fastest that fits is taken; if none fits, the one that saves the most is kept
-        and another technique is changed as well.
+        Of changes of one technique, the fastest that fits is taken, and one of unknown speed only if no other fits; if
+        none fits, the one that saves the most is kept and another technique is changed as well.
 
         Args:
             extra_bytes: what a process holds beside its tensors.
@@ -77,7 +77,7 @@ class Remedies:
             ]
             fitting = [item for item in tried if item[2].most_bytes + extra_bytes <= budget_bytes]
             if fitting:
-                best = min(fitting, key=lambda item: (item[2].step_seconds or 0.0, item[2].device_bytes))
+                best = min(fitting, key=lambda item: _quickest_first(item[2]))
                 return Changed(_keys(best[1]), best[2])
             if not tried:
                 return None
@@ -125,6 +125,11 @@ class Remedies:
             return self._tracer.memory(Sized(plan, geometry))
         except (UntraceableError, VllmError):
             return None
+
+
+def _quickest_first(memory: MemoryEstimate) -> tuple[bool, float, int]:
+    """Return a key to sort changes by: those of which no speed is predicted come last, the least memory first."""
+    return memory.step_seconds is None, memory.step_seconds or 0.0, memory.device_bytes
 
 
 def _difference(before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
