@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.check.asked import Asked, Written, check_options, written
-from autotune.app.check.engine import without_engine
+from autotune.app.check.engine import check_documents, without_engine
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.launch import ALONE, Launching, launching
 from autotune.app.check.problems import of_error, problems
@@ -139,12 +139,13 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
         return task.wrong(found)
     try:
         started = launching(task.written, known, config, task.gpus)
+        check_documents(started, config)
     except UnreadError as error:
         if task.asked.fits:
             return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
         return task.verdict(Outcome.READ, findings=(*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
-        return task.wrong((*found, Finding(Severity.ERROR, str(error))))
+        return task.wrong((*found, of_error(task.written, error)))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, findings=found, processes=started.processes)
     if task.planned is None:
