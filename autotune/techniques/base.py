@@ -205,6 +205,10 @@ class Technique(ABC):
         """
         return False
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether fewer bytes of weights may lie on the device with a choice than with another."""
+        return False
+
     def untimed(self, plan: TrainingPlan) -> bool:
         """Return whether a step of a plan on a GPU has no predicted time, since a part of it runs elsewhere."""
         return False

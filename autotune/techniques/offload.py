@@ -76,6 +76,10 @@ class Offload(Technique):
         fsdp = plan.args.get("fsdp_config")
         return offloads(zero_of(plan)) or (isinstance(fsdp, Mapping) and bool(fsdp.get("cpu_offload")))
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether weights are offloaded."""
+        return choice in (PARAMETERS, BOTH)
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         if choice == NONE:

@@ -119,6 +119,10 @@ class Sharding(Technique):
         """Return whether it is ZeRO-3 or FSDP2."""
         return bool(plan.args.get("fsdp")) or zero_of(plan).get("stage") == ZERO_STAGES["zero3"]
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether no process holds all weights."""
+        return choice in WEIGHTS_SHARED
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         if choice == FSDP2:
