@@ -211,11 +211,9 @@ class Fitting:
     def _remedy(self, remedies: Remedies, planned: Planned, answer: Answer) -> Remedy | None:
         extra_bytes = CPU_PROCESS_BYTES if planned.gpu is None else 0
         file, now = self.task.written.file, answer.need.memory if answer.need is not None else None
-        # Where no change takes weights from the device, none has to be traced to know that they do not fit.
         stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
-        if stays + extra_bytes > self.task.budget_bytes and not remedies.frees_weights:
-            return None
-        changed = remedies.smallest(self.task.budget_bytes, extra_bytes)
+        heavy = stays + extra_bytes > self.task.budget_bytes
+        changed = remedies.smallest(self.task.budget_bytes, extra_bytes, heavy=heavy)
         if changed is None:
             return None
         diff = self._diff(file, changed.keys) if file is not None else ""

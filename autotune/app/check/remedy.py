@@ -61,12 +61,7 @@ class Remedies:
         self._tracer = tracer
         self._writable = writable
 
-    @property
-    def frees_weights(self) -> bool:
-        """Whether a change of one technique may leave fewer bytes of weights on the device."""
-        return any(technique.frees_weights(other[technique.name]) for technique, other, _ in self._changes(self._start))
-
-    def smallest(self, budget_bytes: int, extra_bytes: int) -> Changed | None:
+    def smallest(self, budget_bytes: int, extra_bytes: int, *, heavy: bool = False) -> Changed | None:
         """Return the change of the fewest techniques whose need fits by more than its error; None if there is none.
 
         Of changes of one technique, the fastest that fits is taken, and one of unknown speed only if no other fits; if
@@ -74,13 +69,16 @@ class Remedies:
 
         Args:
             extra_bytes: what a process holds beside its tensors.
+            heavy: whether the weights alone exceed the budget, so that a change that leaves them where they are has
+                not to be traced to know that it does not fit.
         """
-        candidate, entries = self._start, dict[str, object]()
-        for _ in range(_MOST_TECHNIQUES):
+        candidate, entries = self._trainer.normal(self._known.candidate, self._setting), dict[str, object]()
+        for already in range(_MOST_TECHNIQUES):
             tried = [
                 (other, {**entries, **changed}, memory)
-                for _, other, changed in self._changes(candidate)
-                if (memory := self._memory({**entries, **changed})) is not None
+                for technique, other, changed in self._changes(candidate)
+                if (already or not heavy or technique.frees_weights(other[technique.name]))
+                and (memory := self._memory({**entries, **changed})) is not None
             ]
             fitting = [item for item in tried if item[2].most_bytes + extra_bytes <= budget_bytes]
             if fitting:
@@ -90,10 +88,6 @@ class Remedies:
                 return None
             candidate, entries, _ = min(tried, key=lambda item: item[2].device_bytes)
         return None
-
-    @property
-    def _start(self) -> Candidate:
-        return self._trainer.normal(self._known.candidate, self._setting)
 
     def _changes(self, candidate: Candidate) -> Iterator[tuple[Technique, Candidate, Mapping[str, object]]]:
         """Yield candidates that differ in one technique and train the same, with the plan's entries that change."""
