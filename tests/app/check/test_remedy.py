@@ -19,6 +19,7 @@ from autotune.core.configuration import Configuration
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
+from autotune.core.verdict import Outcome
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.inspection.yaml_file import read_yaml
 from autotune.planning.single import PlanTracer, Sized
@@ -26,7 +27,10 @@ from autotune.space import default_file, load
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import find_trainer
 from autotune.units import GIB
+from tests.app.check.conftest import Checked, Write
 from tests.settings import CPU, GPU, plan_with, setting
+from tests.small import write_small_model
+from tests.step.test_ranks import needs_deepspeed
 
 PACKAGES = {**GPU.packages, "deepspeed": "0.19.8"}
 EIGHT = Machine(replace(GPU.hardware, processes=8), PACKAGES)
@@ -219,3 +223,31 @@ def test_one_process_frees_no_weights_unless_it_has_a_copy_of_them(file: Any) ->
     changed = mine.remedies.smallest(60 * GIB, 0, heavy=True)
     assert changed is not None
     assert changed.keys == {("precompute_ref_log_probs",): True}
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@needs_deepspeed
+def test_what_is_proposed_to_several_processes_fits_when_the_changed_file_is_checked(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    # Weights are most of what such a process holds, the context of its GPU included.
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12}
+    large = write_small_model(tmp_path / "large", weights=False, **sizes)
+    body = "accelerate_config: multi_gpu\nnum_processes: 16\nmax_length: 64\nper_device_train_batch_size: 1\n"
+    path = write("sft", body)
+    asked: dict[str, Any] = {"config": str(path), "trainer": "sft", "gpu": "H100-80GB", "model": str(large)}
+    need = checked(**asked).need
+    assert need is not None
+    assert need.memory is not None
+    # What no process can hold whole.
+    budget_bytes = need.memory.context_bytes + round(0.9 * need.memory.breakdown["parameter"])
+    verdict = checked(**asked, memory_budget=budget_bytes)
+    assert (verdict.outcome, verdict.remedy is not None) == (Outcome.DOES_NOT_FIT, True), verdict.headline
+    assert verdict.remedy is not None
+    assert {"deepspeed", "fsdp"} & verdict.remedy.keys.keys()
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | dict(verdict.remedy.keys)), encoding="utf-8")
+    after = checked(**asked, memory_budget=budget_bytes)
+    assert after.outcome is Outcome.FITS, after.headline
+    assert after.need is not None
+    assert after.need.bytes == verdict.remedy.bytes
