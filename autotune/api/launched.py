@@ -1,13 +1,12 @@
-"""Reads how a training that runs already was started, and lets its processes agree on what one of them found out."""
+"""Reads how a training that runs already was started."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from autotune.app.check.launch import Launching
 from autotune.emit.launch import PARALLELISM
@@ -15,75 +14,13 @@ from autotune.emit.launch import PARALLELISM
 if TYPE_CHECKING:
     import transformers
 
-_Told = TypeVar("_Told")
-# A check of the first process may take longer than a collective operation of the training may. One whose process has
-# ended is noticed at once, since its connection ends.
-_PATIENCE = timedelta(days=1)
 # DeepSpeed's names of sizes, which follow from the trainer's arguments.
 _SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _PARALLEL = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 _ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
-
-
-class Ranks(Protocol):
-    """The processes of a training, as one of them sees them; all of them have to call the same methods."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0."""
-
-    def gathered(self, own: _Told) -> list[_Told]:
-        """Return what each process has, in the order of their numbers."""
-
-    def told(self, own: _Told) -> _Told:
-        """Return what the first process has."""
-
-
-class Alone:
-    """A training of one process."""
-
-    rank = 0
-
-    def gathered(self, own: _Told) -> list[_Told]:
-        """Return what this process has."""
-        return [own]
-
-    def told(self, own: _Told) -> _Told:
-        """Return what this process has."""
-        return own
-
-
-class GlooRanks:
-    """The processes of PyTorch's process group, in a group of their own that waits for a long check."""
-
-    def __init__(self) -> None:
-        import torch.distributed as dist
-
-        self._dist: Any = dist
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self.rank = dist.get_rank()
-
-    def gathered(self, own: _Told) -> list[_Told]:
-        """See :class:`Ranks`."""
-        found: list[Any] = [None] * self._dist.get_world_size()
-        self._dist.all_gather_object(found, own, group=self._group)
-        return found
-
-    def told(self, own: _Told) -> _Told:
-        """See :class:`Ranks`."""
-        found: list[Any] = [own]
-        self._dist.broadcast_object_list(found, src=0, group=self._group)
-        told: _Told = found[0]
-        return told
-
-
-def ranks_of(args: transformers.TrainingArguments) -> Ranks | None:
-    """Return the processes of a training that is about to start, or None where they cannot talk to one another."""
-    if args.world_size == 1:
-        return Alone()
-    import torch.distributed as dist
-
-    return GlooRanks() if dist.is_available() and dist.is_initialized() else None
+# What launchers call the number of processes on a machine: torchrun's and accelerate's, and DeepSpeed's own
+# (deepspeed 0.19, ``launcher/launch.py``).
+_ON_A_MACHINE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
 
 def launching_of(args: transformers.TrainingArguments) -> Launching:
@@ -101,7 +38,8 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
     sizes = {name: getattr(parallel, name, None) or 1 for name in _PARALLEL}
     if any(size > 1 for size in sizes.values()):
         document["parallelism_config"] = {PARALLELISM + name: size for name, size in sizes.items() if size > 1}
-    machines = max(1, args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size)))
+    on_each = next((os.environ[name] for name in _ON_A_MACHINE if os.environ.get(name)), args.world_size)
+    machines = max(1, args.world_size // int(on_each))
     return Launching(args.world_size, True, _ENGINES.get(kind, ""), machines, document, Path(), known=True)
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from transformers import TrainerCallback
 
 from autotune.api.check import stopped, verdict
-from autotune.api.launched import Ranks, launching_of, ranks_of
+from autotune.api.launched import launching_of
+from autotune.api.ranks import ApartError, Ranks, ranks_of
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.units import MIB
@@ -79,12 +80,12 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             WillNotFit: it will not fit.
             AutotuneError: it cannot be checked, and ``when_unsure`` is ``fail``.
         """
-        ranks = ranks_of(args)
-        if ranks is None:
-            _LOG.warning("The %s processes of this training have no group, so it is not checked.", args.world_size)
-            return
-        found = self._agreed(args, kwargs, ranks)
-        speaks = ranks.rank == 0
+        try:
+            found = self._agreed(args, kwargs, ranks_of(args))
+        except ApartError as error:
+            # Each process finds that out for itself, so all of them train, or none.
+            found = error
+        speaks = args.process_index == 0
         if isinstance(found, AutotuneError):
             if self._when_unsure == "fail":
                 raise found
@@ -102,14 +103,17 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         """Return the verdict of the first process, or why it has none; the same in every process.
 
         Raises:
+            ApartError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
-        budgets = ranks.gathered(self._budget or _free(args))
+        own = self._budget or _free(args)
         if ranks.rank > 0:
+            ranks.gathered(own)
             said = ranks.told(_Said())
             return said.result()
         said = _Said(ended="it was ended")
         try:
+            budgets = ranks.gathered(own)
             said = _Said(verdict=self._checked(args, kwargs, _least(budgets)))
         except AutotuneError as error:
             said = _Said(message=error.message, hint=error.hint)

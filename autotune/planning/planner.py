@@ -26,6 +26,7 @@ from autotune.planning.varied import varied_bytes
 from autotune.planning.vllm import engine_of, held, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
+from autotune.techniques.traits import untimed
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
 
@@ -85,7 +86,7 @@ class Planner:
         self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
         self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
-        self._untimed = [(item.name, item.untimed) for item in problem.trainer.techniques if item.untimed]
+        self._untimed: dict[Group, bool] = {}
         self._designs = Designs(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
 
@@ -231,8 +232,7 @@ class Planner:
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
-        if setting.machine.hardware.kind == "cuda" and any(candidate[knob] in found for knob, found in self._untimed):
-            memory = replace(memory, step_seconds=None)
+        memory = self._with_known_time(memory, candidate)
         rate = geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
@@ -250,7 +250,15 @@ class Planner:
         """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
         case = self._decisive(candidate), self._cases.use(candidate)
         found = self._estimates.estimate(self._cases.group(candidate), *case)
-        return found and found[0]
+        return found and self._with_known_time(found[0], candidate)
+
+    def _with_known_time(self, memory: MemoryEstimate, candidate: Candidate) -> MemoryEstimate:
+        """Return an estimate without its time if that is not predicted."""
+        group, setting = self._cases.group(candidate), self._problem.setting
+        if group not in self._untimed:
+            plan = self._problem.trainer.plan(candidate, setting)
+            self._untimed[group] = untimed(plan, setting.machine.hardware)
+        return replace(memory, step_seconds=None) if self._untimed[group] else memory
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step, from the traces of its estimate; None without one."""

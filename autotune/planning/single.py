@@ -22,6 +22,7 @@ from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Untraceable
+from autotune.techniques.traits import untimed
 
 
 class UntraceableError(Exception):
@@ -66,6 +67,8 @@ class PlanTracer:
         worst = max(found, key=lambda forecast: forecast.peak_bytes + forecast.overhead_bytes + forecast.unused_bytes)
         # Its time is that of a step on the largest micro-batches.
         memory = memory_estimate(worst, found[0], geometry.micro_batches, self._gpu, TRACED_ERROR)
+        if untimed(sized.plan, self._setting.machine.hardware):
+            memory = replace(memory, step_seconds=None)
         shared = with_vllm(memory, sized.plan, self._setting)
         if isinstance(shared, str):
             raise VllmError(shared)

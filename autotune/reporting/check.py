@@ -108,7 +108,7 @@ def _place(item: Finding) -> str:
 
 
 def _remedy(remedy: Remedy, budget_bytes: int) -> Iterator[RenderableType]:
-    slower = ""
+    slower = "; no speed is predicted"
     if remedy.slower is not None:
         slower = f", and a step takes {remedy.slower:.2f} times as long"
     yield Text(

@@ -61,7 +61,6 @@ class Technique(ABC):
         restricted: by the name of a trainer and a choice, why only some candidates may have it there, for the
             documentation; :meth:`conflict` says which. For a family of choices, all three name its representative.
         unplanned: what of its effect is measured by probes and not part of an estimate, in words; empty if nothing.
-        untimed: choices with which a step on a GPU has no predicted time.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
         changes_in: by the name of a trainer in which every choice but the default changes training, how it does.
@@ -92,7 +91,6 @@ class Technique(ABC):
     ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {}
     unplanned: ClassVar[str] = ""
-    untimed: ClassVar[frozenset[Choice]] = frozenset()
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
     changes_in: ClassVar[Mapping[str, str]] = {}
@@ -205,6 +203,14 @@ class Technique(ABC):
 
         Traces of few layers then tell nothing of all of them.
         """
+        return False
+
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether fewer bytes of weights may lie on the device with a choice than with another."""
+        return False
+
+    def untimed(self, plan: TrainingPlan) -> bool:
+        """Return whether a step of a plan on a GPU has no predicted time, since a part of it runs elsewhere."""
         return False
 
     def gathers_ahead(self, plan: TrainingPlan) -> bool:

@@ -49,6 +49,10 @@ class GatherForGeneration(Technique):
         """
         return choice if candidate.get("sharding") == _ZERO3 and candidate.get(VLLM, OFF) == OFF else ON
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether they are gathered layer by layer."""
+        return choice == OFF
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry where weights are gathered, which is TRL's default."""
         return {"args.ds3_gather_for_generation": False} if choice == OFF else {}

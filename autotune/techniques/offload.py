@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
-from autotune.techniques.sharding import DDP, FSDP2, NO_DEEPSPEED, NO_OTHER_MEMORY, ZERO_STAGES
+from autotune.techniques.sharding import DDP, FSDP2, NO_DEEPSPEED, NO_OTHER_MEMORY, ZERO_STAGES, offloads, zero_of
 
 NONE, OPTIMIZER, PARAMETERS, BOTH = "none", "optimizer", "parameters", "both"
 _OPTIMIZER_DEVICE = "args.deepspeed.zero_optimization.offload_optimizer.device"
@@ -42,7 +43,6 @@ class Offload(Technique):
     unplanned = (
         "the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on a GPU"
     )
-    untimed = frozenset({OPTIMIZER, BOTH})
     writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD})
 
     def matters(self, setting: Setting) -> bool:
@@ -70,6 +70,15 @@ class Offload(Technique):
         if choice != PARAMETERS and any(part in optimizer for part in _ON_GPU_ONLY):
             return f"optimizer={optimizer} runs on a GPU only, and offload={choice} runs it on the host"
         return None
+
+    def untimed(self, plan: TrainingPlan) -> bool:
+        """Return whether the optimizer runs on the host, of which no speed is known."""
+        fsdp = plan.args.get("fsdp_config")
+        return offloads(zero_of(plan)) or (isinstance(fsdp, Mapping) and bool(fsdp.get("cpu_offload")))
+
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether weights are offloaded."""
+        return choice in (PARAMETERS, BOTH)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -52,6 +52,10 @@ class Precision(Technique):
             return "the GPU has no bf16 arithmetic (compute capability 8.0 or later)"
         return None
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether weights have 16 bits."""
+        return choice == _BF16_WEIGHTS
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {

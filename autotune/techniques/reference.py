@@ -24,6 +24,10 @@ class Reference(Technique):
     writes = frozenset({"args.precompute_ref_log_probs"})
     patches_libraries = False
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether the copy of the model is dropped."""
+        return choice == PRECOMPUTED
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {"args.precompute_ref_log_probs": choice == PRECOMPUTED}

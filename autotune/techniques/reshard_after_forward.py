@@ -31,6 +31,10 @@ class ReshardAfterForward(Technique):
         """Return ``on`` where FSDP2 is not used."""
         return choice if candidate.get("sharding") == FSDP2 else ON
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether gathered weights are freed."""
+        return choice == ON
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         if candidate.get("sharding") != FSDP2:

@@ -100,8 +100,8 @@ class Sharding(Technique):
 
     def uneven(self, plan: TrainingPlan) -> bool:
         """Return whether it is ZeRO-2 on the device, whose buffer has every tensor whole that a share has a part of."""
-        zero = _zero(plan)
-        return plan.launch.processes > 1 and zero.get("stage") == ZERO_STAGES["zero2"] and not _offloads(zero)
+        zero = zero_of(plan)
+        return plan.launch.processes > 1 and zero.get("stage") == ZERO_STAGES["zero2"] and not offloads(zero)
 
     def needs_all_layers(self, plan: TrainingPlan) -> bool:
         """Return whether ZeRO-1 or ZeRO-2 moves gradients to the host.
@@ -111,13 +111,17 @@ class Sharding(Technique):
         of a large model's output head, and a part of it where there are few layers. With ZeRO-3, each process has an
         equal part of every tensor.
         """
-        zero = _zero(plan)
+        zero = zero_of(plan)
         flat = zero.get("stage") in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"])
-        return plan.launch.processes > 1 and flat and _offloads(zero)
+        return plan.launch.processes > 1 and flat and offloads(zero)
 
     def gathers_ahead(self, plan: TrainingPlan) -> bool:
         """Return whether it is ZeRO-3 or FSDP2."""
-        return bool(plan.args.get("fsdp")) or _zero(plan).get("stage") == ZERO_STAGES["zero3"]
+        return bool(plan.args.get("fsdp")) or zero_of(plan).get("stage") == ZERO_STAGES["zero3"]
+
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether no process holds all weights."""
+        return choice in WEIGHTS_SHARED
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
@@ -134,14 +138,14 @@ class Sharding(Technique):
         return {}
 
 
-def _zero(plan: TrainingPlan) -> Mapping[str, object]:
+def zero_of(plan: TrainingPlan) -> Mapping[str, object]:
     """Return what a plan's DeepSpeed document says of ZeRO; nothing if there is none."""
     document = plan.args.get("deepspeed")
     zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
     return zero if isinstance(zero, Mapping) else {}
 
 
-def _offloads(zero: Mapping[str, object]) -> bool:
+def offloads(zero: Mapping[str, object]) -> bool:
     """Return whether the optimizer is on the host; DeepSpeed takes a missing device, and ``none``, for the GPU."""
     where = zero.get("offload_optimizer")
     return isinstance(where, Mapping) and (where.get("device") or "none") != "none"

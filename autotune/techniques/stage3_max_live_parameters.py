@@ -46,6 +46,10 @@ class MaxLiveParameters(Technique):
         enough = int(choice) >= setting.workload.model.parameters
         return _DEFAULT if candidate.get("sharding") != "zero3" or enough else choice
 
+    def frees_weights(self, choice: Choice) -> bool:
+        """Return whether fewer are gathered than by default."""
+        return choice != _DEFAULT
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         if candidate.get("sharding") != "zero3" or choice == _DEFAULT:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from math import lcm
 
+from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique
@@ -67,6 +68,11 @@ def uneven(plan: TrainingPlan) -> bool:
 def needs_all_layers(plan: TrainingPlan) -> bool:
     """Return whether only a trace of all layers tells what a plan holds in a step."""
     return any(technique.needs_all_layers(plan) for technique in catalogue())
+
+
+def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
+    """Return whether a step of a plan has no predicted time on a device; on a CPU each has the one that is traced."""
+    return hardware.kind == "cuda" and any(technique.untimed(plan) for technique in catalogue())
 
 
 def gathers_ahead(plan: TrainingPlan) -> bool:

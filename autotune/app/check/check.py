@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.check.asked import Asked, Written, check_options, written
-from autotune.app.check.engine import without_engine
+from autotune.app.check.engine import check_documents, without_engine
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.launch import ALONE, Launching, launching
 from autotune.app.check.problems import of_error, problems
@@ -111,6 +111,23 @@ def _of_each(planned: Planned, launch: Launch) -> Planned:
     return planned_machine(CPU, launch.per_machine)
 
 
+def _beyond(gpus: int | None, started: Launching) -> str:
+    """Return why a real run needs more than this machine has; empty if it does not.
+
+    Args:
+        gpus: how many are visible here; None for a CPU, whose cores any number of processes can share.
+    """
+    if gpus is None:
+        return ""
+    without = "leave out --probe to trace it"
+    if started.machines > 1:
+        return f"it trains on {started.machines} machines, and --probe runs on this one: {without}"
+    if started.processes > gpus:
+        visible = "1 GPU is visible" if gpus == 1 else f"{gpus} GPUs are visible"
+        return f"{started.processes} processes need {started.processes} GPUs, and {visible}: {without}"
+    return ""
+
+
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
     listener(StageStarted(f"Reading {named} with TRL's parser"))
@@ -122,16 +139,19 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
         return task.wrong(found)
     try:
         started = launching(task.written, known, config, task.gpus)
+        check_documents(started, config)
     except UnreadError as error:
         if task.asked.fits:
             return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
         return task.verdict(Outcome.READ, findings=(*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
-        return task.wrong((*found, Finding(Severity.ERROR, str(error))))
+        return task.wrong((*found, of_error(task.written, error)))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, findings=found, processes=started.processes)
     if task.planned is None:
         return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
+    if task.asked.probe and (reason := _beyond(task.gpus, started)):
+        return task.verdict(Outcome.UNKNOWN, reason=reason, findings=found, processes=started.processes)
     planned = _of_each(task.planned, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.machine.hardware)
     task = replace(task, planned=planned, budget_bytes=budget_bytes)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.check.groups import FIELD, groups_of, started_by
+from autotune.app.check.launch import Launching
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.errors import InputError
@@ -23,6 +24,17 @@ _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_pa
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 _AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEFAULT_STAGE = 2
+# Keys of accelerate's own that it refuses beside DeepSpeed's document, whatever they say (accelerate 1.15).
+_REFUSED_BESIDE = frozenset({
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
+})  # fmt: skip
+_PRECISION, _NAMED = "mixed_precision", "deepspeed_config_file"
+# Words for accelerate about DeepSpeed on which no step depends.
+_OF_LAUNCHERS = frozenset({
+    "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
+    "zero3_init_flag", "zero3_save_16bit_model",
+})  # fmt: skip
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -61,6 +73,33 @@ def engine_args(
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     parallel = started_by(groups_of(document, config), document, engine, processes)
     return {**found, FIELD: parallel} if parallel else found
+
+
+def check_documents(started: Launching, config: Configuration) -> None:
+    """Check that what says how a training is sharded goes together, and is read.
+
+    Raises:
+        InputError: accelerate refuses DeepSpeed's document beside its own keys (``_deepspeed_config_checks``).
+        UnreadError: words for accelerate choose an engine, or set it.
+    """
+    document = started.document
+    given = document.get("deepspeed_config")
+    keys = given if isinstance(given, Mapping) else {}
+    own = bool(config.values.get("deepspeed"))
+    beside = [name for name in keys if name.lower() in _REFUSED_BESIDE]
+    beside += [_PRECISION] if document.get(_PRECISION) is not None and not started.precise else []
+    if document.get("distributed_type") == "DEEPSPEED" and beside and (own or keys.get(_NAMED)):
+        named = "deepspeed" if own else _NAMED
+        raise InputError(
+            f"{named} and accelerate's own {', '.join(beside)} both set DeepSpeed, which accelerate refuses.",
+            hint="Leave these keys out of accelerate's file; DeepSpeed's document says such things, or the trainer.",
+        )
+    words = [name for name in started.flags if name not in _OF_LAUNCHERS]
+    if words:
+        raise UnreadError(
+            f"--{words[0]} sets by words for accelerate what shards the training, and a check reads that from files."
+            " Name one with accelerate_config."
+        )
 
 
 def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.app.check.beside import said_of_plan
@@ -16,6 +16,7 @@ from autotune.app.check.rewards import rewards_of
 from autotune.app.check.silent import of_rows, silently
 from autotune.app.check.sources import Sources, sources
 from autotune.app.check.task import Task, fatal
+from autotune.app.check.writable import Key, writable
 from autotune.app.host import said_host
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, Planned, planned_machine, planned_workload
@@ -30,7 +31,9 @@ from autotune.core.protocol import BuildRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict
 from autotune.core.workload import Workload
+from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
+from autotune.inspection.yaml_file import YamlFile
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.jobs import build
@@ -111,7 +114,9 @@ class Fitting:
                 token_coverage=token_coverage(known.candidate, setting),
                 allowed=setting.allowed - {GLOBAL_BATCH},
             )
-            remedies = Remedies(plan, known, trainer, kept, options.file, steps)
+            on_cpu = planned.gpu is None
+            own = writable(task.written.values, self.config, self.launching, on_cpu=on_cpu)
+            remedies = Remedies(plan, known, trainer, kept, options.file, steps, own)
             with tracer.quietly():
                 remedy = self._remedy(remedies, planned, answer)
         found = (*found, *_about_host(answer, plan, planned))
@@ -206,25 +211,29 @@ class Fitting:
     def _remedy(self, remedies: Remedies, planned: Planned, answer: Answer) -> Remedy | None:
         extra_bytes = CPU_PROCESS_BYTES if planned.gpu is None else 0
         file, now = self.task.written.file, answer.need.memory if answer.need is not None else None
-        # No change that trains the same takes weights from the device.
         stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
-        changed = None
-        if stays + extra_bytes <= self.task.budget_bytes:
-            changed = remedies.smallest(self.task.budget_bytes, extra_bytes)
+        heavy = stays + extra_bytes > self.task.budget_bytes
+        changed = remedies.smallest(self.task.budget_bytes, extra_bytes, heavy=heavy)
         if changed is None:
             return None
-        diff = ""
-        if file is not None and not any(f"--{path[-1]}" in self.task.written.command.words for path in changed.keys):
-            edits = [
-                Edit(path, {path[-1]: value} if value is not None else None) for path, value in changed.keys.items()
-            ]
-            diff = unified_diff(file.text, edited(file, edits), str(file.path))
+        diff = self._diff(file, changed.keys) if file is not None else ""
         slower = None
         if now is not None and now.step_seconds and changed.memory.step_seconds:
             slower = changed.memory.step_seconds / now.step_seconds
         keys = {".".join(path): value for path, value in changed.keys.items()}
         memory = changed.memory
         return Remedy(keys, diff, memory.device_bytes, memory.most_bytes + extra_bytes, slower)
+
+    def _diff(self, file: YamlFile, keys: Mapping[Key, object]) -> str:
+        """Return the change of the file; empty where words of the command say otherwise, or only a person can edit."""
+        words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in self.task.written.command.words}
+        if any(path[0] in words for path in keys):
+            return ""
+        edits = [Edit(path, {path[-1]: value} if value is not None else None) for path, value in keys.items()]
+        try:
+            return unified_diff(file.text, edited(file, edits), str(file.path))
+        except InputError:
+            return ""
 
     def _placed(self, findings: Iterable[Finding]) -> Iterable[Finding]:
         for item in findings:

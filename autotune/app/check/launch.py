@@ -41,6 +41,7 @@ class Launching:
         folder: from which relative paths in it lead.
         known: whether the command was read for all of this.
         flags: further words for ``accelerate launch`` by which an engine is chosen or set.
+        precise: whether such words say the precision, so that its document does not.
     """
 
     processes: int = 1
@@ -51,6 +52,7 @@ class Launching:
     folder: Path = Path()
     known: bool = False
     flags: tuple[str, ...] = ()
+    precise: bool = False
 
     @property
     def alone(self) -> bool:
@@ -88,8 +90,9 @@ def launching(written: Written, read: ReadCommand, config: Configuration, gpus: 
         sorted(name for name, value in given.items() if name.startswith(_FLAGS) and value not in (None, False))
     )
     return Launching(
-        started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags
-    )
+        started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags,
+        precise=bool(given.get("mixed_precision")),
+    )  # fmt: skip
 
 
 def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) -> Started | None:

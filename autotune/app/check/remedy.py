@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotune.app.check.candidate import AsCandidate, lookup
+from autotune.app.check.candidate import AsCandidate
+from autotune.app.check.writable import PARTS, Key, Writable, put
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
@@ -18,8 +19,6 @@ from autotune.trainers.evaluation import whole_geometry
 
 # Techniques that a change may involve before it is no longer small.
 _MOST_TECHNIQUES = 3
-# Parts of a plan that a configuration file has keys for.
-_WRITABLE = ("args", "model", "env")
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,12 @@ class Changed:
     """A configuration with a change.
 
     Attributes:
-        keys: what changes, by the key's path in the file, such as ``("model_init_kwargs", "use_kernels")``.
+        keys: what changes, by the key's path in the file, such as ``("model_init_kwargs", "use_kernels")``; None drops
+            the key.
         memory: the traced need afterwards.
     """
 
-    keys: Mapping[tuple[str, ...], object]
+    keys: Mapping[Key, object]
     memory: MemoryEstimate
 
 
@@ -40,7 +40,7 @@ class Remedies:
 
     Args:
         known: the plan in the words of techniques.
-        most_bytes: what an estimate may be at most, its error included, beyond the estimate's own.
+        writable: what the user's file can set.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Remedies:
         setting: Setting,
         file: SpaceFile,
         tracer: PlanTracer,
+        writable: Writable,
     ) -> None:
         self._plan = plan
         self._known = known
@@ -58,33 +59,37 @@ class Remedies:
         self._setting = setting
         self._file = file
         self._tracer = tracer
+        self._writable = writable
 
-    def smallest(self, budget_bytes: int, extra_bytes: int) -> Changed | None:
+    def smallest(self, budget_bytes: int, extra_bytes: int, *, heavy: bool = False) -> Changed | None:
         """Return the change of the fewest techniques whose need fits by more than its error; None if there is none.
 
-        Of changes of one technique, the fastest that fits is taken; if none fits, the one that saves the most is kept
-        and another technique is changed as well.
+        Of changes of one technique, the fastest that fits is taken, and one of unknown speed only if no other fits; if
+        none fits, the one that saves the most is kept and another technique is changed as well.
 
         Args:
             extra_bytes: what a process holds beside its tensors.
+            heavy: whether the weights alone exceed the budget, so that a change that leaves them where they are has
+                not to be traced to know that it does not fit.
         """
         candidate, entries = self._trainer.normal(self._known.candidate, self._setting), dict[str, object]()
-        for _ in range(_MOST_TECHNIQUES):
+        for already in range(_MOST_TECHNIQUES):
             tried = [
                 (other, {**entries, **changed}, memory)
-                for other, changed in self._changes(candidate)
-                if (memory := self._memory({**entries, **changed})) is not None
+                for technique, other, changed in self._changes(candidate)
+                if (already or not heavy or technique.frees_weights(other[technique.name]))
+                and (memory := self._memory({**entries, **changed})) is not None
             ]
             fitting = [item for item in tried if item[2].most_bytes + extra_bytes <= budget_bytes]
             if fitting:
-                best = min(fitting, key=lambda item: (item[2].step_seconds or 0.0, item[2].device_bytes))
-                return Changed(_keys(best[1]), best[2])
+                best = min(fitting, key=lambda item: _quickest_first(item[2]))
+                return Changed(self._writable.keys(best[1]), best[2])
             if not tried:
                 return None
             candidate, entries, _ = min(tried, key=lambda item: item[2].device_bytes)
         return None
 
-    def _changes(self, candidate: Candidate) -> Iterator[tuple[Candidate, Mapping[str, object]]]:
+    def _changes(self, candidate: Candidate) -> Iterator[tuple[Technique, Candidate, Mapping[str, object]]]:
         """Yield candidates that differ in one technique and train the same, with the plan's entries that change."""
         own, seen = self._trainer.plan(candidate, self._setting), {candidate}
         for technique in self._trainer.techniques:
@@ -99,9 +104,9 @@ class Remedies:
                 seen.add(other)
                 if technique.impossible(choice, self._setting) or self._newly_illegal(candidate, other):
                     continue
-                changed = self._mattering(_difference(own, self._trainer.plan(other, self._setting)))
-                if changed and all(path.split(".")[0] in _WRITABLE for path in changed):
-                    yield other, changed
+                changed = self._mattering(self._difference(own, self._trainer.plan(other, self._setting)))
+                if changed and self._writable.allows(changed):
+                    yield technique, other, changed
 
     def _same_training(self, technique: Technique, candidate: Candidate, other: Candidate) -> bool:
         """Whether both train the same: what is exact is so beside TRL's default, and not beside any other choice."""
@@ -109,6 +114,17 @@ class Remedies:
         effects = {technique.effect(item[name], item, setting) for item in (candidate, other)}
         from_default = candidate[name] == technique.default(setting)
         return effects == {Effect.EXACT} and (from_default or not technique.how_changes(self._trainer.name))
+
+    def _difference(self, before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
+        whole = frozenset(path for item in self._trainer.techniques for path in item.writes)
+        old, new = (
+            {path: value for part in PARTS for path, value in _leaves(getattr(plan, part), part, whole)}
+            for plan in (before, after)
+        )
+        found = {path: new.get(path) for path in sorted({*old, *new}) if new.get(path) != old.get(path)}
+        if before.truncate_to != after.truncate_to:
+            found["truncate_to"] = after.truncate_to
+        return found
 
     def _mattering(self, entries: Mapping[str, object]) -> dict[str, object]:
         idle = {path for item in self._trainer.techniques if not item.matters(self._setting) for path in item.writes}
@@ -127,28 +143,23 @@ class Remedies:
             return None
 
 
-def _difference(before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
-    paths = {f"{part}.{name}" for plan in (before, after) for part in _WRITABLE for name in getattr(plan, part)}
-    found = {path: lookup(after, path) for path in sorted(paths) if lookup(after, path) != lookup(before, path)}
-    if before.truncate_to != after.truncate_to:
-        found["truncate_to"] = after.truncate_to
-    return found
+def _quickest_first(memory: MemoryEstimate) -> tuple[bool, float, int]:
+    """Return a key to sort changes by: those of which no speed is predicted come last, the least memory first."""
+    return memory.step_seconds is None, memory.step_seconds or 0.0, memory.device_bytes
 
 
 def _with(plan: TrainingPlan, entries: Mapping[str, object]) -> TrainingPlan:
-    parts = {part: dict(getattr(plan, part)) for part in _WRITABLE}
+    parts = {part: dict(getattr(plan, part)) for part in PARTS}
     for path, value in entries.items():
-        part, _, name = path.partition(".")
-        if value is None:
-            parts[part].pop(name, None)
-        else:
-            parts[part][name] = value
+        part, *names = path.split(".")
+        put(parts[part], tuple(names), value)
     return replace(plan, args=parts["args"], model=parts["model"], env=parts["env"])
 
 
-def _keys(entries: Mapping[str, object]) -> Mapping[tuple[str, ...], object]:
-    """Return the keys of a configuration file for entries of a plan."""
-    return {
-        ("env", path.partition(".")[2]) if path.startswith("env.") else (path.partition(".")[2],): value
-        for path, value in entries.items()
-    }
+def _leaves(value: object, path: str, whole: frozenset[str]) -> Iterator[tuple[str, object]]:
+    """Yield the entries in a part of a plan by their paths; a mapping that a technique writes as a whole is one."""
+    if path in whole or not isinstance(value, Mapping):
+        yield path, value
+        return
+    for name, inside in value.items():
+        yield from _leaves(inside, f"{path}.{name}", whole)

@@ -80,7 +80,8 @@ def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **option
     def run(ranks: FakeRankOfTwo) -> None:
         here.ranks = ranks
         try:
-            autotune.PreflightCallback(**options).on_train_begin(SimpleNamespace(world_size=2), None, None)
+            args = SimpleNamespace(world_size=2, process_index=ranks.rank)
+            autotune.PreflightCallback(**options).on_train_begin(args, None, None)
             errors[ranks.rank] = None
         except BaseException as error:  # noqa: BLE001 what a thread raises is looked at by the test
             errors[ranks.rank] = error

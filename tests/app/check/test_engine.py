@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from accelerate.utils import DeepSpeedPlugin
 
-from autotune.app.check.engine import engine_args, said_of_loading, without_engine
-from autotune.app.check.launch import _document
+from autotune.app.check.engine import check_documents, engine_args, said_of_loading, without_engine
+from autotune.app.check.launch import Launching, _document
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.core.plan import TrainingPlan
@@ -103,6 +105,71 @@ def test_the_trainer_s_own_file_comes_before_accelerate_s(tmp_path: Path) -> Non
     assert without_engine(own).values == {"deepspeed": None}
     with pytest.raises(InputError, match=r"absent\.json cannot be read"):
         engine_args({}, Configuration("SFTConfig", {"deepspeed": "absent.json"}, {}), tmp_path)
+
+
+def refused_by_accelerate(fields: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return whether accelerate refuses keys of its own file beside DeepSpeed's document."""
+    # accelerate's launcher hands on which keys its file has (commands/launch.py, utils/launch.py).
+    monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", ",".join(fields))
+    try:
+        DeepSpeedPlugin._deepspeed_config_checks(SimpleNamespace())
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"deepspeed_multinode_launcher": "standard"}, {"zero3_init_flag": True}, {"zero_stage": 3},
+        {"offload_optimizer_device": "none"}, {"offload_param_device": "cpu"}, {"gradient_clipping": 1.0},
+        {"gradient_accumulation_steps": 1}, {"zero3_save_16bit_model": True}, {"offload_param_nvme_path": "/nvme"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("own", [True, False])
+def test_deepspeed_s_document_is_refused_beside_the_keys_that_accelerate_refuses(
+    given: dict[str, object], precision: str | None, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = [*given, *(["mixed_precision"] if precision else [])]
+    named = {} if own else {"deepspeed_config_file": "ds.json"}
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {**given, **named}, "mixed_precision": precision}
+    config = Configuration("SFTConfig", {"deepspeed": "ds.json"} if own else {}, {})
+    if not refused_by_accelerate(fields, monkeypatch):
+        check_documents(Launching(8, document=document, known=True), config)
+        return
+    with pytest.raises(InputError, match=f"{'deepspeed' if own else 'deepspeed_config_file'} and .*{fields[-1]}"):
+        check_documents(Launching(8, document=document, known=True), config)
+    # Without such a document, or without DeepSpeed, nothing is refused.
+    check_documents(Launching(8, document={**document, "distributed_type": "MULTI_GPU"}, known=True), config)
+    check_documents(Launching(8, document={**document, "deepspeed_config": given}, known=True), NOTHING)
+
+
+def test_the_precision_is_that_of_the_words_where_they_say_it() -> None:
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {}, "mixed_precision": "bf16"}
+    config = Configuration("SFTConfig", {"deepspeed": "ds.json"}, {})
+    check_documents(Launching(8, document=document, known=True, precise=True), config)
+    with pytest.raises(InputError, match="deepspeed and accelerate's own mixed_precision"):
+        check_documents(Launching(8, document=document, known=True), config)
+
+
+def test_an_error_about_two_documents_has_the_line_of_the_trainer_s(write: Write, checked: Checked) -> None:
+    file = write("sft", "accelerate_config: zero2\ndeepspeed: {zero_optimization: {stage: 3}}\n")
+    verdict = checked(config=str(file), trainer="sft", fits=False)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    error = next(item for item in verdict.findings if item.severity is Severity.ERROR)
+    assert (error.key, error.line) == ("deepspeed", 9)
+    assert "zero_stage" in error.message
+
+
+def test_an_engine_that_words_choose_leaves_the_answer_open(write: Write, checked: Checked) -> None:
+    file = write("sft", "use_deepspeed: true\nzero_stage: 3\nnum_processes: 8\n")
+    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert "--use_deepspeed" in verdict.reason
+    host = write("sft", "deepspeed_hostfile: hosts\nnum_processes: 8\n")
+    assert checked(config=str(host), trainer="sft", fits=False).outcome is Outcome.READ
 
 
 @needs_deepspeed

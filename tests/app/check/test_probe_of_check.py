@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.app.check import check
 from autotune.app.check.asked import Asked, check_options
+from autotune.app.check.launch import Launching
+from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError
@@ -22,6 +25,27 @@ def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(write: Wri
 def test_the_time_is_a_duration_as_of_the_command_probe() -> None:
     words = read_arguments(["check", "c.yaml", "--probe", "--timeout", "1m30s"]).arguments
     assert Asked(timeout=words.timeout, probe=words.probe).timeout_seconds == 90
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("num_processes: 8\n", "8 processes need 8 GPUs, and 2 GPUs are visible: leave out --probe to trace it"),
+        ("num_processes: 2\nnum_machines: 2\n", "it trains on 2 machines, and --probe runs on this one"),
+    ],
+)
+def test_what_this_machine_has_too_few_gpus_to_run_is_not_wrong(
+    body: str, said: str, write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "planned_machine", lambda _: planned_machine("H100-80GB", 2))
+    verdict = checked(config=str(write("sft", body)), trainer="sft", probe=True)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert said in verdict.headline
+
+
+def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -> None:
+    assert not check._beyond(2, Launching(2))
+    assert not check._beyond(None, Launching(8, machines=2))
 
 
 @pytest.mark.parametrize(

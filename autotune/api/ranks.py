@@ -1,0 +1,143 @@
+"""Lets the processes of a training that runs already agree on what the first of them found out."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from autotune.errors import AutotuneError
+
+if TYPE_CHECKING:
+    import transformers
+
+_Told = TypeVar("_Told")
+# Processes come to the check at different times: each may have to build its part of the model first.
+_ARRIVAL_SECONDS = 1800.0
+# A check of the first process may take longer than a collective operation of the training may. One whose process has
+# ended is noticed earlier: its launcher ends the others, or the store goes with it.
+_PATIENCE_SECONDS = 86400.0
+_PAUSES_SECONDS = (0.02, 1.0)
+_MEETINGS = itertools.count()
+
+
+class ApartError(AutotuneError):
+    """The processes of a training cannot tell one another anything."""
+
+
+class Ranks(Protocol):
+    """The processes of a training, as one of them sees them; all of them have to call the same methods.
+
+    Each method may raise an :class:`ApartError`.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+
+    def gathered(self, own: _Told) -> list[_Told]:
+        """Return in the first process what each has, in the order of their numbers; in others, what they have."""
+
+    def told(self, own: _Told) -> _Told:
+        """Return what the first process has."""
+
+
+class Alone:
+    """A training of one process."""
+
+    rank = 0
+
+    def gathered(self, own: _Told) -> list[_Told]:
+        """Return what this process has."""
+        return [own]
+
+    def told(self, own: _Told) -> _Told:
+        """Return what this process has."""
+        return own
+
+
+class StoreRanks:
+    """The processes of PyTorch's process group, which exchange through the store by which they found one another.
+
+    A group of their own could wait as long, and would need connections between all processes that the training may
+    not have: gloo's fail where a machine's name leads nowhere. The store is asked again and again, since a call that
+    waits would keep PyTorch's watchdogs from it.
+
+    Args:
+        store: PyTorch's key-value store.
+        processes: how many there are.
+    """
+
+    def __init__(self, store: Any, rank: int, processes: int) -> None:
+        self.rank = rank
+        self._store = store
+        self._processes = processes
+        # All processes start as many checks, so they count alike.
+        self._name = f"autotune/{next(_MEETINGS)}"
+        self._exchanges = itertools.count()
+
+    def gathered(self, own: _Told) -> list[_Told]:
+        """See :class:`Ranks`."""
+        name = self._next()
+        keys = [f"{name}/{rank}" for rank in range(self._processes)]
+        self._put(keys[self.rank], own)
+        if self.rank > 0:
+            return [own]
+        return self._taken(keys, _ARRIVAL_SECONDS)
+
+    def told(self, own: _Told) -> _Told:
+        """See :class:`Ranks`."""
+        key = self._next()
+        if self.rank == 0:
+            self._put(key, own)
+            return own
+        found: list[_Told] = self._taken([key], _PATIENCE_SECONDS)
+        return found[0]
+
+    def _next(self) -> str:
+        return f"{self._name}/{next(self._exchanges)}"
+
+    def _put(self, key: str, value: object) -> None:
+        try:
+            self._store.set(key, pickle.dumps(value))
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def _taken(self, keys: Sequence[str], seconds: float) -> list[Any]:
+        """Return the values of keys once all of them are there."""
+        ends, pause = time.monotonic() + seconds, _PAUSES_SECONDS[0]
+        try:
+            while not self._store.check(list(keys)):
+                if time.monotonic() > ends:
+                    raise ApartError(f"The other processes of this training said nothing for {seconds:,.0f} s.")
+                time.sleep(pause)
+                pause = min(2 * pause, _PAUSES_SECONDS[1])
+            return [pickle.loads(self._store.get(key)) for key in keys]
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+
+def ranks_of(args: transformers.TrainingArguments) -> Ranks:
+    """Return the processes of a training that is about to start.
+
+    Raises:
+        ApartError: they have no group, or it has no store.
+    """
+    if args.world_size == 1:
+        return Alone()
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise ApartError(f"The {args.world_size} processes of this training have no group of PyTorch's.")
+    try:
+        store = dist.group.WORLD.get_group_store()
+    except (RuntimeError, AttributeError) as error:
+        raise ApartError(f"The group of this training's processes has no store: {error}") from error
+    return StoreRanks(store, dist.get_rank(), dist.get_world_size())
+
+
+def _lost(error: RuntimeError) -> ApartError:
+    said = " ".join(str(error).split())
+    return ApartError(f"The processes of this training cannot reach the store of their group: {said}")

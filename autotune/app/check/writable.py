@@ -1,0 +1,123 @@
+"""Says which entries of a plan a change may write into the trainer's own file, and which keys these are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.app.check.launch import Launching
+from autotune.core.configuration import Configuration
+from autotune.techniques.sharding import ENGINE_FIELDS
+
+Key = tuple[str, ...]
+"""A key by its path in the file, such as ``("env", "PYTORCH_ALLOC_CONF")``."""
+PARTS = ("args", "model", "env")
+"""Parts of a plan that a configuration file has keys for."""
+_DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
+_STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
+# ``distributed_type`` of accelerate's documents that leave the engine to the trainer's own fields.
+_WITHOUT_ENGINE = frozenset({"NO", "MULTI_GPU", "MULTI_CPU"})
+
+
+@dataclass(frozen=True)
+class Writable:
+    """The entries of a plan that the trainer's own file can set.
+
+    Attributes:
+        values: the keys of the file and their values; empty without a file.
+        fixed: the fields of engines that are written elsewhere, or where a change would have no effect.
+    """
+
+    values: Mapping[str, object]
+    fixed: frozenset[str]
+
+    def allows(self, entries: Mapping[str, object]) -> bool:
+        """Return whether the file can set these entries, by their path in a plan, so that they mean what they do there.
+
+        An engine that the file has stays: with its document would go what it says beside the choice of a technique.
+        """
+        if _STAGE in entries and entries[_STAGE] is None and self.values.get(_DEEPSPEED):
+            return False
+        heads = [path.split(".")[:2] for path in entries]
+        return all(head[0] in PARTS and not (head[0] == "args" and head[1] in self.fixed) for head in heads)
+
+    def keys(self, entries: Mapping[str, object]) -> Mapping[Key, object]:
+        """Return the keys to write for entries of a plan, with their values; None drops a key.
+
+        Of a mapping that the file has, only the keys that change are written, and any other mapping is written whole.
+        """
+        found: dict[Key, object] = {}
+        for path, value in entries.items():
+            key = self._key(path)
+            outer = self.values.get(key[0])
+            if len(key) == 1 or key[0] == "env" or isinstance(outer, Mapping):
+                if value is not None or not self.values or _there(self.values, key):
+                    found[key] = value
+            elif value is not None:
+                whole = found.setdefault(key[:1], {})
+                assert isinstance(whole, dict)
+                put(whole, key[1:], value)
+        return found
+
+    def _key(self, path: str) -> Key:
+        part, *names = path.split(".")
+        if part == "env":
+            return ("env", *names)
+        given = self.values.get(names[0])
+        # transformers takes both spellings, and that with its prefix wins (training_args.py, `_process_fsdp_args`).
+        if names[0] == _FSDP_CONFIG and isinstance(given, Mapping) and f"fsdp_{names[1]}" in given:
+            return (names[0], f"fsdp_{names[1]}", *names[2:])
+        return tuple(names)
+
+
+def writable(values: Mapping[str, object], config: Configuration, started: Launching, *, on_cpu: bool) -> Writable:
+    """Return what the trainer's own file can set.
+
+    An engine that accelerate's document names is not the trainer's to change: transformers reads no ``fsdp_config``
+    without ``fsdp``, and accelerate refuses ``deepspeed`` beside its own keys of DeepSpeed.
+
+    Args:
+        values: the keys of the file; empty without one.
+        config: what TRL's parser makes of them.
+        started: how the processes are started.
+        on_cpu: whether it trains on a CPU, where transformers fills in DeepSpeed's document before there is a group.
+    """
+    # accelerate takes an object for it, and a file has mappings.
+    fixed = {_GROUPS}
+    if config.values.get(_DEEPSPEED):
+        fixed |= {_FSDP, _FSDP_CONFIG}
+        fixed |= set() if isinstance(values.get(_DEEPSPEED), Mapping) else {_DEEPSPEED}
+    elif config.values.get(_FSDP):
+        fixed |= {_DEEPSPEED, _FSDP}
+        inline = values.get(_FSDP) is True and isinstance(values.get(_FSDP_CONFIG, {}), Mapping)
+        fixed |= set() if inline else {_FSDP_CONFIG}
+    elif str(started.document.get("distributed_type", "NO")) not in _WITHOUT_ENGINE or started.document.get(_GROUPS):
+        fixed |= set(ENGINE_FIELDS)
+    elif on_cpu:
+        fixed |= {_DEEPSPEED}
+    return Writable(values, frozenset(fixed))
+
+
+def put(mapping: dict[str, object], key: Key, value: object) -> None:
+    """Set a value in a mapping of mappings, or drop it if it is None; mappings inside are replaced by new ones."""
+    name, *rest = key
+    if not rest:
+        if value is None:
+            mapping.pop(name, None)
+        else:
+            mapping[name] = value
+        return
+    given = mapping.get(name)
+    if isinstance(given, Mapping) or value is not None:
+        inside = dict(given) if isinstance(given, Mapping) else {}
+        put(inside, tuple(rest), value)
+        mapping[name] = inside
+
+
+def _there(values: Mapping[str, object], key: Key) -> bool:
+    found: object = values
+    for name in key:
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    return True

@@ -1,0 +1,154 @@
+"""Processes of a training agree through the store of their group, and each knows where they cannot."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from accelerate.utils import DistributedType
+
+import autotune
+from autotune.api import ranks
+from autotune.api.launched import launching_of
+from autotune.api.ranks import ApartError, StoreRanks, ranks_of
+from autotune.errors import AutotuneError
+
+ENDED = "its connection ended"
+
+
+class LostStore:
+    """A store whose host has gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        def lost(*_: object) -> None:
+            raise RuntimeError(ENDED)
+
+        return lost
+
+
+@pytest.fixture
+def store() -> Any:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+
+def run(*each: Callable[[], Any]) -> list[Any]:
+    """Return what functions return, or raise, that run at the same time."""
+    found: dict[int, Any] = {}
+
+    def of(number: int) -> None:
+        try:
+            found[number] = each[number]()
+        except AutotuneError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=of, args=(number,)) for number in range(len(each))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    return [found[number] for number in range(len(each))]
+
+
+def meeting(store: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> list[StoreRanks]:
+    """Return the processes of a training, which all have started as many checks."""
+    made = []
+    for rank in range(count):
+        monkeypatch.setattr(ranks, "_MEETINGS", iter([7]))
+        # Each process has a connection of its own, or the host's.
+        own = store if rank == 0 else dist.TCPStore("127.0.0.1", store.port, is_master=False)
+        made.append(StoreRanks(dist.PrefixStore("default_pg", own), rank, count))
+    return made
+
+
+def test_the_first_gets_what_all_have_and_all_get_what_it_says(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(each: StoreRanks) -> Callable[[], Any]:
+        def agree() -> Any:
+            time.sleep(0.05 * each.rank)
+            return each.gathered({"rank": each.rank}), each.told("fits" if each.rank == 0 else None)
+
+        return agree
+
+    assert run(*map(of, meeting(store, 3, monkeypatch))) == [
+        ([{"rank": 0}, {"rank": 1}, {"rank": 2}], "fits"),
+        ([{"rank": 1}], "fits"),
+        ([{"rank": 2}], "fits"),
+    ]
+
+
+def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_ARRIVAL_SECONDS", 0.2)
+    first, second, _ = meeting(store, 3, monkeypatch)
+
+    def checks() -> Any:
+        callback = autotune.PreflightCallback(memory_budget="1GiB", when_unsure="fail")
+        return callback._agreed(SimpleNamespace(), {}, first)
+
+    def waits() -> Any:
+        return autotune.PreflightCallback(memory_budget="1GiB")._agreed(SimpleNamespace(), {}, second)
+
+    found = run(checks, waits)
+    assert "said nothing for 0 s" in str(found[0])
+    assert str(found[0]) == str(found[1])
+
+
+def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 1):
+        apart = StoreRanks(LostStore(), rank, 2)
+        with pytest.raises(ApartError, match=f"cannot reach the store of their group: {ENDED}"):
+            apart.gathered(rank)
+        with pytest.raises(ApartError, match=ENDED):
+            apart.told(rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_cannot_agree_train_and_the_first_says_why(rank: int, caplog: pytest.LogCaptureFixture) -> None:
+    args: Any = SimpleNamespace(world_size=2, process_index=rank)
+    autotune.PreflightCallback().on_train_begin(args, None, None)
+    said = ["autotune cannot check this training: The 2 processes of this training have no group of PyTorch's."]
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == said[rank:]
+    with pytest.raises(AutotuneError, match="have no group"):
+        autotune.PreflightCallback(when_unsure="fail").on_train_begin(args, None, None)
+
+
+def test_no_connections_are_made_beside_those_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("gloo: cannot resolve this machine's name")
+
+    monkeypatch.setattr(dist, "new_group", refuse)
+    kept = dist.HashStore()
+    dist.init_process_group("fake", store=kept, rank=0, world_size=2)
+    try:
+        met = ranks_of(SimpleNamespace(world_size=2))
+        assert met.told("fits") == "fits"
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("environment", "machines"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4"}, 2),
+        ({"LOCAL_SIZE": "4"}, 2),
+        ({"LOCAL_WORLD_SIZE": "8", "LOCAL_SIZE": "4"}, 1),
+        ({}, 1),
+    ],
+    ids=str,
+)
+def test_machines_are_counted_by_what_each_launcher_says(
+    environment: dict[str, str], machines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    state = SimpleNamespace(distributed_type=DistributedType.MULTI_GPU, parallelism_config=None)
+    with mock.patch("accelerate.state.AcceleratorState", return_value=state):
+        assert launching_of(SimpleNamespace(world_size=8)).machines == machines
