@@ -50,7 +50,8 @@ def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) 
     known = verdicts.get(key, asked)
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
-        known = within(known, memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware))
+        budget = memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware)
+        known = within(known, budget, planned.host_bytes)
     if known is not None:
         return replace(known, wall_seconds=time.monotonic() - started)
     if tracer is not None:
