@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.app.check.asked import Asked, Written
 from autotune.app.check.beside import DOCUMENTS
+from autotune.app.check.launch import default_file
 from autotune.app.check.need import needs_more
 from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned, state_of
@@ -105,7 +106,7 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
 
 
 def _words(asked: Asked, written: Written) -> Iterator[str]:
-    yield from (*asked.command, asked.model or "", asked.dataset or "")
+    yield from (*asked.command, asked.model or "", asked.dataset or "", str(default_file(written) or ""))
     yield from (word.partition("=")[2] for word in asked.command if word.startswith("--"))
     yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
 
