@@ -21,6 +21,8 @@ COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys that say how many processes are started."""
 LAUNCH_FILES = ("accelerate_config", "config_file")
 """Keys of a file that name the one which ``accelerate launch`` reads."""
+NO_PRECISION = "no"
+"""``mixed_precision`` of accelerate where nothing says another."""
 _DEFAULT_FILE = Path("accelerate", "default_config.yaml")
 # With this ``distributed_type``, accelerate starts one process whatever the number is, unless one of these words says
 # another (accelerate 1.15, ``commands/launch.py``, ``_validate_launch_command`` and ``launch_command``).
@@ -49,6 +51,7 @@ class Launching:
         known: whether the command was read for all of this.
         flags: further words for ``accelerate launch`` by which an engine is chosen or set.
         default: accelerate's own file, where that is the document, since no other is named.
+        precision: what accelerate's launcher hands on to the processes that it starts.
         in_vain: the number of processes that is asked for, where the document says that there is one.
     """
 
@@ -61,6 +64,7 @@ class Launching:
     known: bool = False
     flags: tuple[str, ...] = ()
     default: Path | None = None
+    precision: str = NO_PRECISION
     in_vain: object = None
 
     @property
@@ -104,7 +108,8 @@ def launching(
     )
     return Launching(
         started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags,
-        default=default, in_vain=_asked(given, document) if _alone(given, document) else None,
+        default=default, precision=str(given.get("mixed_precision") or document.get("mixed_precision") or NO_PRECISION),
+        in_vain=_asked(given, document) if _alone(given, document) else None,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.app.check.asked import Written
 from autotune.app.check.launch import Launching
-from autotune.core.configuration import Built, Fault, Override, ReadCommand
+from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import TRL
@@ -72,6 +72,15 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
             " MULTI_GPU there."
         )
         yield finding(written, Severity.SILENT, "num_processes", said)
+
+
+def of_precision(written: Written, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
+    """Yield what the launcher makes of the precision that was read."""
+    own = read.configurations[config.kind]
+    for name in ("bf16", "fp16"):
+        if config.values.get(name) and not own.values.get(name):
+            said = f"{name} is false here, and accelerate makes it true by its mixed_precision: {name}."
+            yield finding(written, Severity.SILENT, name, said)
 
 
 def _dropped(written: Written, key: str) -> str:
