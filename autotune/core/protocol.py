@@ -335,6 +335,7 @@ class ReadCommandRequest:
         given: the keys and values of that file, without those that a parser outside of the classes takes.
         device: the kind of device that the training is for.
         capability: CUDA's compute capability of that device; None where it is not known.
+        processes: how many read the words together, each in its place: TRL's classes share sizes out among them.
     """
 
     trainer: str
@@ -342,6 +343,7 @@ class ReadCommandRequest:
     given: Mapping[str, object]
     device: DeviceKind
     capability: tuple[int, int] | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from autotune.trainers import REMOVED, find_trainer, trainers
 CONFIG = "--config"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-TORCHRUN, DEEPSPEED, ACCELERATE = "torchrun", "deepspeed", "accelerate"
-"""The programs that start the processes of a script."""
-_LAUNCHERS = frozenset({"trl", ACCELERATE, TORCHRUN, DEEPSPEED})
+TRL, TORCHRUN, DEEPSPEED, ACCELERATE = "trl", "torchrun", "deepspeed", "accelerate"
+"""The programs that start the processes of a script; of these, ``trl`` starts its own by accelerate."""
+_LAUNCHERS = frozenset({TRL, ACCELERATE, TORCHRUN, DEEPSPEED})
 # The same programs as modules, after `python -m`.
 _MODULES = {
     "torch.distributed.run": TORCHRUN,
@@ -43,7 +43,7 @@ class Command:
         env: variables that are set before the command.
         script: the user's own script, or None for TRL's.
         uses_parser: whether TRL's parser reads the words; if not, they are the script's own.
-        launcher: the program that ``launch`` is for; empty where ``python`` or ``trl`` starts the script.
+        launcher: the program that starts the processes; empty where it is ``python``.
     """
 
     trainer: str | None
@@ -66,8 +66,8 @@ class Command:
 
 
 def of_file(config: str, trainer: str | None) -> Command:
-    """Return the command that trains by a configuration file."""
-    return Command(trainer, (CONFIG, config))
+    """Return the command of ``trl`` that trains by a configuration file."""
+    return Command(trainer, (CONFIG, config), launcher=TRL)
 
 
 def read_command_line(words: Sequence[str]) -> Command:
@@ -84,7 +84,7 @@ def read_command_line(words: Sequence[str]) -> Command:
     name, rest = PurePath(words[start]).name, tuple(words[start + 1 :])
     if _PYTHON.fullmatch(name) and rest[:1] == ("-m",) and len(rest) > 1 and rest[1] in _LAUNCHERS:
         name, rest = rest[1], rest[2:]
-    if name == "trl":
+    if name == TRL:
         return _of_trl(rest, env)
     if name == ACCELERATE:
         if rest[:1] != ("launch",):
@@ -108,7 +108,7 @@ def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
         raise InputError(f"autotune does not know `trl {name}`.", hint=f"It knows {named}.")
     if not find_trainer(name).has_command:
         raise InputError(f"TRL has no command `trl {name}`.", hint="Give the command that starts its script.")
-    return Command(name, tuple(words[1:]), env=env)
+    return Command(name, tuple(words[1:]), env=env, launcher=TRL)
 
 
 def _of_script(words: Sequence[str], env: Mapping[str, str], program: str) -> Command:

@@ -223,6 +223,13 @@ class Trainer(ABC):
         """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
         return None
 
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return why a plan, which need not be a candidate's, cannot be trained or planned, in words, or None.
+
+        It is a part of :meth:`rule`.
+        """
+        return None
+
     def spoils(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return what TRL makes of a candidate that it trains, and that nobody can have meant, in words, or None."""
         return None

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.core.candidate import Candidate
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.core.workload import Workload
 from autotune.techniques.base import ON
 from autotune.trainers.base import Trainer
+
+_OFFLOADING = "activation_offloading"
+# The stage of ZeRO in which each process keeps a share of the weights.
+_SHARES_WEIGHTS = 3
 
 
 class FusedHead(Trainer):
     """A trainer that calls its model with TRL's fused head (``add_fused_lm_head`` of ``trl/trainer/utils.py``)."""
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why TRL cannot train by the plan of a candidate, which is built only where its activations say so."""
+        if candidate.get(_OFFLOADING) != ON:
+            return None
+        return self.refused(self.plan(candidate, setting), setting.workload)
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where ZeRO-3 shares out the weight of the head, and activations are offloaded.
 
         The head's backward pass (``trl/kernels/chunked_logprob.py``) gathers its weight by what DeepSpeed notes on the
         parameter. PyTorch's hooks on saved tensors, by which TRL offloads activations, hand it another tensor of the
         same data, on which nothing is noted.
         """
-        if candidate.get("activation_offloading") != ON or candidate.get("sharding") != "zero3":
+        document = plan.args.get("deepspeed")
+        zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
+        shared = isinstance(zero, Mapping) and zero.get("stage") == _SHARES_WEIGHTS
+        if not shared or not plan.args.get(_OFFLOADING):
             return None
         return (
-            f"TRL's fused head fails with activation_offloading={ON} and sharding=zero3: its backward pass gets a "
+            f"TRL's fused head fails with {_OFFLOADING}={ON} and sharding=zero3: its backward pass gets a "
             "tensor back in place of its weight, which DeepSpeed cannot gather"
         )

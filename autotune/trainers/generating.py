@@ -12,6 +12,7 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
+from autotune.core.workload import Workload
 from autotune.trainers.geometry import evaluated_rows_of, micro_batches_of, number, rows_of, widest_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted, prompt_counts, required
 
@@ -127,28 +128,36 @@ class Generating(Prompted):
         return rows_of(plan) * steps_per_generation(plan)
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
+        """Return why TRL cannot train by the plan of a candidate, or mixes completions of two models in a step."""
         plan = self.plan(candidate, setting)
-        copies, per_generation = required(plan, "num_generations"), steps_per_generation(plan)
+        refused = self.refused(plan, setting.workload)
+        if refused is not None:
+            return refused
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
-        completions = rows_of(plan) * per_generation * plan.data_ranks
-        if completions % copies:
-            return (
-                f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
-                "completions of one prompt (num_generations)"
-            )
-        evaluated = evaluated_rows_of(plan) * plan.data_ranks
-        if plan.evaluates and evaluated % copies:
-            return (
-                f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
-                f"groups of the {copies} completions of one prompt (num_generations)"
-            )
         if micro_batches % uses and uses % micro_batches:
             return (
                 f"{uses} micro-batches are trained on one generation, which is neither a part nor a multiple of the "
                 f"{micro_batches} of an optimizer step"
             )
-        prompts, known = completions // copies, setting.workload.dataset.documents.rows
+        return None
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
+        copies = required(plan, "num_generations")
+        completions = rows_of(plan) * steps_per_generation(plan) * plan.data_ranks
+        if completions % copies:
+            return (
+                f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
+                "completions of one prompt (num_generations)"
+            )
+        evaluated = evaluated_rows_of(plan) * plan.data_ranks if plan.evaluates else 0
+        together = number(plan, "num_generations_eval") or copies
+        if evaluated % together:
+            return (
+                f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
+                f"groups of the {together} completions of one prompt (num_generations)"
+            )
+        prompts, known = completions // copies, workload.dataset.documents.rows
         if prompts > known:
             return f"a generation batch needs {prompts} prompts, and the dataset has {known}"
         return None

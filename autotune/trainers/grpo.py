@@ -39,9 +39,9 @@ class GroupRelativePolicyOptimization(Generating):
         traced=frozenset({
             "cache_implementation", "cast_lm_head_to_fp32", "delta", "disable_dropout", "entropy_coef", "epsilon",
             "epsilon_high", "importance_sampling_level", "loss_type", "mask_truncated_completions", "min_p",
-            "multi_objective_aggregation", "off_policy_mask_threshold", "repetition_penalty", "reward_weights",
-            "router_aux_loss_coef", "scale_rewards", "temperature", "top_entropy_quantile", "top_k", "top_p",
-            "use_adaptive_entropy", "use_bias_correction_kl", "vllm_importance_sampling_clip_max",
+            "multi_objective_aggregation", "num_generations_eval", "off_policy_mask_threshold", "repetition_penalty",
+            "reward_weights", "router_aux_loss_coef", "scale_rewards", "temperature", "top_entropy_quantile", "top_k",
+            "top_p", "use_adaptive_entropy", "use_bias_correction_kl", "vllm_importance_sampling_clip_max",
             "vllm_importance_sampling_clip_min", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
         }),
         # The class fills in steps_per_generation from generation_batch_size, and the other way round.
@@ -49,7 +49,7 @@ class GroupRelativePolicyOptimization(Generating):
             "generation_batch_size",
             "chat_template_kwargs", "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min", "entropy_target",
             "log_completions", "log_completions_hub_repo", "log_multimodal", "log_unique_prompts", "model_init_kwargs",
-            "num_completions_to_print", "num_generations_eval", "ref_model_mixup_alpha", "ref_model_sync_steps",
+            "num_completions_to_print", "ref_model_mixup_alpha", "ref_model_sync_steps",
             "sapo_temperature_neg", "sapo_temperature_pos", "shuffle_dataset", "trust_remote_code", "vespo_k_neg",
             "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos", "vllm_group_port", "vllm_server_base_url",
             "vllm_server_host", "vllm_server_port", "vllm_server_timeout",

@@ -14,6 +14,7 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
+from autotune.core.workload import Workload
 from autotune.trainers.base import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
@@ -169,9 +170,15 @@ class UnpairedPreference(FusedHead):
         return program(in_micro_batch=(*policy, *reference))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason of the fused head, or where a micro-batch has a single row, which TRL refuses."""
+        """Return why TRL cannot train by the plan of a candidate."""
         if int(candidate["per_device_train_batch_size"]) >= _FEWEST_ROWS:
             return super().rule(candidate, setting)
+        return self.refused(self.plan(candidate, setting), setting.workload)
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return a reason of the fused head, or where the loss estimates the KL divergence on a single row."""
+        if rows_of(plan) >= _FEWEST_ROWS or not estimates_kl(plan.args.get("loss_type")):
+            return super().refused(plan, workload)
         return (
             "KTO estimates a KL divergence on answers that it exchanges within a micro-batch, so "
             f"per_device_train_batch_size has to be at least {_FEWEST_ROWS}"

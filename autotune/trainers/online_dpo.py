@@ -11,6 +11,7 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
+from autotune.core.workload import Workload
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING, is_colocated
 from autotune.trainers.base import ConfigFields
@@ -127,13 +128,20 @@ class OnlineDirectPreferenceOptimization(Prompted):
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot do a candidate, or why it is not planned."""
         plan = self.plan(candidate, setting)
+        refused = self.refused(plan, setting.workload)
+        if refused is not None:
+            return refused
+        most, cut = required(plan, self.most_field), required(plan, "max_length")
+        if is_colocated(candidate):
+            return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, micro_batches_of(plan))
+        return None
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return a reason where there are rows to evaluate on, or where vLLM generates, which is not planned."""
         if plan.evaluates:
             return f"{self.trainer_class} has no evaluation: it would pass prompts to the model as they are"
         if plan.args.get("use_vllm"):
             return f"vLLM is not planned beside {self.trainer_class}"
-        most, cut = required(plan, self.most_field), required(plan, "max_length")
-        if is_colocated(candidate):
-            return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, micro_batches_of(plan))
         return None
 
     def spoils(self, candidate: Candidate, setting: Setting) -> str | None:

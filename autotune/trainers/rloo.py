@@ -32,16 +32,16 @@ class LeaveOneOut(Generating):
     config_fields = ConfigFields(
         traced=frozenset({
             "cache_implementation", "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
-            "normalize_advantages", "repetition_penalty", "reward_clip_range", "reward_weights", "router_aux_loss_coef",
-            "temperature", "top_k", "top_p",
+            "normalize_advantages", "num_generations_eval", "repetition_penalty", "reward_clip_range", "reward_weights",
+            "router_aux_loss_coef", "temperature", "top_k", "top_p",
         }),
         # The class fills in steps_per_generation from generation_batch_size, and the other way round.
         without_effect=frozenset({
             "generation_batch_size",
-            "chat_template_kwargs", "log_completions", "log_multimodal",
-            "log_unique_prompts", "model_init_kwargs", "num_completions_to_print", "num_generations_eval",
-            "ref_model_mixup_alpha", "ref_model_sync_steps", "shuffle_dataset", "trust_remote_code", "vllm_group_port",
-            "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+            "chat_template_kwargs", "log_completions", "log_multimodal", "log_unique_prompts",
+            "model_init_kwargs", "num_completions_to_print", "ref_model_mixup_alpha", "ref_model_sync_steps",
+            "shuffle_dataset", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
+            "vllm_server_port", "vllm_server_timeout",
         }),
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     )  # fmt: skip

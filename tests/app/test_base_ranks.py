@@ -230,6 +230,14 @@ def test_what_cannot_be_honoured_is_refused_by_its_key(
         with_zero2(tmp_path, document)
 
 
+def test_a_precision_by_which_accelerate_overrules_the_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump({**FSDP2, "mixed_precision": "bf16"}), encoding="utf-8")
+    named = f"accelerate_config: {tmp_path / 'accelerate.yaml'}\n"
+    with pytest.raises(InputError, match=r"mine.yaml: mixed_precision: bf16 .* Write bf16: true"):
+        searched(tmp_path, f"{named}bf16: false\n")
+    assert searched(tmp_path, named).plan.args["bf16"]
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

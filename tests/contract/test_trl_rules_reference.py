@@ -12,8 +12,10 @@ import trl
 from datasets import Dataset
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.trainers import find_trainer
+from autotune.trainers.kto import WITHOUT_KL
 from tests.settings import GPU, setting
 
 Build = Callable[..., Any]
@@ -84,6 +86,15 @@ def test_kto_needs_two_rows_in_a_micro_batch(build: Build) -> None:
     baseline = Candidate({item.name: item.default(here) for item in known.techniques}).but(max_length=2000)
     assert "at least 2" in str(known.illegal(baseline.but(per_device_train_batch_size=1), here))
     assert known.illegal(baseline.but(per_device_train_batch_size=2), here) is None
+
+
+def test_kto_needs_one_row_where_no_kl_divergence_is_estimated(build: Build) -> None:
+    args = {"per_device_train_batch_size": 1, "loss_type": min(WITHOUT_KL)}
+    trainer = build("kto", **args)
+    trainer.train()
+    assert trainer.state.global_step > 0
+    plan = TrainingPlan("kto", {**args, "gradient_accumulation_steps": 1})
+    assert find_trainer("kto").refused(plan, of("kto", "beta").workload) is None
 
 
 def test_the_batch_size_is_part_of_kto_s_objective(build: Build) -> None:

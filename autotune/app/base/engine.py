@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
-from autotune.app.check.engine import engine_args, fsdp_named
+from autotune.app.check.engine import AUTO, documents, follow, following, fsdp_named, with_precision
 from autotune.app.check.launch import Launching
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
@@ -17,7 +16,6 @@ from autotune.techniques.base import Technique
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan that hold documents of engines."""
 _PARALLELISM = "parallelism_config"
-_AUTO = "auto"
 _KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 _OFFLOADED = frozenset({"none", "cpu"})
 _STAGES = frozenset({1, 2, 3})
@@ -28,7 +26,6 @@ _FILLED = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 # Numbers of DeepSpeed's document that follow from the trainer's own arguments, which are searched
 # (transformers/integrations/deepspeed.py, ``trainer_config_process``).
 _SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_ROWS, _ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
 def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, place: str) -> TrainingPlan:
@@ -51,9 +48,13 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
         )
     processes = started.processes if started.said else None
     try:
-        found = dict(engine_args(started.document, config, started.folder, processes))
+        overruled = with_precision(config, started) is not config
+        found = dict(documents(started.document, config, started.folder, processes))
     except (UnreadError, InputError) as error:
         raise InputError(f"{place}: {error.message}", hint=error.hint) from error
+    if overruled:
+        why = "bf16 and fp16 are false, and accelerate overrules them by it"
+        raise _refused(place, f"mixed_precision: {started.precision}", why, f"Write {started.precision}: true.")
     groups = dict(_mapping(found.pop(_PARALLELISM, None)))
     if "cp_comm_strategy" in groups:
         why = "context parallelism is searched with accelerate's default"
@@ -123,35 +124,13 @@ def _deepspeed(
         if isinstance(number, float) and number.is_integer():
             zero[name] = int(number)
     # accelerate takes one micro-batch for a step where its document does not say (accelerate/utils/deepspeed.py).
-    found = {**dict.fromkeys(_SIZES, _AUTO), **document, "zero_optimization": zero}
-    for path, expected in _following(config, processes):
-        _follow(found, path, expected, place)
+    found = {**dict.fromkeys(_SIZES, AUTO), **document, "zero_optimization": zero}
+    for path, expected in following(config, processes):
+        said = follow(found, path, expected)
+        if said is not None:
+            why = f"by the trainer's own arguments it is {expected}"
+            raise _refused(place, f"{'.'.join(path)}: {said} in DeepSpeed's document", why, f"Write {AUTO}.")
     return found
-
-
-def _following(config: Configuration, processes: int) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, and what they have to be."""
-    values: Mapping[str, Any] = config.values
-    rows, accumulation = values.get(_ROWS), values.get(_ACCUMULATION)
-    yield ("train_micro_batch_size_per_gpu",), rows
-    yield ("gradient_accumulation_steps",), accumulation
-    if isinstance(rows, int) and isinstance(accumulation, int):
-        yield ("train_batch_size",), rows * accumulation * processes
-    for name in ("bf16", "fp16"):
-        yield (name, "enabled"), bool(values.get(name))
-
-
-def _follow(document: dict[str, object], path: tuple[str, ...], expected: object, place: str) -> None:
-    *outer, name = path
-    inside = dict(_mapping(document.get(outer[0]))) if outer else document
-    if name not in inside:
-        return
-    if inside[name] not in (_AUTO, expected):
-        why = f"by the trainer's own arguments it is {expected}"
-        raise _refused(place, f"{'.'.join(path)}: {inside[name]} in DeepSpeed's document", why, "Write auto.")
-    inside[name] = _AUTO
-    if outer:
-        document[outer[0]] = inside
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.check.asked import Asked, Written, check_options, written
-from autotune.app.check.engine import check_documents, without_engine
+from autotune.app.check.engine import check_documents, with_precision, without_engine
 from autotune.app.check.fitting import Fitting
-from autotune.app.check.launch import ALONE, Launching, launching
-from autotune.app.check.problems import of_error, problems
+from autotune.app.check.launch import ALONE, Launching, default_file, launching, of_ranks
+from autotune.app.check.problems import of_error, of_launch, of_precision, problems
 from autotune.app.check.reading import plan_of, read
 from autotune.app.check.remembered import Verdicts, key_of, within
 from autotune.app.check.task import Task, UnreadError, fatal
@@ -50,7 +50,8 @@ def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) 
     known = verdicts.get(key, asked)
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
-        known = within(known, memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware))
+        budget = memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware)
+        known = within(known, budget, planned.host_bytes)
     if known is not None:
         return replace(known, wall_seconds=time.monotonic() - started)
     if tracer is not None:
@@ -131,21 +132,27 @@ def _beyond(gpus: int | None, started: Launching) -> str:
 def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
     listener(StageStarted(f"Reading {named} with TRL's parser"))
-    hardware = task.planned.machine.hardware if task.planned is not None else None
-    known = read(task.written, hardware, tracer.server, tracer.new_folder())
-    found = problems(task.written, known)
-    config = known.configurations.get(task.trainer.config_class)
-    if config is None or fatal(found):
+    default = default_file(task.written)
+    ranks = of_ranks(task.written, task.gpus, default)
+    known, config, found = _read(task, tracer, ranks)
+    if config is None:
         return task.wrong(found)
     try:
-        started = launching(task.written, known, config, task.gpus)
+        started = launching(task.written, known, config, task.gpus, default)
+        if started.processes != ranks:
+            # The processes that ``trl`` starts read the words again, and share out what it read alone.
+            known, config, found = _read(task, tracer, started.processes)
+            if config is None:
+                return task.wrong(found)
         check_documents(started, config)
+        config = with_precision(config, started)
     except UnreadError as error:
         if task.asked.fits:
             return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
         return task.verdict(Outcome.READ, findings=(*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, of_error(task.written, error)))
+    found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, findings=found, processes=started.processes)
     if task.planned is None:
@@ -156,6 +163,17 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
     budget_bytes = memory_budget(task.asked.memory_budget, planned.machine.hardware)
     task = replace(task, planned=planned, budget_bytes=budget_bytes)
     return _fitted(task, known, config, started, found, tracer, cache, listener)
+
+
+def _read(
+    task: Task, tracer: ServerTracer, processes: int
+) -> tuple[ReadCommand, Configuration | None, tuple[Finding, ...]]:
+    """Return what TRL's parser makes of a command, and what is wrong with it; no configuration if that is fatal."""
+    hardware = task.planned.machine.hardware if task.planned is not None else None
+    known = read(task.written, hardware, tracer.server, tracer.new_folder(), processes)
+    found = problems(task.written, known)
+    config = known.configurations.get(task.trainer.config_class)
+    return known, None if fatal(found) else config, found
 
 
 def _fitted(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from autotune.app.check.groups import FIELD, groups_of, started_by
-from autotune.app.check.launch import Launching
+from autotune.app.check.launch import NO_PRECISION, Launching
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.errors import InputError
@@ -22,7 +24,10 @@ _OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
 _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
 # Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
-_AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+AUTO = "auto"
+"""What DeepSpeed's document says of a number that follows from the trainer's own arguments."""
+_ACCUMULATION = "gradient_accumulation_steps"
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
 _DEFAULT_STAGE = 2
 # Keys of accelerate's own that it refuses beside DeepSpeed's document, whatever they say (accelerate 1.15).
 _REFUSED_BESIDE = frozenset({
@@ -35,12 +40,38 @@ _OF_LAUNCHERS = frozenset({
     "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
     "zero3_init_flag", "zero3_save_16bit_model",
 })  # fmt: skip
+_PRECISIONS = ("bf16", "fp16")
+Following = Iterator[tuple[tuple[str, ...], object]]
 
 
 def without_engine(config: Configuration) -> Configuration:
     """Return a configuration in which nothing shards the training."""
     unset = {name: config.defaults.get(name) for name in ENGINE_FIELDS if name in config.values}
     return replace(config, values={**config.values, **unset})
+
+
+def with_precision(config: Configuration, started: Launching) -> Configuration:
+    """Return a configuration that says the precision which accelerate's launcher hands on, where that one counts.
+
+    transformers begins with the launcher's, and takes another only where ``bf16`` or ``fp16`` is true (transformers
+    5.23, ``training_args.py``). DeepSpeed's document that the trainer names has its own.
+
+    Raises:
+        InputError: accelerate's document of DeepSpeed takes it over, and transformers ends at the contradiction.
+        UnreadError: it cannot be traced.
+    """
+    values, wanted = config.values, started.precision
+    if wanted == NO_PRECISION or values.get("bf16") or values.get("fp16") or values.get("deepspeed"):
+        return config
+    if wanted not in _PRECISIONS:
+        raise UnreadError(f"mixed_precision: {wanted} is not traced. Write {' or '.join(_PRECISIONS)}.")
+    if started.document.get("distributed_type") == "DEEPSPEED":
+        raise InputError(
+            f"bf16 and fp16 are false, and accelerate's mixed_precision: {wanted} sets DeepSpeed's: transformers ends"
+            " the run.",
+            hint=f"Write {wanted}: true, or mixed_precision: 'no' for accelerate.",
+        )
+    return replace(config, values={**values, wanted: True})
 
 
 def engine_args(
@@ -56,9 +87,25 @@ def engine_args(
         processes: how many are started; None where that is not known.
 
     Raises:
-        InputError: a file that is named cannot be read, or accelerate refuses the groups of processes.
+        InputError: a file that is named cannot be read, accelerate refuses the groups of processes, or transformers
+            refuses what DeepSpeed's document says beside the trainer's arguments.
         UnreadError: the documents ask for what cannot be traced.
     """
+    found = dict(documents(document, config, folder, processes))
+    deepspeed = found.get("deepspeed")
+    if isinstance(deepspeed, Mapping):
+        if not config.values.get("deepspeed"):
+            # Where accelerate's own document does not say it, accelerate takes 1 (DeepSpeedPlugin).
+            deepspeed = {_ACCUMULATION: 1, **deepspeed}
+        # A single process may be one of which nothing says how many there are.
+        found["deepspeed"] = _agreeing(deepspeed, config, processes if processes != 1 else None)
+    return found
+
+
+def documents(
+    document: Mapping[str, object], config: Configuration, folder: Path, processes: int | None = None
+) -> Mapping[str, object]:
+    """Return the same fields as :func:`engine_args`, with what DeepSpeed's document says of sizes as it is written."""
     own, kind = config.values, str(document.get("distributed_type", "NO"))
     found: dict[str, object] = {}
     if own.get("deepspeed"):
@@ -112,14 +159,72 @@ def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     clipping = {"gradient_clipping": given["gradient_clipping"]} if given.get("gradient_clipping") else {}
     # accelerate passes on that the precision is the trainer's.
-    precision = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
+    precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
     return {
-        **dict.fromkeys(_AUTO, "auto"),
+        **dict.fromkeys(_SIZES, AUTO),
+        _ACCUMULATION: given.get(_ACCUMULATION) or AUTO,
         "zero_optimization": zero,
         **clipping,
         **precision,
         "zero_allow_untested_optimizer": True,
     }
+
+
+def _agreeing(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:
+    """Return DeepSpeed's document with ``auto`` for what follows from the trainer's arguments.
+
+    Raises:
+        InputError: it contradicts them.
+    """
+    found = {**dict.fromkeys(_SIZES, AUTO), **document}
+    for path, expected in following(config, processes):
+        said = follow(found, path, expected)
+        if said is not None:
+            raise InputError(
+                f"DeepSpeed's document says {'.'.join(path)}: {said}, and by the trainer's own arguments it is"
+                f" {expected}: transformers ends the run.",
+                hint=f"Write {AUTO} in its place.",
+            )
+    return found
+
+
+def following(config: Configuration, processes: int | None) -> Following:
+    """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, and what they have to be.
+
+    As transformers fills them in, or ends at another value (``integrations/deepspeed.py``, ``trainer_config_process``).
+
+    Args:
+        processes: how many are started; None where that is not known.
+    """
+    values: Mapping[str, Any] = config.values
+    rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
+    counted = [number for number in (rows, accumulation, processes) if isinstance(number, int)]
+    yield ("train_batch_size",), prod(counted) if len(counted) == len(_SIZES) else None
+    yield ("train_micro_batch_size_per_gpu",), rows
+    yield (_ACCUMULATION,), accumulation
+    yield ("gradient_clipping",), values.get("max_grad_norm")
+    for name in ("bf16", "fp16"):
+        yield (name, "enabled"), bool(values.get(name) or values.get(f"{name}_full_eval"))
+
+
+def follow(document: dict[str, object], path: tuple[str, ...], expected: object) -> object:
+    """Make a key of a document ``auto``, if it is there and is what it has to be; return what it is otherwise.
+
+    Args:
+        expected: None where that is not known.
+    """
+    *outer, name = path
+    around = document.get(outer[0]) if outer else document
+    if not isinstance(around, Mapping) or name not in around:
+        return None
+    said: object = around[name]
+    if said not in (AUTO, expected) and expected is not None:
+        return said
+    if outer:
+        document[outer[0]] = {**around, name: AUTO}
+    else:
+        document[name] = AUTO
+    return None
 
 
 def _fsdp(keys: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:

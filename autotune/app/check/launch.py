@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,12 +14,21 @@ from autotune.app.check.launchers import Started, counted, number
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.errors import InputError
+from autotune.inspection.command_line import ACCELERATE, TRL
 from autotune.inspection.yaml_file import read_yaml
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys that say how many processes are started."""
 LAUNCH_FILES = ("accelerate_config", "config_file")
 """Keys of a file that name the one which ``accelerate launch`` reads."""
+_PRECISION = "mixed_precision"
+NO_PRECISION = "no"
+"""``mixed_precision`` of accelerate where nothing says another."""
+_DEFAULT_FILE = Path("accelerate", "default_config.yaml")
+# With this ``distributed_type``, accelerate starts one process whatever the number is, unless one of these words says
+# another (accelerate 1.15, ``commands/launch.py``, ``_validate_launch_command`` and ``launch_command``).
+_ALONE = "NO"
+_DISTRIBUTED = ("multi_gpu", "tpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
 # ``distributed_type`` of an accelerate configuration by the engine that it names; others are plain data parallelism.
 _ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 # Words of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
@@ -42,6 +52,9 @@ class Launching:
         known: whether the command was read for all of this.
         flags: further words for ``accelerate launch`` by which an engine is chosen or set.
         precise: whether such words say the precision, so that its document does not.
+        default: accelerate's own file, where that is the document, since no other is named.
+        precision: what accelerate's launcher hands on to the processes that it starts.
+        in_vain: the number of processes that is asked for, where the document says that there is one.
     """
 
     processes: int = 1
@@ -53,6 +66,9 @@ class Launching:
     known: bool = False
     flags: tuple[str, ...] = ()
     precise: bool = False
+    default: Path | None = None
+    precision: str = NO_PRECISION
+    in_vain: object = None
 
     @property
     def alone(self) -> bool:
@@ -64,21 +80,25 @@ ALONE = Launching()
 """A single process, of which nothing else is known."""
 
 
-def launching(written: Written, read: ReadCommand, config: Configuration, gpus: int | None = None) -> Launching:
+def launching(
+    written: Written, read: ReadCommand, config: Configuration, gpus: int | None = None, default: Path | None = None
+) -> Launching:
     """Return how the processes of a command are started.
 
     Args:
         gpus: how many this machine has, if the command is for them; None otherwise.
+        default: what accelerate reads where no file is named; None: nothing.
 
     Raises:
         InputError: a file that it names cannot be read, or a number of processes is none.
         UnreadError: the number depends on the machines on which the command runs.
     """
-    # The last one counts: the file's, then what ``trl`` hands on of its words, then the launcher's own words.
-    given = {**_own(written), **read.launch, **_pairs(written.command.launch)}
-    file = next((given[name] for name in LAUNCH_FILES if given.get(name)), None)
-    document, folder = _document(str(file)) if file is not None else ({}, Path())
-    kind = str(document.get("distributed_type", "NO"))
+    given = _given(written, read)
+    file, default = _file_of(written, given, default)
+    document, folder = _document(file) if file is not None else ({}, Path())
+    if given.get("multi_gpu"):
+        document = {**document, "distributed_type": "MULTI_GPU"}
+    kind = str(document.get("distributed_type", _ALONE))
     engine = _ENGINES.get(kind, "")
     if config.values.get("deepspeed") or given.get("use_deepspeed"):
         engine = "DeepSpeed"
@@ -89,10 +109,68 @@ def launching(written: Written, read: ReadCommand, config: Configuration, gpus: 
     flags = tuple(
         sorted(name for name, value in given.items() if name.startswith(_FLAGS) and value not in (None, False))
     )
+    words = given.get(_PRECISION)
     return Launching(
         started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags,
-        precise=bool(given.get("mixed_precision")),
+        default=default, precise=bool(words), precision=str(words or document.get(_PRECISION) or NO_PRECISION),
+        in_vain=_asked(given, document) if _alone(given, document) else None,
     )  # fmt: skip
+
+
+def of_ranks(written: Written, gpus: int | None = None, default: Path | None = None) -> int:
+    """Return how many processes read the words of a command together, before any of them has.
+
+    With ``trl``, a single one does, and starts the others. What cannot be said is left to :func:`launching`.
+    """
+    if written.command.launcher == TRL:
+        return 1
+    given = _given(written, ReadCommand())
+    try:
+        file, _ = _file_of(written, given, default)
+        document = _document(file)[0] if file is not None else {}
+        started = counted(written.command, gpus) or _by_accelerate(given, document)
+    except InputError:
+        return 1
+    return started.processes if started is not None else 1
+
+
+def default_file(written: Written) -> Path | None:
+    """Return what accelerate reads for a command that names no file; None if it is not there.
+
+    accelerate finds its place when it is imported (accelerate 1.15, ``commands/config/config_args.py``), before ``trl``
+    sets the variables of a file.
+    """
+    variables = {**os.environ, **written.command.env}
+    caches = Path(variables.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    file = Path(variables.get("HF_HOME", caches)).expanduser() / _DEFAULT_FILE
+    return file if file.is_file() else None
+
+
+def _given(written: Written, read: ReadCommand) -> Mapping[str, object]:
+    """Return the words that ``accelerate launch`` gets: of a file, and of words behind it, what ``trl`` hands on.
+
+    No other launcher reads them, and TRL's scripts drop them (trl 1.16, ``scripts/utils.py``).
+    """
+    if written.command.launcher == TRL:
+        return {**_own(written), **read.launch}
+    return _pairs(written.command.launch) if written.command.launcher == ACCELERATE else {}
+
+
+def _file_of(written: Written, given: Mapping[str, object], default: Path | None) -> tuple[str | None, Path | None]:
+    """Return the file that ``accelerate launch`` reads, and its default file if it is that."""
+    named = next((str(given[name]) for name in LAUNCH_FILES if given.get(name)), None)
+    if named is not None or default is None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
+        return named, None
+    return str(default), default
+
+
+def _alone(given: Mapping[str, object], document: Mapping[str, object]) -> bool:
+    return document.get("distributed_type") == _ALONE and not any(given.get(name) for name in _DISTRIBUTED)
+
+
+def _asked(given: Mapping[str, object], document: Mapping[str, object]) -> object:
+    """Return the number of processes that is asked for; None if nothing says it."""
+    return next((given[name] for name in COUNTS if given.get(name) is not None), document.get("num_processes"))
 
 
 def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) -> Started | None:
@@ -102,7 +180,9 @@ def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) 
         InputError: a number is none, or the processes cannot be shared out equally.
         UnreadError: there are several machines, and no number of processes.
     """
-    count = next((given[name] for name in COUNTS if given.get(name) is not None), document.get("num_processes"))
+    if _alone(given, document):
+        return Started(1)
+    count = _asked(given, document)
     machines = number(given.get("num_machines") or document.get("num_machines") or 1, "machines")
     if count is None:
         if machines > 1:
@@ -125,11 +205,9 @@ def said_processes(written: Written) -> int | None:
         InputError: a file that it names cannot be read, or the number is none.
     """
     given = _own(written)
-    count = next((given[name] for name in COUNTS if given.get(name) is not None), None)
-    file = next((given[name] for name in LAUNCH_FILES if given.get(name)), None)
-    if count is None and file is not None:
-        count = _document(str(file))[0].get("num_processes")
-    return None if count is None else number(count)
+    file, _ = _file_of(written, given, None)
+    started = _by_accelerate(given, _document(file)[0] if file is not None else {})
+    return None if started is None else started.processes
 
 
 def _own(written: Written) -> Mapping[str, object]:

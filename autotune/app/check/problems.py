@@ -7,13 +7,17 @@ import re
 from collections.abc import Iterator, Sequence
 
 from autotune.app.check.asked import Written
-from autotune.core.configuration import Built, Fault, Override, ReadCommand
+from autotune.app.check.launch import Launching
+from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
+from autotune.inspection.command_line import TRL
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import trainers
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
+# Keys of a file for accelerate that say the most of it.
+_TELLING = ("distributed_type", "num_processes", "mixed_precision")
 _FOLLOWED_NOWHERE = "trust_remote_code"
 
 
@@ -49,6 +53,43 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
         if key and key not in told and _warned(written, key, said) not in known:
             told.add(key)
             yield _warned(written, key, said)
+
+
+def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterator[Finding]:
+    """Yield what says how processes are started and is not read, and the file that is read though nothing names it."""
+    wrong = {fault.key for fault in read.faults}
+    if written.command.launcher != TRL:
+        for key in written.values:
+            if key.replace("-", "_") in read.launch and key not in wrong:
+                yield finding(written, Severity.SILENT, key, _dropped(written, key))
+    if started.default is not None:
+        has = ", ".join(f"{name}: {started.document[name]}" for name in _TELLING if name in started.document)
+        said = f"No file for accelerate is named, so that it reads its default, {started.default} ({has})."
+        yield Finding(Severity.NOTE, said)
+    if str(started.in_vain or 1) != "1":
+        said = (
+            f"accelerate starts one process, and not {started.in_vain}: its file says distributed_type: NO. Write"
+            " MULTI_GPU there."
+        )
+        yield finding(written, Severity.SILENT, "num_processes", said)
+
+
+def of_precision(written: Written, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
+    """Yield what the launcher makes of the precision that was read."""
+    own = read.configurations[config.kind]
+    for name in ("bf16", "fp16"):
+        if config.values.get(name) and not own.values.get(name):
+            said = f"{name} is false here, and accelerate makes it true by its mixed_precision: {name}."
+            yield finding(written, Severity.SILENT, name, said)
+
+
+def _dropped(written: Written, key: str) -> str:
+    script, program = written.command.script, written.command.launcher or "python"
+    handed = f"`trl` alone hands {key} to accelerate"
+    if script is None:
+        return f"{key} has no effect: {handed}, and TRL's script, which {program} starts here, drops it."
+    ends = f"TrlParser ends the run at it, unless {script} takes it" if written.command.uses_parser else ""
+    return f"{key} does not say how {program} starts the training: {handed}. {ends or f'{script} may read it'}."
 
 
 def refused(written: Written, said: str) -> Finding:

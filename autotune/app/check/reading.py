@@ -25,12 +25,15 @@ _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
 _OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
-def read(written: Written, hardware: Hardware | None, server: JobServer, folder: Path) -> ReadCommand:
+def read(
+    written: Written, hardware: Hardware | None, server: JobServer, folder: Path, processes: int = 1
+) -> ReadCommand:
     """Return what TRL's parser makes of a command.
 
     Args:
         hardware: the device that the configuration is for; None: any GPU.
         folder: the job's; it need not exist.
+        processes: how many read it together.
     """
     request = ReadCommandRequest(
         written.trainer,
@@ -38,6 +41,7 @@ def read(written: Written, hardware: Hardware | None, server: JobServer, folder:
         {name: _in_json(value) for name, value in written.values.items()},
         hardware.kind if hardware is not None else "cuda",
         hardware.compute_capability if hardware is not None else None,
+        processes,
     )
     return read_command(server, request, folder)
 

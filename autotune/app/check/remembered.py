@@ -11,7 +11,9 @@ from typing import Any
 
 from autotune.app.check.asked import Asked, Written
 from autotune.app.check.beside import DOCUMENTS
+from autotune.app.check.launch import default_file
 from autotune.app.check.need import needs_more
+from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned, state_of
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.verdict import Outcome, Verdict, headline, judged
@@ -56,13 +58,20 @@ class Verdicts:
             self._cache.put(key, encode(verdict))
 
 
-def within(known: Verdict, budget_bytes: int) -> Verdict | None:
-    """Return a kept verdict for another budget, if that is known: what does not fit needs its own smallest change."""
+def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
+    """Return a kept verdict for another budget, if that is known: what does not fit needs its own smallest change.
+
+    Args:
+        host_bytes: memory of the machine that the device is in; None where it is not known.
+    """
     need = known.need
     if known.budget_bytes == budget_bytes or need is None:
         return known
     outcome = judged(need, budget_bytes)
     if outcome is not Outcome.FITS or needs_more(need, budget_bytes):
+        return None
+    if need.memory is not None and lacks_host_memory(need.memory, host_bytes):
+        # The budget is that of the device, and the host has too little with any.
         return None
     line = headline(outcome, need, budget_bytes, "")
     return replace(known, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
@@ -97,7 +106,7 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
 
 
 def _words(asked: Asked, written: Written) -> Iterator[str]:
-    yield from (*asked.command, asked.model or "", asked.dataset or "")
+    yield from (*asked.command, asked.model or "", asked.dataset or "", str(default_file(written) or ""))
     yield from (word.partition("=")[2] for word in asked.command if word.startswith("--"))
     yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
 

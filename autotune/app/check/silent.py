@@ -42,7 +42,7 @@ def silently(
     yield from _served(plan)
     yield from _weights(plan, given)
     yield from _positions(geometry, setting)
-    yield from _rules(trainer, setting, known)
+    yield from _rules(plan, trainer, setting, known)
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
@@ -159,7 +159,7 @@ def _longest(setting: Setting) -> int:
     return max(profile.lengths.longest for profile in setting.workload.profiles)
 
 
-def _rules(trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[Finding]:
+def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[Finding]:
     """Yield what techniques know of choices that TRL refuses, undoes, or that do not go together."""
     for technique in trainer.techniques:
         if technique.name not in known.exact:
@@ -172,9 +172,10 @@ def _rules(trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[F
         if said and technique.name not in ("packing", "padding_free", "max_length"):
             severity = Severity.ERROR if fails else Severity.SILENT
             yield Finding(severity, f"{technique.name}={choice}: {said}.", technique.name)
-    rule = trainer.rule(known.candidate, setting)
-    if rule:
-        yield Finding(Severity.ERROR, f"{rule[:1].upper()}{rule[1:]}.")
+    # The candidate may be none of the plan, but the nearest to it.
+    refused = trainer.refused(plan, setting.workload)
+    if refused:
+        yield Finding(Severity.ERROR, f"{refused[:1].upper()}{refused[1:]}.")
     spoilt = trainer.spoils(known.candidate, setting)
     if spoilt:
         yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")

@@ -85,7 +85,7 @@ def _read(parser: Any, words: Sequence[str]) -> tuple[list[Any], list[str]]:
 
 @contextmanager
 def _on(request: ReadCommandRequest) -> Iterator[None]:
-    """Let transformers' checks of the device answer for the GPU of the request, which need not be here."""
+    """Let transformers answer for the GPU and the processes of the request, which need not be here."""
     import transformers.training_args as module
 
     capability = request.capability or _BF16
@@ -94,6 +94,9 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
         "is_torch_tf32_available": False,
     }
     with ExitStack() as stack:
+        # Sizes of all processes together are shared out by it; no process group is needed for that.
+        world = property(lambda _: request.processes)
+        stack.enter_context(mock.patch.object(module.TrainingArguments, "world_size", world))
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(module, name, _always(answer)))
         if request.device == "cuda" and capability >= _BF16:

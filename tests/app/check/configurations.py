@@ -56,6 +56,8 @@ def _case(name: str, body: str, outcome: Outcome, says: Mapping[str, int | None]
     return Case(name, trainer, body, outcome, says or {}, **more)  # type: ignore[arg-type]  # fields by name
 
 
+# Of the four completions of a prompt, a micro-batch has two.
+HALF_A_GROUP = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 1\n"
 FITS, NOT, RUNS_NOT = Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.CANNOT_RUN
 UNKNOWN = Outcome.UNKNOWN
 
@@ -129,6 +131,9 @@ CASES = (
     _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case("kto: one row", "per_device_train_batch_size: 1\n", RUNS_NOT, {"at least 2": 0}),
     _case(
+        "kto: one row without a KL divergence", "per_device_train_batch_size: 1\nloss_type: apo_zero_unpaired\n", FITS
+    ),
+    _case(
         "kto: a key of DPO",
         "precompute_ref_batch_size: 4\nf_divergence_type: reverse_kl\n",
         RUNS_NOT,
@@ -147,6 +152,14 @@ CASES = (
     _case("grpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}),
     _case(
         "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": -2}
+    ),
+    _case("grpo: a generation for two steps", f"{HALF_A_GROUP}steps_per_generation: 2\n", FITS),
+    _case("grpo: a generation of eight rows", f"{HALF_A_GROUP}generation_batch_size: 8\n", FITS, nightly=True),
+    _case(
+        "grpo: evaluated in groups of their own",
+        "eval_strategy: epoch\ntest_split_size: 0.2\nper_device_eval_batch_size: 2\nnum_generations_eval: 2\n",
+        FITS,
+        nightly=True,
     ),
     _case("grpo: a key that no release had", "vllm_sleep_enabled: true\n", RUNS_NOT, {"vllm_enable_sleep_mode": 0}),
     _case("grpo: legacy", "max_prompt_length: 512\nuse_liger_loss: true\n", RUNS_NOT, {"Prompts are never cut": 0}),

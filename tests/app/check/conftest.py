@@ -75,6 +75,8 @@ def write(model: Path, rows: Callable[[str], Path], tmp_path: Path) -> Write:
 def checked(tracer: ServerTracer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Checked:
     """Check with processes that are there already, and the cache of these tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_of(tmp_path_factory)))
+    # This machine's own default file for accelerate is no part of any test.
+    monkeypatch.delenv("HF_HOME", raising=False)
 
     def of(**asked: Any) -> Verdict:
         return check(Asked(**asked), ignore, tracer)

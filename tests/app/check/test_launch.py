@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autotune.app.check.asked import Asked, Written
-from autotune.app.check.launch import Launching, launching
+from autotune.app.check.launch import Launching, launching, said_processes
+from autotune.app.check.problems import of_launch
 from autotune.app.check.remembered import key_of
 from autotune.app.check.task import Task, UnreadError
 from autotune.app.planned import planned_machine
@@ -16,6 +18,7 @@ from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import read_command_line
+from autotune.inspection.yaml_file import parsed
 from tests.app.check.conftest import Checked, Write
 from tests.step.test_ranks import needs_deepspeed
 
@@ -157,13 +160,60 @@ def test_words_that_a_launcher_does_not_take_are_told(words: str, said: str, scr
     assert not isinstance(caught.value, UnreadError)
 
 
-def test_where_a_launcher_is_told_nothing_the_file_may_say_it(script: str) -> None:
-    found = started("deepspeed --master_port 29500", script)
-    assert (found.processes, found.said) == (1, False)
-    read = ReadCommand(launch={"num_processes": "4", "nnodes": "2", "num_gpus": "2"})
-    command = read_command_line(["deepspeed", script, "--config", "c.yaml"])
-    # The script's own words are not the launcher's.
-    assert launching(Written(command, None, "sft"), read, NOTHING).processes == 4
+HANDED_ON = {"accelerate_config": "zero3", "num_processes": 4}
+
+
+def with_keys(words: str, **keys: object) -> tuple[Written, ReadCommand]:
+    """Return a command with a file of such keys, as TRL's parser reads it."""
+    file = parsed(yaml.safe_dump(keys, sort_keys=False), Path("c.yaml"))
+    read = ReadCommand(launch={name: str(value) for name, value in keys.items()})
+    return Written(read_command_line([*words.split(), "--config", "c.yaml"]), file, "sft"), read
+
+
+@pytest.mark.parametrize("words", ["torchrun", "deepspeed", "accelerate launch", "python"])
+def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: str) -> None:
+    for each in ("trl/scripts/sft.py", script):
+        written, read = with_keys(f"{words} {each}", **HANDED_ON)
+        found = launching(written, read, NOTHING)
+        assert (found.processes, found.engine, found.document) == (1, "", {})
+        said = list(of_launch(written, read, found))
+        assert [(item.key, item.severity) for item in said] == [(key, Severity.SILENT) for key in HANDED_ON]
+        assert [item.line for item in said] == [1, 2]
+        ends = "TrlParser ends the run" if each == script else "has no effect"
+        assert all(ends in item.message for item in said)
+    written, read = with_keys("trl sft", **HANDED_ON)
+    found = launching(written, read, NOTHING)
+    assert (found.processes, found.engine) == (4, "DeepSpeed")
+    assert not list(of_launch(written, read, found))
+
+
+def test_a_file_for_one_process_starts_one_however_many_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n", encoding="utf-8")
+    written, read = with_keys("trl sft", accelerate_config=str(tmp_path / "one.yaml"), num_processes=8)
+    assert said_processes(written) == launching(written, read, NOTHING).processes == 1
+
+
+def test_trl_s_scripts_drop_what_they_do_not_know_and_trl_s_parser_ends_at_it(tmp_path: Path) -> None:
+    import trl
+    from trl import ModelConfig, TrlParser
+
+    file = tmp_path / "c.yaml"
+    file.write_text("accelerate_config: zero3\n", encoding="utf-8")
+    words = ["--config", str(file)]
+    with pytest.raises(ValueError, match="accelerate_config"):
+        TrlParser((ModelConfig,)).parse_args_and_config(words)
+    assert len(TrlParser((ModelConfig,)).parse_args_and_config(words, fail_with_unknown_args=False)) == 1
+    scripts = Path(trl.__file__).parent / "scripts"
+    for name in ("sft", "dpo", "kto", "reward", "grpo", "rloo"):
+        assert "parse_args_and_config(fail_with_unknown_args=False)" in (scripts / f"{name}.py").read_text("utf-8")
+
+
+def test_accelerate_launch_reads_the_file_that_its_own_words_name(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n", encoding="utf-8")
+    words = f"accelerate launch --config_file {own} trl/scripts/sft.py"
+    found = launching(*with_keys(words, **HANDED_ON), NOTHING)
+    assert (found.processes, found.engine) == (2, "")
 
 
 def test_words_of_the_command_say_it_before_the_file(write: Write, checked: Checked, tmp_path: Path) -> None:
@@ -174,6 +224,24 @@ def test_words_of_the_command_say_it_before_the_file(write: Write, checked: Chec
     assert checked(command=("trl", "sft", *words[:2]), fits=False).processes == 4
     start = ("accelerate", "launch", "--num_processes", "3", "trl/scripts/sft.py")
     assert checked(command=(*start, *words[:2]), fits=False).processes == 3
+
+
+def test_a_command_is_read_as_each_of_its_processes_reads_it(write: Write, checked: Checked) -> None:
+    # Four completions of a prompt, in micro-batches of one.
+    file = write("grpo", "per_device_train_batch_size: 1\ngradient_accumulation_steps: 1\nnum_processes: 8\n")
+    end = ("trl/scripts/grpo.py", "--config", str(file))
+    for words in ("accelerate launch --num_processes 8", "torchrun --nproc_per_node 8", "deepspeed --num_gpus 8"):
+        verdict = checked(command=(*words.split(), *end), fits=False)
+        assert (verdict.outcome, verdict.processes) == (Outcome.READ, 8), verdict.findings
+    # `trl` reads it alone, and starts the eight if that went well.
+    for words in ("trl grpo", "python trl/scripts/grpo.py"):
+        verdict = checked(command=(*words.split(), *end[1:]), fits=False)
+        assert verdict.outcome is Outcome.CANNOT_RUN
+        assert any("must be divisible by" in item.message for item in verdict.findings)
+    with file.open("a", encoding="utf-8") as text:
+        text.write("generation_batch_size: 12\n")
+    verdict = checked(command=("trl", "grpo", *end[1:]), fits=False)
+    assert any("divisible by the global batch size (8)" in item.message for item in verdict.findings)
 
 
 def test_only_a_check_for_this_machine_s_own_gpus_knows_how_many_there_are(write: Write, script: str) -> None:

@@ -9,9 +9,12 @@ import pytest
 import yaml
 
 from autotune.app.check.asked import Asked, written
-from autotune.app.check.remembered import key_of
+from autotune.app.check.remembered import key_of, within
 from autotune.app.planned import planned_machine
+from autotune.core.estimate import MemoryEstimate
+from autotune.core.verdict import SCHEMA, Need, Outcome, Source, Verdict
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.units import GIB
 from tests.app.check.conftest import Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with
@@ -100,3 +103,22 @@ def test_neither_broken_documents_nor_those_that_name_one_another_keep_a_check_f
     for depth in (900, 980, 20_000):
         second.write_text("[" * depth + "]" * depth, encoding="utf-8")
         assert key(asked) != before
+
+
+def of_device_and_host(outcome: Outcome, budget_bytes: int) -> Verdict:
+    """Return a verdict on a need of 10 GiB of the device, and of 64 GiB of the host."""
+    memory = MemoryEstimate(10 * GIB, 10 * GIB, 0, {}, 64 * GIB, None, 0.1)
+    need = Need(Source.TRACED, 10 * GIB, 9 * GIB, 11 * GIB, 1, 64, memory=memory)
+    return Verdict(SCHEMA, outcome, "", budget_bytes=budget_bytes, need=need)
+
+
+@pytest.mark.parametrize(("outcome", "budget"), [(Outcome.TOO_CLOSE, 80), (Outcome.TOO_CLOSE, 10), (Outcome.FITS, 80)])
+def test_another_budget_of_the_device_does_not_help_a_host_that_has_too_little(outcome: Outcome, budget: int) -> None:
+    known = of_device_and_host(outcome, budget * GIB)
+    assert within(known, 40 * GIB, 32 * GIB) is None
+    for enough in (128 * GIB, None):
+        found = within(known, 40 * GIB, enough)
+        assert found is not None
+        assert found.outcome is Outcome.FITS
+    # The same budget is no other question.
+    assert within(known, budget * GIB, 32 * GIB) is known

@@ -1,0 +1,120 @@
+"""The file that accelerate reads where none is named is found and read as accelerate's own launcher does it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.app.check.asked import Asked, Written
+from autotune.app.check.asked import written as written_by
+from autotune.app.check.launch import default_file, launching, of_ranks
+from autotune.app.check.problems import of_launch
+from autotune.app.check.remembered import key_of
+from autotune.app.planned import planned_machine
+from autotune.core.configuration import Configuration, ReadCommand
+from autotune.inspection.command_line import read_command_line
+from tests.app.check.conftest import Write
+
+NOTHING = Configuration("SFTConfig", {}, {})
+SCRIPT = "trl/scripts/sft.py"
+
+
+def launched(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int | None]:
+    """Return by which function accelerate starts a script, and with how many processes, as its own parser reads it."""
+    import accelerate.commands.launch as module
+
+    used: list[tuple[str, int | None]] = []
+    for name in ("simple_launcher", "multi_gpu_launcher", "deepspeed_launcher"):
+        monkeypatch.setattr(module, name, lambda args, name=name: used.append((name, args.num_processes)))
+    monkeypatch.setattr(module, "default_config_file", str(folder / "accelerate" / "default_config.yaml"))
+    monkeypatch.setattr(
+        "accelerate.commands.config.config_args.default_config_file", str(folder / "accelerate/default_config.yaml")
+    )
+    module.launch_command(module.launch_command_parser().parse_args([*words.split(), "train.py"]))
+    return used[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "words", "processes", "engine"),
+    [
+        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "", 8, "DeepSpeed"),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "--num_processes 2", 2, "DeepSpeed"),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "--multi_gpu --num_processes 2", 2, ""),
+        ({"distributed_type": "FSDP", "num_processes": 4, "num_machines": 1}, "", 4, "FSDP"),
+        ({"distributed_type": "NO", "num_processes": 1}, "", 1, ""),
+        ({"distributed_type": "NO", "num_processes": 1}, "--num_processes 8", 1, ""),
+        ({"distributed_type": "NO", "num_processes": 1}, "--multi_gpu --num_processes 8", 8, ""),
+    ],
+    ids=str,
+)
+def test_accelerate_s_default_file_is_read_where_no_other_is_named(
+    document: dict[str, object],
+    words: str,
+    processes: int,
+    engine: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    command = read_command_line([*f"accelerate launch {words} {SCRIPT}".split(), "--config", "c.yaml"])
+    written = Written(command, None, "sft")
+    assert default_file(written) is None
+    file = tmp_path / "accelerate" / "default_config.yaml"
+    file.parent.mkdir()
+    file.write_text(yaml.safe_dump({"num_machines": 1, "use_cpu": False, **document}), encoding="utf-8")
+    used, count = launched(words, tmp_path, monkeypatch)
+    assert (1 if used == "simple_launcher" else count) == processes
+
+    found = launching(written, ReadCommand(), NOTHING, default=default_file(written))
+    assert (found.processes, found.engine, found.default) == (processes, engine, file)
+    assert of_ranks(written, default=file) == processes
+    told = [item.message for item in of_launch(written, ReadCommand(), found)]
+    assert f"distributed_type: {found.document['distributed_type']}" in told[0]
+    assert str(file) in told[0]
+    assert ("accelerate starts one process, and not 8" in told[-1]) is (processes == 1 and "8" in words)
+
+
+@pytest.mark.parametrize("words", ["torchrun", "deepspeed", "python", "accelerate launch --cpu"])
+def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cpu(words: str, tmp_path: Path) -> None:
+    file = tmp_path / "default_config.yaml"
+    file.write_text("distributed_type: FSDP\nnum_processes: 8\n", encoding="utf-8")
+    command = read_command_line([*words.split(), SCRIPT, "--config", "c.yaml"])
+    found = launching(Written(command, None, "sft"), ReadCommand(), NOTHING, default=file)
+    assert (found.processes, found.engine, found.default) == (1, "", None)
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])
+def test_accelerate_s_default_file_is_looked_for_where_accelerate_does(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    program = "from accelerate.commands.config.config_args import default_config_file as found; print(found)"
+    here = {**os.environ, variable: str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", program], env=here, capture_output=True, text=True, check=True)
+    file = Path(run.stdout.strip())
+    file.parent.mkdir(parents=True)
+    file.write_text("{}", encoding="utf-8")
+    start = ["accelerate", "launch", SCRIPT, "--config", "c.yaml"]
+    assert default_file(Written(read_command_line([f"{variable}={tmp_path}", *start]), None, "sft")) == file
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert default_file(Written(read_command_line(start), None, "sft")) == file
+
+
+def test_a_verdict_is_kept_for_what_accelerate_s_default_file_says(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    asked, planned = Asked(config=str(write("sft", "")), trainer="sft"), planned_machine("H100-80GB")
+    file = tmp_path / "accelerate" / "default_config.yaml"
+    file.parent.mkdir()
+    keys = [key_of(asked, written_by(asked), planned)]
+    for text in ("distributed_type: MULTI_GPU\nnum_processes: 8\n", "distributed_type: FSDP\nnum_processes: 8\n"):
+        file.write_text(text, encoding="utf-8")
+        keys.append(key_of(asked, written_by(asked), planned))
+    assert len(set(keys)) == 3

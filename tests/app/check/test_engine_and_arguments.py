@@ -1,0 +1,177 @@
+"""What accelerate's and DeepSpeed's documents say beside the trainer's arguments counts as it does for transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+from autotune.app.check.asked import Written
+from autotune.app.check.engine import engine_args, with_precision
+from autotune.app.check.launch import Launching, _document, launching
+from autotune.app.check.problems import of_precision
+from autotune.app.check.task import UnreadError
+from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.verdict import Outcome
+from autotune.errors import InputError
+from autotune.inspection.command_line import read_command_line
+from autotune.step.configurations import plain
+from tests.app.check.conftest import Checked, Write
+from tests.step.test_ranks import needs_deepspeed
+
+ZERO = {"distributed_type": "DEEPSPEED", "num_processes": 2, "num_machines": 1, "use_cpu": False}
+STAGE = {"zero_optimization": {"stage": 2}}
+SIZES = {"train_batch_size": 128, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 8}
+
+
+def configured(**args: Any) -> Configuration:
+    """Return what TRL's class makes of arguments."""
+    from trl import SFTConfig
+
+    values = vars(SFTConfig("out", use_cpu=True, report_to="none", **args))
+    return Configuration("SFTConfig", {name: plain(value) for name, value in values.items()}, {})
+
+
+def mismatches(document: Mapping[str, Any], folder: Path, **args: Any) -> list[str]:
+    """Return what transformers finds in a training that accelerate's real launcher starts by a document."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+    from transformers.integrations.deepspeed import propagate_args_to_deepspeed
+    from trl import SFTConfig
+
+    file = folder / "accelerate.yaml"
+    file.write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
+    words = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+    words, _, _ = _validate_launch_command(words)
+    words.deepspeed_fields_from_accelerate_config = ""
+    with mock.patch("accelerate.utils.launch.is_port_in_use", return_value=False):
+        _, env = prepare_deepspeed_cmd_env(words)
+    with (
+        mock.patch.dict("os.environ", {name: value for name, value in env.items() if name.startswith("ACCELERATE_")}),
+        mock.patch.object(SFTConfig, "world_size", 2),
+    ):
+        config: Any = SFTConfig("out", use_cpu=True, report_to="none", **args)
+        accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=config.deepspeed_plugin))
+        propagate_args_to_deepspeed(accelerator, config)
+    found: list[str] = config.deepspeed_plugin.hf_ds_config.mismatches
+    return found
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("section", "written", "args", "key"),
+    [
+        ({"zero_stage": 1, "gradient_accumulation_steps": 1}, None, {"gradient_accumulation_steps": 4}, "accumulation"),
+        ({"zero_stage": 1, "gradient_accumulation_steps": 4}, None, {"gradient_accumulation_steps": 4}, ""),
+        ({"zero_stage": 2}, None, {"gradient_accumulation_steps": 4}, ""),
+        ({"zero_stage": 2, "gradient_clipping": 0.5}, None, {}, "gradient_clipping"),
+        ({"zero_stage": 2, "gradient_clipping": 0.5}, None, {"max_grad_norm": 0.5}, ""),
+        ({}, STAGE, {"gradient_accumulation_steps": 4}, "gradient_accumulation_steps: 1"),
+        ({}, STAGE, {}, ""),
+        ({}, {**STAGE, **SIZES}, {"gradient_accumulation_steps": 8}, ""),
+        ({}, {**STAGE, **SIZES}, {"gradient_accumulation_steps": 4}, "train_batch_size: 128"),
+        ({}, {**STAGE, "train_batch_size": 8}, {}, "train_batch_size: 8"),
+        ({}, {**STAGE, "bf16": {"enabled": True}}, {"bf16": False}, "bf16.enabled: True"),
+        ({}, {**STAGE, "bf16": {"enabled": True}}, {}, ""),
+    ],
+    ids=str,
+)
+def test_numbers_of_deepspeed_s_document_agree_with_the_arguments_or_end_the_run(
+    section: dict[str, object], written: dict[str, object] | None, args: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    if written is not None:
+        (tmp_path / "ds.json").write_text(json.dumps(written), encoding="utf-8")
+        section = {**section, "deepspeed_config_file": str(tmp_path / "ds.json")}
+    document = {**ZERO, "deepspeed_config": section}
+    assert bool(mismatches(document, tmp_path, **args)) is bool(key)
+    if key:
+        with pytest.raises(InputError, match=f"{key}.* transformers ends the run"):
+            engine_args(document, configured(**args), tmp_path, 2)
+        return
+    found: Any = engine_args(document, configured(**args), tmp_path, 2)["deepspeed"]
+    assert {found[name] for name in SIZES} == {"auto"}
+
+
+def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({**STAGE, "train_batch_size": 512}), encoding="utf-8")
+    own = configured(gradient_accumulation_steps=4)
+    own = Configuration(own.kind, {**own.values, "deepspeed": str(tmp_path / "ds.json")}, {})
+    # Of how many processes it is, nothing says.
+    found: Any = engine_args({}, own, tmp_path, 1)["deepspeed"]
+    assert {found[name] for name in SIZES} == {"auto"}
+    with pytest.raises(InputError, match="train_batch_size: 512"):
+        engine_args({}, own, tmp_path, 2)
+    assert engine_args({}, own, tmp_path, 16)
+
+
+def test_trl_s_own_zero1_takes_one_micro_batch(write: Write, checked: Checked) -> None:
+    assert engine_args(_document("zero1")[0], configured(), Path(), 8)
+    file = write("sft", "accelerate_config: zero1\ngradient_accumulation_steps: 4\n")
+    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert any("gradient_accumulation_steps: 1" in item.message and item.line == 9 for item in verdict.findings)
+
+
+def by(words: str, document: Mapping[str, object], folder: Path) -> Launching:
+    """Return how a command starts a training by a document for accelerate."""
+    (folder / "launch.yaml").write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
+    command = read_command_line(
+        [*words.replace("FILE", str(folder / "launch.yaml")).split(), "trl/scripts/sft.py", "--config", "c.yaml"]
+    )
+    return launching(Written(command, None, "sft"), ReadCommand(), configured(bf16=False))
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("accelerate launch --config_file FILE", "bf16"),
+        ("accelerate launch --config_file FILE --mixed_precision fp16", "fp16"),
+        ("accelerate launch --config_file FILE --mixed_precision no", "no"),
+        ("accelerate launch", "no"),
+        ("torchrun", "no"),
+    ],
+)
+def test_a_precision_that_accelerate_hands_on_counts_where_both_arguments_are_false(
+    words: str, precision: str, tmp_path: Path
+) -> None:
+    started = by(words, {"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "bf16"}, tmp_path)
+    assert started.precision == precision
+    with mock.patch.dict("os.environ", {"ACCELERATE_MIXED_PRECISION": precision}):
+        for args in ({"bf16": False}, {"bf16": False, "fp16": True}, {}):
+            config = configured(**args)
+            found = with_precision(config, started)
+            trains = next((name for name in ("fp16", "bf16") if found.values[name]), "no")
+            assert trains == config.values["mixed_precision"]
+            told = list(of_precision(Written(read_command_line(["trl", "sft"]), None, "sft"), reads(config), found))
+            assert bool(told) is (found is not config)
+            assert all(f"{precision} is false here" in item.message for item in told)
+
+
+def reads(config: Configuration) -> ReadCommand:
+    return ReadCommand({config.kind: config})
+
+
+def test_a_precision_that_is_not_traced_leaves_the_answer_open(tmp_path: Path) -> None:
+    with pytest.raises(UnreadError, match="mixed_precision: fp8"):
+        with_precision(configured(bf16=False), Launching(precision="fp8"))
+    assert with_precision(configured(), Launching(precision="fp8")).values["bf16"]
+
+
+@needs_deepspeed
+def test_deepspeed_by_accelerate_s_own_document_ends_where_the_precisions_differ(tmp_path: Path) -> None:
+    document = {**ZERO, "deepspeed_config": {"zero_stage": 2}, "mixed_precision": "bf16"}
+    assert mismatches(document, tmp_path, bf16=False)
+    started = by("accelerate launch --config_file FILE", document, tmp_path)
+    with pytest.raises(InputError, match=r"mixed_precision: bf16 .* ends the run. Write bf16: true"):
+        with_precision(configured(bf16=False), started)
+    assert not mismatches(document, tmp_path)
+    # The trainer's own document has a precision of its own.
+    own = configured(bf16=False)
+    own = Configuration(own.kind, {**own.values, "deepspeed": {"bf16": {"enabled": "auto"}}}, {})
+    assert with_precision(own, started) is own

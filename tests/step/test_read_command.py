@@ -1,0 +1,30 @@
+"""TRL's parser reads a command as each of the processes does that train together."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.core.configuration import ReadCommand
+from autotune.core.protocol import ReadCommandRequest
+from autotune.step.job import JobContext
+from autotune.step.jobs.read_command import read_command
+
+GROUPS = ("--use_cpu", "true", "--per_device_train_batch_size", "2", "--num_generations", "8")
+
+
+def read(trainer: str, processes: int, folder: Path, *words: str) -> ReadCommand:
+    request = ReadCommandRequest(trainer, (*GROUPS, *words), {}, "cpu", processes=processes)
+    return read_command(request, JobContext(folder, time.monotonic()))
+
+
+@pytest.mark.parametrize(("trainer", "kind"), [("grpo", "GRPOConfig"), ("rloo", "RLOOConfig")])
+def test_sizes_of_all_processes_are_shared_out_among_them(trainer: str, kind: str, tmp_path: Path) -> None:
+    assert "divisible" in read(trainer, 1, tmp_path).refused
+    assert read(trainer, 8, tmp_path).configurations[kind].values["generation_batch_size"] == 16
+    whole = ("--generation_batch_size", "64")
+    parts = {count: read(trainer, count, tmp_path, *whole).configurations[kind].values for count in (1, 8)}
+    assert {count: values["steps_per_generation"] for count, values in parts.items()} == {1: 32, 8: 4}
+    assert "divisible by the global batch size" in read(trainer, 8, tmp_path, "--generation_batch_size", "24").refused

@@ -1,0 +1,60 @@
+"""What a trainer refuses of a plan, which may have sizes that no candidate has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.trainers import find_trainer
+from tests.settings import setting
+
+GROUPS = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 8}
+
+
+def refused(trainer: str, processes: int = 1, **args: Any) -> str | None:
+    plan = TrainingPlan(trainer, args, launch=Launch(processes))
+    return find_trainer(trainer).refused(plan, setting().workload)
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+def test_a_generation_may_be_trained_on_in_several_optimizer_steps(trainer: str) -> None:
+    assert "a generation batch of 4 completions" in str(refused(trainer, **GROUPS))
+    assert refused(trainer, **GROUPS, steps_per_generation=2) is None
+    assert "a generation batch of 12 completions" in str(refused(trainer, **GROUPS, steps_per_generation=3))
+    assert refused(trainer, processes=2, **GROUPS) is None
+    # Steps of four micro-batches, on generations of six: TRL trains so.
+    uneven = {**GROUPS, "gradient_accumulation_steps": 4, "steps_per_generation": 2, "num_iterations": 3}
+    assert refused(trainer, **uneven) is None
+
+
+def test_the_prompts_of_a_generation_are_counted_however_many_steps_it_is_for() -> None:
+    assert refused("grpo", **GROUPS, steps_per_generation=200) is None
+    assert "needs 101 prompts, and the dataset has 100" in str(refused("grpo", **GROUPS, steps_per_generation=202))
+
+
+def test_evaluation_may_have_groups_of_another_size() -> None:
+    args: dict[str, Any] = {
+        **GROUPS,
+        "per_device_train_batch_size": 8,
+        "eval_strategy": "epoch",
+        "per_device_eval_batch_size": 4,
+    }
+    assert "an evaluation batch of 4 completions" in str(refused("grpo", **args))
+    assert refused("grpo", **args, num_generations_eval=2) is None
+
+
+def test_a_loss_without_a_kl_divergence_trains_on_single_rows() -> None:
+    args: dict[str, Any] = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+    assert "has to be at least 2" in str(refused("kto", **args))
+    assert "has to be at least 2" in str(refused("kto", **args, loss_type="kto"))
+    assert refused("kto", **args, loss_type="apo_zero_unpaired") is None
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_fused_head_needs_its_whole_weight_where_activations_are_offloaded(stage: int) -> None:
+    document = {"zero_optimization": {"stage": stage}}
+    said = refused("sft", deepspeed=document, activation_offloading=True)
+    assert (said is not None) is (stage == 3)
+    assert refused("sft", deepspeed=document) is None
