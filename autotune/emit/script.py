@@ -78,6 +78,13 @@ _LOADED = {
         processing_class=AutoProcessor.from_pretrained(name, revision=model_args.model_revision),
 """,
 }
+_ADAPTED = {
+    **_LOADED,
+    "loading": """\
+    # The model without its adapters is the reference.
+    name, reference = model_args.model_name_or_path, None
+""",
+}
 _SCRIPT = Template('''\
 """$title with TRL, $origin; stands on its own.
 
@@ -146,7 +153,7 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     trainer = find_trainer(plan.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
-        **(_BY_NAME if trainer.loads_by_name else _LOADED),
+        **(_BY_NAME if trainer.loads_by_name else _ADAPTED if plan.peft else _LOADED),
         **_rewards(scores=bool(plan.rewards)),
         standard=_standard(plan, env),
         title=trainer.title,
@@ -199,7 +206,8 @@ def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
     first = ["from datasets import load_dataset"] if evaluates else []
     first += ["from peft import PeftConfig"] if plan.peft else []
     if not trainer.loads_by_name:
-        first.append("from transformers import AutoModelForCausalLM, AutoProcessor")
+        reference = "" if plan.peft else "AutoModelForCausalLM, "
+        first.append(f"from transformers import {reference}AutoProcessor")
     apart = [f"from {trainer.module} import {', '.join(own)}"] if trainer.module != _TRL else []
     names = (*classes, *functions, *(name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")))
     rewards = (*(f"    {name}," for name in _REWARD_FUNCTIONS), ")") if plan.rewards else ()
