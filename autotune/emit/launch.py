@@ -19,8 +19,9 @@ _NOTHING: Mapping[str, object] = {}
 _DECIDED = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
 # A plan has them in the trainer's arguments, or in DeepSpeed's document.
 _OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"})
-# accelerate refuses it beside DeepSpeed's own document (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
-_BESIDE_DEEPSPEED = frozenset({"mixed_precision"})
+# The trainer's arguments say it. Where they say float32, transformers takes accelerate's (`TrainingArguments`), and
+# beside DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
+_PRECISION = frozenset({"mixed_precision", "fp16"})
 _LAUNCHERS = frozenset({
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
 })  # fmt: skip
@@ -56,7 +57,6 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
     """
     deepspeed = plan.args.get("deepspeed")
     engine = {"deepspeed_config": _deepspeed_config(plan, directory, own)} if deepspeed else {}
-    dropped = _OF_ENGINES | (_BESIDE_DEEPSPEED if deepspeed else frozenset())
     defaults = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED" if deepspeed else "MULTI_GPU" if plan.launch.processes > 1 else "NO",
@@ -71,7 +71,8 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
         "use_cpu": False,
     }
     decided = {name: value for name, value in defaults.items() if name in _DECIDED}
-    return {**defaults, **{name: value for name, value in own.items() if name not in dropped}, **decided}
+    kept = {name: value for name, value in own.items() if name not in _OF_ENGINES | _PRECISION}
+    return {**defaults, **kept, **decided}
 
 
 def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:

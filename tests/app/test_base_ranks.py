@@ -122,7 +122,7 @@ def test_the_bundle_has_the_user_s_keys_and_another_choice(tmp_path: Path) -> No
     found = handed_over(search, search.problem.baseline.but(sharding="zero3"), out)
     assert found["config.yaml"]["accelerate_config"] == str(out / ACCELERATE)
     assert found[ACCELERATE]["debug"] is True
-    # accelerate refuses it beside a document of DeepSpeed's.
+    # The trainer's arguments say it.
     assert "mixed_precision" not in found[ACCELERATE]
     assert found[ACCELERATE]["deepspeed_config"]["deepspeed_config_file"] == str(out / DEEPSPEED)
     assert found[ACCELERATE]["num_processes"] == 2
