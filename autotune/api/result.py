@@ -141,7 +141,9 @@ class ProbeResult:
             AutotuneError: nothing was found, TRL's command line cannot train by it, or the file cannot be written.
         """
         if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
-            raise AutotuneError("TRL has no command for this recommendation.", hint="Run the bundle's train.py.")
+            raise AutotuneError(
+                "TRL's command line cannot train by this recommendation.", hint="Run the bundle's train.py."
+            )
         directory = Path(self.document.output_directory)
         write_text(Path(path), config_text(measured(self.document, self._found()), self._rows(), directory))
 

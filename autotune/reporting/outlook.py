@@ -111,6 +111,7 @@ def next_command(result: Result, trl: str = "trl") -> str:
     """Return the command that trains as recommended; ``trl`` is how that program is started."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
-        return f"python {shlex.quote(said_path(bundle / 'train.py'))}"
+        accelerate = ["accelerate", "launch", "--config_file", said_path(bundle / "accelerate.yaml")]
+        return shlex.join([*(accelerate if chosen.plan.in_group else ["python"]), said_path(bundle / "train.py")])
     config = said_path(bundle / "config.yaml")
     return f"{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"

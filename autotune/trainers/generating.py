@@ -126,29 +126,31 @@ class Generating(Prompted):
         """Return the completions of a generation batch."""
         return rows_of(plan) * steps_per_generation(plan)
 
+    def runs_by_command(self, plan: TrainingPlan) -> bool:
+        """Return whether ``trl NAME --config`` trains by a plan: one process alone has whole groups of completions.
+
+        The command makes the configuration before it starts other processes, and so counts itself alone (TRL 1.16,
+        ``trl/cli/commands/training.py``).
+        """
+        return super().runs_by_command(plan) and _broken_groups(plan, ranks=1) is None
+
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
         plan = self.plan(candidate, setting)
-        copies, per_generation = required(plan, "num_generations"), steps_per_generation(plan)
+        broken = _broken_groups(plan, plan.data_ranks)
+        if broken is not None:
+            return broken
+        alone = _broken_groups(plan, ranks=1)
+        if setting.base is not None and alone is not None:
+            return f"`trl {self.name}` reads what becomes of {setting.base.file} in one process, and in that {alone}"
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
-        completions = rows_of(plan) * per_generation * plan.data_ranks
-        if completions % copies:
-            return (
-                f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
-                "completions of one prompt (num_generations)"
-            )
-        evaluated = evaluated_rows_of(plan) * plan.data_ranks
-        if plan.evaluates and evaluated % copies:
-            return (
-                f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
-                f"groups of the {copies} completions of one prompt (num_generations)"
-            )
         if micro_batches % uses and uses % micro_batches:
             return (
                 f"{uses} micro-batches are trained on one generation, which is neither a part nor a multiple of the "
                 f"{micro_batches} of an optimizer step"
             )
-        prompts, known = completions // copies, setting.workload.dataset.documents.rows
+        completions = rows_of(plan) * steps_per_generation(plan) * plan.data_ranks
+        prompts, known = completions // self.copies(plan), setting.workload.dataset.documents.rows
         if prompts > known:
             return f"a generation batch needs {prompts} prompts, and the dataset has {known}"
         return None
@@ -162,6 +164,22 @@ def steps_per_generation(plan: TrainingPlan) -> int:
 def uses_of(plan: TrainingPlan) -> int:
     """Return how many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
     return steps_per_generation(plan) * (number(plan, "num_iterations") or 1)
+
+
+def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
+    """Return why so many processes would have a part of a group of completions, in words, or None."""
+    copies, completions = required(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
+    if completions % copies:
+        return (
+            f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
+            "completions of one prompt (num_generations)"
+        )
+    if plan.evaluates and (evaluated := evaluated_rows_of(plan) * ranks) % copies:
+        return (
+            f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
+            f"groups of the {copies} completions of one prompt (num_generations)"
+        )
+    return None
 
 
 def _aligned(plan: TrainingPlan) -> bool:

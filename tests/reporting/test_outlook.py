@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.plan import Launch
 from autotune.core.result import LeftOut
 from autotune.core.status import ProbeStatus
 from autotune.reporting.outlook import (
@@ -111,6 +112,10 @@ def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
     plan = replace(result.recommended.plan, peft={"peft_type": "IA3"})
     asked = replace(result, recommended=replace(result.recommended, plan=plan))
     assert next_command(asked) == "python /elsewhere/train.py"
+    several = replace(plan, launch=Launch(2))
+    asked = replace(result, recommended=replace(result.recommended, plan=several))
+    accelerate = "accelerate launch --config_file /elsewhere/accelerate.yaml"
+    assert next_command(asked) == f"{accelerate} /elsewhere/train.py"
 
 
 def test_the_next_command_is_absolute_for_a_bundle_elsewhere() -> None:
