@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.emit.arguments import launch_arguments, training_arguments
 from autotune.emit.handover import Handover
-from autotune.emit.launch import ACCELERATE, launches
+from autotune.emit.launch import launch_keys
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
 from autotune.emit.serving import SERVE, TRAIN
@@ -27,7 +27,7 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
             **({"env": dict(plan.env)} if plan.env else {}),
             **training_arguments(plan, given.workload, rows),
             **launch_arguments(given.hardware.processes, given.threads),
-            **({"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(plan) else {}),
+            **launch_keys(plan, directory),
         }
         body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
     command = f"trl {plan.trainer} --config config.yaml"

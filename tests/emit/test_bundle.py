@@ -124,7 +124,7 @@ def test_the_script_says_the_same_as_the_config(tmp_path: Path) -> None:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECOMMENDED"
     ]
-    launch = {"num_processes", "num_cpu_threads_per_process"}
+    launch = {"num_processes", "num_cpu_threads_per_process", "accelerate_config", "mixed_precision"}
     config = {key: value for key, value in the_config(tmp_path).items() if key not in launch}
     assert ast.literal_eval(recommended) == config
 
