@@ -57,6 +57,10 @@ def reward_function(name):
 
 
 '''
+_FIRST_GPU = """\
+if "LOCAL_RANK" not in os.environ:
+    # One process trains on one GPU, the first that is visible; a launcher gives each process its own.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]"""
 _WORDS = {Basis.MEASURED: "recommended", Basis.PLANNED: "planned"}
 _UNMEASURED = {Basis.MEASURED: "", Basis.PLANNED: ", which measured nothing of it"}
 _TRL = "trl"
@@ -155,7 +159,7 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     return _SCRIPT.substitute(
         **(_BY_NAME if trainer.loads_by_name else _ADAPTED if plan.peft else _LOADED),
         **_rewards(scores=bool(plan.rewards)),
-        standard=_standard(plan, env),
+        standard=_standard(plan, env, first_gpu=given.on_one_gpu),
         title=trainer.title,
         origin=f"as {_WORDS[given.basis]} by autotune{_UNMEASURED[given.basis]}",
         usage=_usage(given, command),
@@ -183,12 +187,13 @@ def _usage(given: Handover, command: str) -> str:
     )
 
 
-def _standard(plan: TrainingPlan, env: Mapping[str, str]) -> str:
+def _standard(plan: TrainingPlan, env: Mapping[str, str], *, first_gpu: bool) -> str:
     """Return the first imports, and the variables that have to be set before torch is imported."""
-    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env, "sys": plan.rewards}
+    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env or first_gpu, "sys": plan.rewards}
     lines = [f"import {name}" for name, needed in wanted.items() if needed]
     lines += ["from dataclasses import dataclass, field"] if plan.rewards else []
     variables = [f"os.environ[{name!r}] = {value!r}" for name, value in env.items()]
+    variables += [_FIRST_GPU] if first_gpu else []
     return "\n".join([*lines, "from pathlib import Path", "", *variables, *([""] if variables else [])])
 
 

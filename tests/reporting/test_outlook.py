@@ -103,7 +103,28 @@ def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
 
 def test_the_next_command_is_relative_to_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert next_command(in_directory(a_result(), tmp_path / "my run")) == "trl sft --config 'my run/config.yaml'"
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [(None, "CUDA_VISIBLE_DEVICES=0 "), ("2,3", "CUDA_VISIBLE_DEVICES=2 "), ("3", ""), ("GPU-4f5a", "")],
+)
+def test_the_next_command_shows_one_process_one_gpu_and_keeps_the_one_that_is_chosen(
+    visible: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    result = in_directory(a_result(), Path("/elsewhere"))
+    assert result.recommended is not None
+    assert next_command(result) == f"{shown}trl sft --config /elsewhere/config.yaml"
+    plan = replace(result.recommended.plan, launch=Launch(2))
+    group = replace(result, recommended=replace(result.recommended, plan=plan))
+    cpu = replace(result, hardware=replace(result.hardware, kind="cpu"))
+    for other in (group, cpu):
+        assert next_command(other) == "trl sft --config /elsewhere/config.yaml"
 
 
 def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
@@ -118,5 +139,6 @@ def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
     assert next_command(asked) == f"{accelerate} /elsewhere/train.py"
 
 
-def test_the_next_command_is_absolute_for_a_bundle_elsewhere() -> None:
+def test_the_next_command_is_absolute_for_a_bundle_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert next_command(in_directory(a_result(), Path("/elsewhere"))) == "trl sft --config /elsewhere/config.yaml"
