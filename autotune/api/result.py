@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import RunStatus
+from autotune.emit.arguments import BY_ACCELERATE
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import write_text
@@ -63,9 +64,11 @@ class ProbeResult:
             AutotuneError: nothing was found.
         """
         plan, base = self._plan(), self.document.base
-        # What the user's own configuration says beside what was searched.
-        own = replace(plan, args={**plan.args, **base.args}) if base is not None else plan
-        config: transformers.TrainingArguments = self._objects().config(own)
+        if base is not None:
+            # What the user's own configuration says beside what was searched; as a file, it says nothing of these.
+            own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}
+            plan = replace(plan, args={**plan.args, **own})
+        config: transformers.TrainingArguments = self._objects().config(plan)
         return config
 
     @property
@@ -138,7 +141,9 @@ class ProbeResult:
             AutotuneError: nothing was found, TRL's command line cannot train by it, or the file cannot be written.
         """
         if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
-            raise AutotuneError("TRL has no command for this recommendation.", hint="Run the bundle's train.py.")
+            raise AutotuneError(
+                "TRL's command line cannot train by this recommendation.", hint="Run the bundle's train.py."
+            )
         directory = Path(self.document.output_directory)
         write_text(Path(path), config_text(measured(self.document, self._found()), self._rows(), directory))
 

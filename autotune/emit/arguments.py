@@ -11,6 +11,9 @@ from autotune.emit.rows import TrainingRows
 PEFT_CONFIG = "peft_config.json"
 """The file of the bundle that says what is trained, if that was given in PEFT's own JSON."""
 
+BY_ACCELERATE = frozenset({"deepspeed", "parallelism_config"})
+"""Arguments of a plan that accelerate's own file brings in their place (:mod:`autotune.emit.launch`)."""
+
 
 def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRows) -> dict[str, object]:
     """Return the arguments of ``trl TRAINER``: model and data first, then what the plan sets."""
@@ -24,8 +27,7 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
         "output_dir": output_name(workload),
         **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
         **model,
-        # accelerate brings DeepSpeed's document, and the sizes of groups (:mod:`autotune.emit.launch`).
-        **{name: value for name, value in plan.args.items() if name not in ("deepspeed", "parallelism_config")},
+        **{name: value for name, value in plan.args.items() if name not in BY_ACCELERATE},
     }
 
 

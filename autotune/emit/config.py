@@ -7,10 +7,10 @@ from pathlib import Path
 
 from autotune.emit.arguments import launch_arguments, training_arguments
 from autotune.emit.handover import Handover
-from autotune.emit.launch import ACCELERATE, launches
+from autotune.emit.launch import launch_keys
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
-from autotune.emit.serving import SERVE, TRAIN
+from autotune.emit.serving import SERVE, TRAIN, visible
 
 _WIDTH = 100
 
@@ -27,12 +27,18 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
             **({"env": dict(plan.env)} if plan.env else {}),
             **training_arguments(plan, given.workload, rows),
             **launch_arguments(given.hardware.processes, given.threads),
-            **({"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(plan) else {}),
+            **launch_keys(plan, directory),
         }
         body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
     command = f"trl {plan.trainer} --config config.yaml"
     run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if given.server is not None else command
-    lines = [f"Run with: {run}", *provenance(given, rows)]
+    # In `env` of this file, it would take the place of what the user has set.
+    several = (
+        f"One process trains on one GPU, and TRL refuses to start it where it sees several: name one, as in "
+        f"{visible([0])} {command}."
+    )
+    shown = [several] if given.on_one_gpu and given.server is None else []
+    lines = [f"Run with: {run}", *shown, *provenance(given, rows)]
     head = "\n".join(_comment(line) for line in lines)
     return f"{head}\n\n{body}"
 

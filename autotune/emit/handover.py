@@ -36,3 +36,11 @@ class Handover:
     threads: int | None = None
     server: ServerSplit | None = None
     base: BaseFile | None = None
+
+    @property
+    def on_one_gpu(self) -> bool:
+        """Whether one process trains on a GPU that no launcher gives it: TRL refuses it where it sees several.
+
+        transformers would copy the model to all of them (``nn.DataParallel``); online DPO is not even refused.
+        """
+        return self.hardware.kind == "cuda" and not self.plan.in_group

@@ -15,12 +15,21 @@ PARALLELISM = "parallelism_config_"
 FILES = (ACCELERATE, DEEPSPEED)
 """The files of a bundle that say how its processes are started."""
 
+PRECISION = "mixed_precision"
+"""The key by which ``accelerate launch`` is told the precision, which the trainer's arguments say."""
+AS_TOLD = "no"
+"""Its value that leaves it to them."""
+# TRL's own file for a single process (`trl/accelerate_configs`), whose precision is bf16: its name is the same on every
+# machine. Where no file is named, `accelerate launch` takes the engine, the precision and the GPUs of the one that
+# `accelerate config` left in the user's home (accelerate 1.15, `_validate_launch_command`).
+_ALONE: Mapping[str, object] = {"accelerate_config": "single_gpu", PRECISION: AS_TOLD}
 _NOTHING: Mapping[str, object] = {}
 _DECIDED = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
 # A plan has them in the trainer's arguments, or in DeepSpeed's document.
 _OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"})
-# accelerate refuses it beside DeepSpeed's own document (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
-_BESIDE_DEEPSPEED = frozenset({"mixed_precision"})
+# The trainer's arguments say it. Where they say float32, transformers takes accelerate's (`TrainingArguments`), and
+# beside DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
+_PRECISION = frozenset({PRECISION, "fp16"})
 _LAUNCHERS = frozenset({
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
 })  # fmt: skip
@@ -29,6 +38,15 @@ _LAUNCHERS = frozenset({
 def launches(plan: TrainingPlan) -> bool:
     """Return whether a plan needs a file for ``accelerate launch``: without one, a single process is started."""
     return plan.in_group
+
+
+def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
+    """Return the keys of a configuration for ``trl`` that say how ``accelerate launch`` starts a plan.
+
+    Args:
+        directory: where the files of :func:`launch_files` are.
+    """
+    return {"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(plan) else dict(_ALONE)
 
 
 def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, str]:
@@ -56,7 +74,6 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
     """
     deepspeed = plan.args.get("deepspeed")
     engine = {"deepspeed_config": _deepspeed_config(plan, directory, own)} if deepspeed else {}
-    dropped = _OF_ENGINES | (_BESIDE_DEEPSPEED if deepspeed else frozenset())
     defaults = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED" if deepspeed else "MULTI_GPU" if plan.launch.processes > 1 else "NO",
@@ -71,7 +88,8 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
         "use_cpu": False,
     }
     decided = {name: value for name, value in defaults.items() if name in _DECIDED}
-    return {**defaults, **{name: value for name, value in own.items() if name not in dropped}, **decided}
+    kept = {name: value for name, value in own.items() if name not in _OF_ENGINES | _PRECISION}
+    return {**defaults, **kept, **decided}
 
 
 def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:

@@ -57,6 +57,12 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
         sentences.append(
             f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
         )
+    elif trainer.has_command and not trainer.runs_by_command(plan):
+        sentences.append(
+            f"`trl {trainer.name}` reads its configuration in one process, before it starts the others, and refuses "
+            "this one: the completions of one process alone are no whole groups (num_generations). So there is no "
+            "config.yaml."
+        )
     if workload.model.has_weights is False:
         sentences.append(
             f"{workload.model_source.name} holds no weights; put them there, or name a model that has them."

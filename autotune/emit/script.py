@@ -57,6 +57,10 @@ def reward_function(name):
 
 
 '''
+_FIRST_GPU = """\
+if "LOCAL_RANK" not in os.environ:
+    # One process trains on one GPU, the first that is visible; a launcher gives each process its own.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]"""
 _WORDS = {Basis.MEASURED: "recommended", Basis.PLANNED: "planned"}
 _UNMEASURED = {Basis.MEASURED: "", Basis.PLANNED: ", which measured nothing of it"}
 _TRL = "trl"
@@ -76,6 +80,13 @@ _LOADED = {
     "loaded": """\
         ref_model=reference,
         processing_class=AutoProcessor.from_pretrained(name, revision=model_args.model_revision),
+""",
+}
+_ADAPTED = {
+    **_LOADED,
+    "loading": """\
+    # The model without its adapters is the reference.
+    name, reference = model_args.model_name_or_path, None
 """,
 }
 _SCRIPT = Template('''\
@@ -146,9 +157,9 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     trainer = find_trainer(plan.trainer)
     command = f"`trl {trainer.name}`" if trainer.has_command else f"{trainer.config_class}"
     return _SCRIPT.substitute(
-        **(_BY_NAME if trainer.loads_by_name else _LOADED),
+        **(_BY_NAME if trainer.loads_by_name else _ADAPTED if plan.peft else _LOADED),
         **_rewards(scores=bool(plan.rewards)),
-        standard=_standard(plan, env),
+        standard=_standard(plan, env, first_gpu=given.on_one_gpu),
         title=trainer.title,
         origin=f"as {_WORDS[given.basis]} by autotune{_UNMEASURED[given.basis]}",
         usage=_usage(given, command),
@@ -176,12 +187,13 @@ def _usage(given: Handover, command: str) -> str:
     )
 
 
-def _standard(plan: TrainingPlan, env: Mapping[str, str]) -> str:
+def _standard(plan: TrainingPlan, env: Mapping[str, str], *, first_gpu: bool) -> str:
     """Return the first imports, and the variables that have to be set before torch is imported."""
-    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env, "sys": plan.rewards}
+    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env or first_gpu, "sys": plan.rewards}
     lines = [f"import {name}" for name, needed in wanted.items() if needed]
     lines += ["from dataclasses import dataclass, field"] if plan.rewards else []
     variables = [f"os.environ[{name!r}] = {value!r}" for name, value in env.items()]
+    variables += [_FIRST_GPU] if first_gpu else []
     return "\n".join([*lines, "from pathlib import Path", "", *variables, *([""] if variables else [])])
 
 
@@ -199,7 +211,8 @@ def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
     first = ["from datasets import load_dataset"] if evaluates else []
     first += ["from peft import PeftConfig"] if plan.peft else []
     if not trainer.loads_by_name:
-        first.append("from transformers import AutoModelForCausalLM, AutoProcessor")
+        reference = "" if plan.peft else "AutoModelForCausalLM, "
+        first.append(f"from transformers import {reference}AutoProcessor")
     apart = [f"from {trainer.module} import {', '.join(own)}"] if trainer.module != _TRL else []
     names = (*classes, *functions, *(name for name in _FUNCTIONS if not (plan.peft and name == "get_peft_config")))
     rewards = (*(f"    {name}," for name in _REWARD_FUNCTIONS), ")") if plan.rewards else ()

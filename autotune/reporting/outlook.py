@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
 _REASONS_SHOWN = 4
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def said_trials(result: Result) -> str:
@@ -111,6 +113,20 @@ def next_command(result: Result, trl: str = "trl") -> str:
     """Return the command that trains as recommended; ``trl`` is how that program is started."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
-        return f"python {shlex.quote(said_path(bundle / 'train.py'))}"
+        accelerate = ["accelerate", "launch", "--config_file", said_path(bundle / "accelerate.yaml")]
+        return shlex.join([*(accelerate if chosen.plan.in_group else ["python"]), said_path(bundle / "train.py")])
     config = said_path(bundle / "config.yaml")
-    return f"{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"
+    gpu = _first_gpu() if result.hardware.kind == "cuda" and chosen is not None and not chosen.plan.in_group else ""
+    return f"{gpu}{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"
+
+
+def _first_gpu() -> str:
+    """Return what shows a command the first visible GPU alone; nothing where a single one is.
+
+    TRL refuses to train in one process that sees several.
+    """
+    visible = os.environ.get(_VISIBLE)
+    if visible is not None and "," not in visible:
+        return ""
+    first = visible.split(",")[0] if visible is not None else "0"
+    return f"{_VISIBLE}={shlex.quote(first)} "

@@ -127,12 +127,23 @@ class Generating(Prompted):
         """Return the completions of a generation batch."""
         return rows_of(plan) * steps_per_generation(plan)
 
+    def runs_by_command(self, plan: TrainingPlan) -> bool:
+        """Return whether ``trl NAME --config`` trains by a plan: one process alone has whole groups of completions.
+
+        The command makes the configuration before it starts other processes, and so counts itself alone (TRL 1.16,
+        ``trl/cli/commands/training.py``).
+        """
+        return super().runs_by_command(plan) and _broken_groups(plan, ranks=1) is None
+
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot train by the plan of a candidate, or mixes completions of two models in a step."""
         plan = self.plan(candidate, setting)
         refused = self.refused(plan, setting.workload)
         if refused is not None:
             return refused
+        alone = _broken_groups(plan, ranks=1)
+        if setting.base is not None and alone is not None:
+            return f"`trl {self.name}` reads what becomes of {setting.base.file} in one process, and in that {alone}"
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
         if micro_batches % uses and uses % micro_batches:
             return (
@@ -143,21 +154,11 @@ class Generating(Prompted):
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
-        copies = required(plan, "num_generations")
+        broken = _broken_groups(plan, plan.data_ranks)
+        if broken is not None:
+            return broken
         completions = rows_of(plan) * steps_per_generation(plan) * plan.data_ranks
-        if completions % copies:
-            return (
-                f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
-                "completions of one prompt (num_generations)"
-            )
-        evaluated = evaluated_rows_of(plan) * plan.data_ranks if plan.evaluates else 0
-        together = number(plan, "num_generations_eval") or copies
-        if evaluated % together:
-            return (
-                f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
-                f"groups of the {together} completions of one prompt (num_generations)"
-            )
-        prompts, known = completions // copies, workload.dataset.documents.rows
+        prompts, known = completions // self.copies(plan), workload.dataset.documents.rows
         if prompts > known:
             return f"a generation batch needs {prompts} prompts, and the dataset has {known}"
         return None
@@ -171,6 +172,23 @@ def steps_per_generation(plan: TrainingPlan) -> int:
 def uses_of(plan: TrainingPlan) -> int:
     """Return how many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
     return steps_per_generation(plan) * (number(plan, "num_iterations") or 1)
+
+
+def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
+    """Return why so many processes would have a part of a group of completions, in words, or None."""
+    copies, completions = required(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
+    if completions % copies:
+        return (
+            f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
+            "completions of one prompt (num_generations)"
+        )
+    evaluated, together = evaluated_rows_of(plan) * ranks, number(plan, "num_generations_eval") or copies
+    if plan.evaluates and evaluated % together:
+        return (
+            f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
+            f"groups of the {together} completions of one prompt (num_generations)"
+        )
+    return None
 
 
 def _aligned(plan: TrainingPlan) -> bool:

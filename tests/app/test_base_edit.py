@@ -18,7 +18,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parsed
 from tests.app.bases import ROWS, Started, a_base, disagreements, started
-from tests.settings import workload
+from tests.settings import CPU, TWO, workload
 
 # Keys of a training that nothing changes, and keys that a search may change, each in several spellings.
 _KEPT = (
@@ -142,9 +142,19 @@ def test_only_what_changes_is_in_the_difference(tmp_path: Path) -> None:
     )
     search = started(a_base(tmp_path, text + "use_cpu: true\nnum_cpu_threads_per_process: 2\n"))
     same = after(search, search.problem.baseline)
-    assert same == search.base.file.text
+    # Without these, accelerate would take what it finds in the user's home.
+    assert same == search.base.file.text + "accelerate_config: single_gpu\nmixed_precision: 'no'\n"
     other = after(search, search.problem.normal(search.problem.baseline.but(gradient_checkpointing="off")))
     assert other == same.replace("gradient_checkpointing: true  # g", "gradient_checkpointing: false  # g")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_precision_that_the_file_hands_on_to_accelerate_is_left_to_the_trainer_s_arguments(
+    processes: int, tmp_path: Path
+) -> None:
+    text = f"mixed_precision: bf16 # m\nbf16: false\nnum_processes: {processes}\n"
+    search = started(a_base(tmp_path, text), machine=TWO if processes == 2 else CPU)
+    assert "mixed_precision: 'no' # m\n" in after(search, search.problem.baseline)
 
 
 def test_a_key_that_goes_back_to_the_default_stays_in_its_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from autotune.errors import InputError
 from autotune.trainers import find_trainer
 from tests.app.bases import Started, a_base, started
 from tests.emit.test_launch import EIGHT, LONG
-from tests.settings import GPU, TWO
+from tests.settings import GPU, TWO, workload
 
 SIZES = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 3\n"
 ZERO2: Mapping[str, Any] = {
@@ -88,6 +88,20 @@ def test_the_global_batch_is_that_of_all_processes_of_the_file(tmp_path: Path) -
         started(a_base(tmp_path, "per_device_train_batch_size: 1\nnum_processes: 1\n"), machine=TWO)
 
 
+def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(tmp_path: Path) -> None:
+    sizes = "num_generations: 4\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nnum_processes: 2\n"
+    base = a_base(tmp_path, sizes, "grpo")
+    search = started(base, of=replace(workload(), trainer="grpo"), machine=TWO, allow={"steps_per_generation"})
+    problem = search.problem
+    assert problem.illegal(problem.baseline) is None
+    # Two processes have a whole group together.
+    half = problem.normal(problem.baseline.but(per_device_train_batch_size=1, steps_per_generation="step/4"))
+    refused = problem.illegal(half)
+    assert refused is not None
+    assert "reads what becomes of" in refused
+    assert "in one process, and in that a generation batch of 2 completions cannot be divided" in refused
+
+
 def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> None:
     search = with_zero2(tmp_path)
     baseline = search.problem.baseline
@@ -122,7 +136,7 @@ def test_the_bundle_has_the_user_s_keys_and_another_choice(tmp_path: Path) -> No
     found = handed_over(search, search.problem.baseline.but(sharding="zero3"), out)
     assert found["config.yaml"]["accelerate_config"] == str(out / ACCELERATE)
     assert found[ACCELERATE]["debug"] is True
-    # accelerate refuses it beside a document of DeepSpeed's.
+    # The trainer's arguments say it.
     assert "mixed_precision" not in found[ACCELERATE]
     assert found[ACCELERATE]["deepspeed_config"]["deepspeed_config_file"] == str(out / DEEPSPEED)
     assert found[ACCELERATE]["num_processes"] == 2

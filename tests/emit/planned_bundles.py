@@ -14,7 +14,8 @@ from autotune.units import GIB
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 ARGS = {
-    "bf16": False, "max_completion_length": 16, "num_generations": 2, "per_device_train_batch_size": 2, "use_cpu": True,
+    "bf16": False, "gradient_accumulation_steps": 1, "max_completion_length": 16, "num_generations": 2,
+    "per_device_train_batch_size": 2, "use_cpu": True,
 }  # fmt: skip
 SPLIT = ServerSplit(
     2, 2, training_bytes=20 * GIB, training_spare_bytes=GIB, training_error=0.1, training_seconds=1.5,

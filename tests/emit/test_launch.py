@@ -198,6 +198,21 @@ def test_the_user_s_own_launcher_stays(tmp_path: Path) -> None:
     assert document["deepspeed_hostfile"] == "/hosts"
 
 
+@pytest.mark.parametrize("own", [{"mixed_precision": "bf16"}, {"fp16": True}], ids=str)
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2", pytest.param("zero2", marks=needs_deepspeed)])
+def test_the_precision_is_that_of_the_plan_whatever_the_user_s_own_file_says(
+    sharding: str, own: Mapping[str, object], tmp_path: Path
+) -> None:
+    plan = plan_with(setting(machine=TWO), {"sharding": sharding, "precision": "float32"})
+    for name, text in launch_files(plan, tmp_path, own).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ["--config_file", str(tmp_path / ACCELERATE), "train.py"]
+    arguments, _, of_file = _validate_launch_command(launch_command_parser().parse_args(words))
+    assert arguments.mixed_precision == "no"
+    # accelerate refuses what its file says beside DeepSpeed's own document.
+    assert not of_file
+
+
 def test_one_process_without_deepspeed_needs_no_file(tmp_path: Path) -> None:
     assert launch_files(plan_with(setting(), {}), tmp_path) == {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,6 +13,7 @@ from autotune.api.result import ProbeResult
 from autotune.core.result import BaseFile, Result
 from autotune.emit.bundle import write_bundle
 from tests.reporting.examples import a_result
+from tests.step.test_ranks import needs_deepspeed
 
 TEXT = "# mine\nmodel_name_or_path: m\nlearning_rate: 1e-4  # tried others\ndatasets: [{path: x}]\npacking: true\n"
 
@@ -55,6 +57,17 @@ def test_the_script_trains_with_the_user_s_own_values(tmp_path: Path) -> None:
 
 def test_the_objects_have_the_user_s_own_values() -> None:
     config = ProbeResult(own(args={"learning_rate": 1e-4, "use_cpu": True})).config
+    assert config.learning_rate == 1e-4
+
+
+@needs_deepspeed
+def test_the_objects_have_the_engine_of_the_plan_which_the_file_leaves_to_accelerate() -> None:
+    result = own(args={"learning_rate": 1e-4, "use_cpu": True, "deepspeed": None})
+    assert result.recommended is not None
+    document = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
+    plan = replace(result.recommended.plan, args={"use_cpu": True, "bf16": False, "deepspeed": document})
+    config: Any = ProbeResult(replace(result, recommended=replace(result.recommended, plan=plan))).config
+    assert config.deepspeed == document
     assert config.learning_rate == 1e-4
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.plan import Launch
 from autotune.core.result import LeftOut
 from autotune.core.status import ProbeStatus
 from autotune.reporting.outlook import (
@@ -102,7 +103,28 @@ def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
 
 def test_the_next_command_is_relative_to_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert next_command(in_directory(a_result(), tmp_path / "my run")) == "trl sft --config 'my run/config.yaml'"
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [(None, "CUDA_VISIBLE_DEVICES=0 "), ("2,3", "CUDA_VISIBLE_DEVICES=2 "), ("3", ""), ("GPU-4f5a", "")],
+)
+def test_the_next_command_shows_one_process_one_gpu_and_keeps_the_one_that_is_chosen(
+    visible: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    result = in_directory(a_result(), Path("/elsewhere"))
+    assert result.recommended is not None
+    assert next_command(result) == f"{shown}trl sft --config /elsewhere/config.yaml"
+    plan = replace(result.recommended.plan, launch=Launch(2))
+    group = replace(result, recommended=replace(result.recommended, plan=plan))
+    cpu = replace(result, hardware=replace(result.hardware, kind="cpu"))
+    for other in (group, cpu):
+        assert next_command(other) == "trl sft --config /elsewhere/config.yaml"
 
 
 def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
@@ -111,7 +133,12 @@ def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
     plan = replace(result.recommended.plan, peft={"peft_type": "IA3"})
     asked = replace(result, recommended=replace(result.recommended, plan=plan))
     assert next_command(asked) == "python /elsewhere/train.py"
+    several = replace(plan, launch=Launch(2))
+    asked = replace(result, recommended=replace(result.recommended, plan=several))
+    accelerate = "accelerate launch --config_file /elsewhere/accelerate.yaml"
+    assert next_command(asked) == f"{accelerate} /elsewhere/train.py"
 
 
-def test_the_next_command_is_absolute_for_a_bundle_elsewhere() -> None:
+def test_the_next_command_is_absolute_for_a_bundle_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert next_command(in_directory(a_result(), Path("/elsewhere"))) == "trl sft --config /elsewhere/config.yaml"

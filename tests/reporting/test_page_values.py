@@ -23,7 +23,7 @@ def test_the_verdict_and_its_choices_are_those_of_the_terminal() -> None:
     assert shown.verdict.startswith("2.3")
     assert "packing=bfd" in shown.choices.split()
     assert shown.command is not None
-    assert shown.command.startswith("trl sft --config ")
+    assert "trl sft --config " in shown.command
 
 
 def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() -> None:

@@ -210,6 +210,25 @@ def test_asking_the_reference_beforehand_is_timed_and_spread_over_an_epoch(found
     assert shown.tokens_per_second == pytest.approx(shown.tokens_per_step / (shown.step_seconds + spread))
 
 
+def test_the_rows_to_evaluate_on_do_not_count_for_those_to_train_on(
+    found: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(found, precompute_ref_log_probs=True, eval_strategy="epoch", per_device_eval_batch_size=5)
+    asked, after = ADAPTER.trainer_class(request.plan), {}
+    ask = asked._precompute_ref_logps
+
+    def noted(trainer: Any, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        rows = ask(trainer, dataset, name, batch_size)
+        after[name] = dict(trainer.seconds_per_row)
+        return rows
+
+    monkeypatch.setattr(asked, "_precompute_ref_logps", noted)
+    request = replace(request, evaluation_directory=request.tokenized_directory)
+    trainer = build_trainer(request, found.rows, tmp_path, Progress(SCHEDULE, CpuMeter()))
+    assert list(after) == ["train", "eval"]
+    assert ADAPTER.pass_seconds_per_row(trainer) == after["train"]
+
+
 def test_pairs_become_desirable_answers_then_undesirable_ones(small_model_directory: Path, tmp_path: Path) -> None:
     found = prepared_sample(KTO, PAIRED, small_model_directory, tmp_path)
     labels = load_from_disk(found.reply.dataset.tokenized_directory)["label"]

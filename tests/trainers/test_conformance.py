@@ -20,6 +20,7 @@ from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments
 from autotune.emit.bundle import write_bundle
 from autotune.emit.config import config_text
+from autotune.emit.launch import launch_keys
 from autotune.emit.measured import measured
 from autotune.emit.rows import training_rows
 from autotune.emit.script import script_text
@@ -235,7 +236,7 @@ def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
         return
     given = measured(result, chosen)
     text = config_text(given, training_rows(result.workload, chosen.plan, tmp_path), tmp_path)
-    launched = launch_arguments(1, 1)
+    launched = {**launch_arguments(1, 1), **launch_keys(chosen.plan, tmp_path)}
     document = {name: value for name, value in yaml.safe_load(text).items() if name not in launched}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({**document, "output_dir": str(tmp_path)}), encoding="utf-8")

@@ -18,7 +18,7 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.emit.arguments import launch_arguments
-from autotune.emit.launch import ACCELERATE, launches
+from autotune.emit.launch import ACCELERATE, AS_TOLD, PRECISION, launch_keys
 from autotune.emit.rows import ROWS, TrainingRows
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.techniques.base import Technique
@@ -108,8 +108,12 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
     for name in COUNTS:
         if values.get(name) is not None:
             yield (name,), hardware.processes
-    if named is not None or launches(wanted.plan):
-        yield (named or LAUNCH_FILES[0],), str(wanted.bundle.absolute() / ACCELERATE)
+    if named is not None:
+        yield (named,), str(wanted.bundle.absolute() / ACCELERATE)
+    else:
+        yield from (((name,), value) for name, value in launch_keys(wanted.plan, wanted.bundle).items())
+    if values.get(PRECISION) is not None:
+        yield (PRECISION,), AS_TOLD
 
 
 def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterator[tuple[Path, object]]:

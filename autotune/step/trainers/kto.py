@@ -57,7 +57,8 @@ class _OnTokenizedRows(KTOTrainer):
         started, rows = time.perf_counter(), 0
         for place in others.tolist():
             rows += self._ask(dataset, place, batch_size)
-        self.seconds_per_row = {PRECOMPUTE: (time.perf_counter() - started) / rows}
+        if name == "train":
+            self.seconds_per_row = {PRECOMPUTE: (time.perf_counter() - started) / rows}
         columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
         for column in columns:
             dataset = dataset.add_column(column, [0.0] * len(dataset))

@@ -1,0 +1,87 @@
+"""``train.py`` loads what was measured, and shows itself no more of the machine than that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from autotune.core.machine import Hardware
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.emit.bundle import write_bundle
+from tests.reporting.examples import a_result, a_workload
+
+GPU = "CUDA_VISIBLE_DEVICES"
+
+
+def script_of(plan: TrainingPlan, folder: Path, hardware: Hardware | None = None) -> str:
+    """Return the script of a run that recommends a plan."""
+    result = a_result(trainer=plan.trainer, workload=a_workload(trainer=plan.trainer))
+    result = replace(result, hardware=hardware or result.hardware)
+    assert result.recommended is not None
+    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), folder)
+    return (folder / "train.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("peft", "loads"), [({}, True), ({"peft_type": "IA3"}, False)], ids=["TRL's arguments", "PEFT's own file"]
+)
+def test_a_reference_is_loaded_only_where_no_adapter_can_be_switched_off(
+    peft: dict[str, object], loads: bool, tmp_path: Path
+) -> None:
+    plan = TrainingPlan("online_dpo", {"use_cpu": True}, {"use_peft": True}, peft=peft)
+    script = script_of(plan, tmp_path)
+    assert ("AutoModelForCausalLM.from_pretrained" in script) == loads
+    assert ("AutoModelForCausalLM" in script) == loads
+    compile(script, "train.py", "exec")
+
+
+def seen(script: str, variables: Mapping[str, str]) -> str | None:
+    """Return which GPUs a script shows to the libraries that it imports."""
+    before, _, _ = script.partition("from trl import")
+    with mock.patch.dict(os.environ, variables, clear=True):
+        exec(compile(before, "train.py", "exec"), {})
+        return os.environ.get(GPU)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "0"),
+        ({GPU: "3"}, "3"),
+        ({GPU: "GPU-8932f937,GPU-4f5a"}, "GPU-8932f937"),
+        ({GPU: ""}, ""),
+        # A launcher that was asked for several gives each process its own.
+        ({"LOCAL_RANK": "1"}, None),
+        ({GPU: "2,3", "LOCAL_RANK": "1"}, "2,3"),
+    ],
+    ids=str,
+)
+def test_one_process_sees_the_first_visible_gpu_alone(
+    variables: Mapping[str, str], expected: str | None, tmp_path: Path
+) -> None:
+    assert seen(script_of(TrainingPlan("sft"), tmp_path), variables) == expected
+
+
+def test_processes_of_a_group_and_of_a_cpu_see_what_they_are_shown(tmp_path: Path) -> None:
+    offloading = TrainingPlan("sft", {"deepspeed": {"zero_optimization": {"stage": 2}}})
+    cpu = Hardware("cpu", "CPU", 2**33)
+    for plan, hardware in (
+        (TrainingPlan("sft", launch=Launch(2)), None),
+        (offloading, None),
+        (TrainingPlan("sft"), cpu),
+    ):
+        assert seen(script_of(plan, tmp_path, hardware), {GPU: "2,3"}) == "2,3"
+
+
+def test_the_configuration_says_how_one_gpu_is_named_where_several_are_visible(tmp_path: Path) -> None:
+    script_of(TrainingPlan("sft"), tmp_path)
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    said = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert "name one, as in CUDA_VISIBLE_DEVICES=0 trl sft --config config.yaml" in said
+    script_of(TrainingPlan("sft", launch=Launch(2)), tmp_path)
+    assert GPU not in (tmp_path / "config.yaml").read_text(encoding="utf-8")
