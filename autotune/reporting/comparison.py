@@ -125,6 +125,16 @@ def headline(result: Result, recommended: Choosable) -> str:
     return f"The fastest candidate that fits runs at {rate}."
 
 
+def said_confirmed(result: Result) -> str:
+    """Return whether a longer run confirmed the recommendation, and whether the search was interrupted."""
+    if result.status is RunStatus.INTERRUPTED:
+        confirmed = "confirmed" if result.confirmed else "not confirmed"
+        return f"Interrupted: this is the best so far, {confirmed} by a longer run."
+    return (
+        "Confirmed by a longer run, the worst batch included." if result.confirmed else "Not confirmed by a longer run."
+    )
+
+
 def said_runs(result: Result, recommended: Choosable) -> str:
     """Return how many runs the speed figures are based on, and what their range means."""
     if recommended.tokens_per_second_low is None:
