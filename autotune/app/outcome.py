@@ -143,7 +143,7 @@ def _choosable(
 ) -> Choosable:
     candidate, setting = record.candidate, problem.setting
     plan = problem.trainer.plan(candidate, setting)
-    runs = all_runs(record, outcome.winner, outcome.baseline)
+    runs = all_runs(record, outcome.records)
     shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)

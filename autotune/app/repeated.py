@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
 from autotune.core.spread import Interval, mean_of, mean_rate, next_run
 from autotune.reporting.words import baseline_name, said
-from autotune.study.comparison import next_turn, pairs, runs_beside
+from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
 
@@ -40,11 +40,9 @@ def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     return rates or record.rates or tuple(rate for rate in (record.measurement.tokens_per_second,) if rate)
 
 
-def all_runs(record: Record, winner: Record | None, baseline: Record | None) -> tuple[Measurement, ...]:
+def all_runs(record: Record, records: Iterable[Record]) -> tuple[Measurement, ...]:
     """Return every run of a record's candidate: a promise of memory must hold in all of them."""
-    is_baseline = baseline is not None and record.number == baseline.number
-    beside = runs_beside(winner) if winner is not None and is_baseline else ()
-    return (record.measurement, *record.runs, *beside)
+    return (record.measurement, *runs_after(record, records))
 
 
 def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
@@ -78,16 +76,13 @@ def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
 
 def _failed(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
     """Return a note for each candidate that a run after its probe showed not to fit, or not to run."""
-    baseline, winner = outcome.baseline, outcome.winner
-    shown = [(record.number, record.failure) for record in outcome.failed_confirmations]
-    if baseline is not None and winner is not None:
-        shown += [(baseline.number, run) for run in runs_beside(winner) if not run.ok]
+    baseline = outcome.baseline
     notes = []
-    for number, failure in shown:
-        of_baseline = baseline is not None and number == baseline.number
-        name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {number}"
-        if failure is not None:
-            notes.append(f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason}).")
+    for record in outcome.failed_confirmations:
+        of_baseline = baseline is not None and record.number == baseline.number
+        name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {record.number}"
+        failure = next(run for run in runs_after(record, outcome.records) if not run.ok)
+        notes.append(f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason}).")
     return tuple(notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.probing.server import Ending
@@ -17,13 +18,14 @@ _DEVICE_OUT_OF_MEMORY = "out of memory"
 
 
 def classify(
-    ending: Ending, unreadable: str, log: Sequence[str], *, limit_bytes: int | None, kills: int
+    ending: Ending, unreadable: str, log: Sequence[str], *, device: DeviceKind, limit_bytes: int | None, kills: int
 ) -> Measurement:
     """Return the measurement of a probe that left no readable reply.
 
     Args:
         unreadable: why its reply could not be read.
         log: the last lines of its log.
+        device: that it trained on.
         limit_bytes: the limit that it enforced on itself, or None.
         kills: number of processes that the kernel killed out of memory meanwhile, as counted by its control groups.
     """
@@ -40,7 +42,9 @@ def classify(
     if ending.signal == signal.SIGKILL:
         return Measurement(ProbeStatus.CRASHED, f"killed by signal 9 ({name}); nothing shows that memory was the cause")
     ended = f"killed by signal {ending.signal} ({name})" if ending.signal else f"ended with exit status {ending.code}"
-    evidence = next((line for line in reversed(log) if _tells_of_memory(line, limit_bytes)), None)
+    evidence = next((line for line in reversed(log) if _tells_of_memory(line, device, limit_bytes)), None)
+    if evidence is not None and (ending.signal or ending.code) and not _of_device(evidence, device):
+        return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log says {evidence!r}")
     if evidence is not None and (ending.signal or ending.code):
         limit = f" under a limit of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
         return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{ended}{limit}; its log says {evidence!r}")
@@ -50,9 +54,16 @@ def classify(
     return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{said}")
 
 
-def _tells_of_memory(line: str, limit_bytes: int | None) -> bool:
-    """Whether a line of a log says that memory ran out: a device's always, the host's where a limit was enforced."""
-    return _DEVICE_OUT_OF_MEMORY in line.lower() or (limit_bytes is not None and _BAD_ALLOC in line)
+def _tells_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
+    """Whether a line of a log says that memory ran out; a CPU's without a limit may be a request out of all reason."""
+    if _BAD_ALLOC in line and (device != "cpu" or limit_bytes is not None):
+        return True
+    return _DEVICE_OUT_OF_MEMORY in line.lower()
+
+
+def _of_device(line: str, device: DeviceKind) -> bool:
+    """Whether the memory that ran out is that which the budget limits."""
+    return device == "cpu" or _DEVICE_OUT_OF_MEMORY in line.lower()
 
 
 def _signal_name(number: int | None) -> str:

@@ -145,7 +145,7 @@ def _measurement(ending: Ending, request: ProbeRequest, folder: Path, kills: int
             return _replied(read_reply(folder, ProbeReply))
         group = read_reply(folder, RanksReply)
     except ExchangeError as error:
-        return classify(ending, str(error), last_lines(folder, 50), limit_bytes=request.limit_bytes, kills=kills)
+        return _classified(ending, error, folder, request, kills)
     return _of_group(group, request, folder, kills) if isinstance(group, RanksReply) else _replied(group)
 
 
@@ -159,14 +159,18 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
         except ExchangeError as error:
             if not ended.ended_with_group:
                 ending = Ending(0.0, ended.code, ended.signal)
-                lines = last_lines(own, 50)
-                found[rank] = classify(ending, str(error), lines, limit_bytes=request.limit_bytes, kills=kills)
+                found[rank] = _classified(ending, error, own, request, kills)
     failed = {rank: shown for rank, shown in found.items() if not shown.ok}
     if not failed:
         return of_ranks([found[rank] for rank in range(len(group.endings))])
     # A rank that runs out of memory makes the others fail in the operation in which they wait for it.
     rank = min(failed, key=lambda rank: (failed[rank].status not in OUT_OF_MEMORY, rank != group.first_failed, rank))
     return replace(failed[rank], reason=f"rank {rank}: {failed[rank].reason}")
+
+
+def _classified(ending: Ending, error: ExchangeError, folder: Path, request: ProbeRequest, kills: int) -> Measurement:
+    lines = last_lines(folder, 50)
+    return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes, kills=kills)
 
 
 def _replied(reply: ProbeReply | InputProblem | Failure) -> Measurement:

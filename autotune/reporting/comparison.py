@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.core.result import Choosable, Contribution, Result
+from autotune.core.speeds import Speeds, compared
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.words import MISSING, baseline_name, printable, said_bytes, said_rate, said_share, said_status
 from autotune.trainers import find_trainer
@@ -113,16 +114,27 @@ def said_contribution(contribution: Contribution) -> str:
 def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
     baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
-    if baseline is not None and recommended.candidate == baseline.candidate:
+    speeds = compared(result, recommended)
+    if speeds is Speeds.OWN:
         if result.status is RunStatus.INTERRUPTED:
             return f"Nothing faster than {_name(result)} was found so far."
         return f"{_name(result, starts=True)} is already the fastest candidate that fits."
     if result.speedup is not None:
-        return _said_speed(result, result.speedup)
+        return _said_speed(result, result.speedup, speeds)
     if baseline is not None and baseline.status is not ProbeStatus.OK:
         name = _name(result, starts=True)
         return f"{name} does not run here ({said_status(baseline.status)}); this does, at {rate}."
     return f"The fastest candidate that fits runs at {rate}."
+
+
+def said_confirmed(result: Result) -> str:
+    """Return whether a longer run confirmed the recommendation, and whether the search was interrupted."""
+    if result.status is RunStatus.INTERRUPTED:
+        confirmed = "confirmed" if result.confirmed else "not confirmed"
+        return f"Interrupted: this is the best so far, {confirmed} by a longer run."
+    return (
+        "Confirmed by a longer run, the worst batch included." if result.confirmed else "Not confirmed by a longer run."
+    )
 
 
 def said_runs(result: Result, recommended: Choosable) -> str:
@@ -179,16 +191,17 @@ def _said_speedup(speedup: float) -> str:
     return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
 
 
-def _said_speed(result: Result, speedup: float) -> str:
+def _said_speed(result: Result, speedup: float, speeds: Speeds) -> str:
     """Return the speed-up and its interval, or that there may be none."""
-    factor, low, high = f"{speedup:.2f}", result.speedup_low, result.speedup_high
+    factor, low, high = f"{speedup:.2f}x", result.speedup_low, result.speedup_high
     where = f"{_name(result)} at the same global batch of {result.global_batch_size}"
-    if low is None or high is None:
-        return f"As fast as {where}." if factor == "1.00" else f"{factor}x the speed of {where}."
-    between = f"{factor}x ({low:.2f} to {high:.2f})"
-    if low <= 1 <= high:
-        return f"The speed cannot be told apart from that of {where}: {between}."
-    return f"{between} the speed of {where}."
+    if low is not None and high is not None:
+        factor += f" ({low:.2f} to {high:.2f})"
+    if speeds is Speeds.EQUAL:
+        return f"As fast as {where}."
+    if speeds is Speeds.NOT_TOLD_APART:
+        return f"The speed cannot be told apart from that of {where}: {factor}."
+    return f"{factor} the speed of {where}."
 
 
 def _expected(one: Choosable) -> str:

@@ -19,6 +19,7 @@ from autotune.reporting.comparison import (
     costs,
     costs_title,
     headline,
+    said_confirmed,
     said_contribution,
     said_runs,
     said_steps,
@@ -74,13 +75,8 @@ def _found(result: Result, recommended: Choosable, width: int) -> Iterable[Rende
         yield Padding(
             Text(said(recommended.candidate, result.baseline.candidate), style="bold"), (0, 0, 0, 2), expand=False
         )
-    if result.status is RunStatus.INTERRUPTED:
-        confirmed = "confirmed" if result.confirmed else "not confirmed"
-        yield Text(f"Interrupted: this is the best so far, {confirmed} by a longer run.", style="yellow")
-    elif result.confirmed:
-        yield Text("Confirmed by a longer run, the worst batch included.", style="green")
-    else:
-        yield Text("Not confirmed by a longer run.", style="yellow")
+    done = result.confirmed and result.status is not RunStatus.INTERRUPTED
+    yield Text(said_confirmed(result), style="green" if done else "yellow")
     yield Text(said_runs(result, recommended))
     yield Text()
     yield _comparison_table(

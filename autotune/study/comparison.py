@@ -1,6 +1,8 @@
-"""The alternating short runs of a winner and the baseline: which one runs next, and which runs form pairs."""
+"""The alternating short runs of a winner and the baseline: which is next, which form pairs, and whose they are."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from autotune.core.measurement import Measurement
 from autotune.study.problem import Record, Turn
@@ -36,6 +38,19 @@ def pairs(winner: Record) -> tuple[tuple[Measurement, Measurement], ...]:
 def runs_beside(winner: Record) -> tuple[Measurement, ...]:
     """Return the baseline's runs in a winner's comparison."""
     return tuple(run.measurement for run in winner.comparison if run.number != winner.number)
+
+
+def runs_after(record: Record, records: Iterable[Record]) -> tuple[Measurement, ...]:
+    """Return the measurements after a record's probe: its own runs, and for the baseline those beside any winner."""
+    others = (other for other in records if other.number != record.number)
+    beside = (run.measurement for other in others for run in other.comparison if run.number == record.number)
+    return (*record.runs, *beside)
+
+
+def failed(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Return the records that had a run after the probe, beside any winner, that did not end ``ok``."""
+    known = tuple(records)
+    return tuple(record for record in known if not all(run.ok for run in runs_after(record, known)))
 
 
 def _runs_beside(winner: Record, baseline: Record) -> bool:

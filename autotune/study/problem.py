@@ -215,7 +215,8 @@ class SearchOutcome:
         records: every trial in the order of their numbers, earlier runs of a resumed study included.
         baseline: the baseline's record; None when it was not reached.
         winner: the recommended record; None when nothing legal fits, or nothing was measured yet.
-        failed_confirmations: the records that had a run after the probe that did not end ``ok``.
+        failed_confirmations: the records that had a run after the probe that did not end ``ok``; for the baseline,
+            beside any winner.
         contradicted: the records of candidates that were predicted not to fit, were probed nevertheless, and fit.
         contributions: contribution of each of the winner's choices; empty when there is no winner.
         confirmed: whether the winner passed the longer run, and every short one.

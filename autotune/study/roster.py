@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.errors import AutotuneError
 from autotune.study.clock import elapsed_seconds
@@ -30,7 +28,8 @@ from autotune.study.problem import Sharing
 from autotune.study.storage import OpenStudy
 
 _ROW = "autotune:worker:"
-_SAME_START_SECONDS = 1.0
+_ENDED = frozenset({"Z", "X"})
+"""The states of a process, in the letters of Linux, that runs no longer: zombie and dead."""
 
 
 class Doing(StrEnum):
@@ -55,7 +54,8 @@ class Worker:
 
     Attributes:
         machine: names the machine since its last start, and the namespace of its process numbers.
-        process_started: when the process started, in seconds of that machine's clock.
+        started_ticks: when the process started, in the kernel's ticks since the machine did; 0 where it is not known.
+            A time of day would change with every step of the machine's clock.
         renewed: changes with every renewal of the lease; a time, for those who look.
         ticket: place in the queue of those who wait, 0 for none.
     """
@@ -64,7 +64,7 @@ class Worker:
     host: str
     pid: int
     machine: str
-    process_started: float
+    started_ticks: int
     renewed: str
     doing: Doing = Doing.SEARCHING
     ticket: int = 0
@@ -103,7 +103,7 @@ class Roster:
             host=socket.gethostname(),
             pid=os.getpid(),
             machine=_machine(),
-            process_started=psutil.Process().create_time(),
+            started_ticks=_started_ticks(),
             renewed=_now(),
         )
         self._lease = _Lease(elapsed_seconds(), 0)
@@ -199,7 +199,7 @@ def _workers(attributes: Mapping[str, Any]) -> dict[str, Worker]:
             try:
                 found[name.removeprefix(_ROW)] = decode(Worker, document)
             except DecodeError:
-                # A later version of autotune wrote it; its trials are of no use here.
+                # Another version of autotune wrote it; its trials are of no use here.
                 continue
     return found
 
@@ -209,13 +209,33 @@ def _known_to_be_gone(worker: Worker, machine: str) -> bool:
     if worker.machine != machine:
         return False
     try:
-        process = psutil.Process(worker.pid)
-        another = abs(process.create_time() - worker.process_started) > _SAME_START_SECONDS
-        return another or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        state, started_ticks = _state_and_start(worker.pid)
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    except psutil.AccessDenied:
+    except OSError:
+        # The system does not say it of the processes of other users.
         return False
+    return started_ticks != worker.started_ticks or state in _ENDED
+
+
+def _state_and_start(pid: int) -> tuple[str, int]:
+    """Return the letter of a process's state, and the ticks between the start of its machine and its own.
+
+    Raises:
+        OSError: there is no such process, or the system does not say.
+    """
+    said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    # The second field, the name, may hold spaces and parentheses; the state is the third, the start the 22nd.
+    fields = said.rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+def _started_ticks() -> int:
+    try:
+        return _state_and_start(os.getpid())[1]
+    except OSError:
+        # Nobody compares it: where there is no /proc, no other process calls its machine by this one's name.
+        return 0
 
 
 def _key() -> str:

@@ -9,6 +9,7 @@ from autotune.core.events import Listener
 from autotune.core.prediction import NoPredictor, Predictor
 from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
+from autotune.study.comparison import failed
 from autotune.study.contributions import contributions
 from autotune.study.explore import explore, may_explore
 from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
@@ -103,7 +104,7 @@ def _outcome(session: Session, settled: Settled | None, *, interrupted: bool) ->
         records=tuple(records),
         baseline=session.baseline,
         winner=winner,
-        failed_confirmations=tuple(record for record in records if record.failure),
+        failed_confirmations=failed(records),
         contributions=attributed,
         confirmed=winner is not None and winner.confirmed,
         interrupted=interrupted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotune.core.spread import next_run
+from autotune.study.comparison import failed
 from autotune.study.judge import Judge
 from autotune.study.problem import Purpose, Record
 
@@ -32,12 +33,14 @@ def fastest(records: Iterable[Record]) -> Record | None:
 def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True) -> Record | None:
     """Return the record to recommend so far, confirmed or not.
 
-    A record with a failed run never leads. Among confirmed records, those with several runs precede those with one.
-    The fastest of them leads, unless another was faster in its only run than this one is expected to be in a further
-    run (:func:`_reach`), or, before there are several runs, is equally fast and :data:`LIGHTER`. Unconfirmed records
-    lead in this way only if ``confirm_more``.
+    A record with a failed run never leads, nor does the baseline after a failed run beside another record. Among
+    confirmed records, those with several runs precede those with one. The fastest of them leads, unless another was
+    faster in its only run than this one is expected to be in a further run (:func:`_reach`), or, before there are
+    several runs, is equally fast and :data:`LIGHTER`. Unconfirmed records lead in this way only if ``confirm_more``.
     """
-    running = [record for record in records if judge.eligible(record) and record.failure is None]
+    known = tuple(records)
+    out = {record.number for record in failed(known)}
+    running = [record for record in known if judge.eligible(record) and record.number not in out]
     confirmed = [record for record in running if record.confirmed]
     several = fastest(record for record in confirmed if len(record.rates) > 1)
     standing = several or fastest(confirmed)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Prediction
+from autotune.core.status import ProbeStatus
 from autotune.study.problem import Record
 from autotune.study.violation import violation
 
@@ -38,7 +39,7 @@ class Surrogate:
         predict: Callable[[Candidate], Prediction | None],
     ) -> None:
         columns = [(knob, choice) for knob, options in choices.items() for choice in options]
-        shown = [record for record in records if record.measurement.ok or record.measurement.out_of_memory]
+        shown = [record for record in records if record.measurement.ok or _lacked_device_memory(record)]
 
         def need(candidate: Candidate) -> float | None:
             prediction = predict(candidate)
@@ -78,6 +79,11 @@ class Surrogate:
             return excess > 0, excess if excess > 0 else -self._rate.hoped(candidate)
 
         return sorted(candidates, key=rank)
+
+
+def _lacked_device_memory(record: Record) -> bool:
+    measured = record.measurement
+    return measured.status is ProbeStatus.OUT_OF_MEMORY and measured.out_of_memory is not None
 
 
 class _Factors:

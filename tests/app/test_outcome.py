@@ -17,6 +17,7 @@ from autotune.core.result import Choosable, Result
 from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
+from autotune.study.comparison import failed
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
 from autotune.units import GIB, MIB
 from tests.settings import problem, setting
@@ -41,7 +42,7 @@ def outcome_of(*records: Record, winner: Record | None = None) -> SearchOutcome:
         records=records,
         baseline=records[0] if records else None,
         winner=winner,
-        failed_confirmations=tuple(item for item in records if item.failure),
+        failed_confirmations=failed(records),
         contributions=(),
         confirmed=winner is not None and winner.confirmed,
         interrupted=False,
@@ -137,6 +138,16 @@ def test_a_candidate_that_fails_after_its_probe_is_told_of() -> None:
     assert "TRL's default ran in its probe and not in a later run" in result(record(0, ran(100), RAN_OUT)).notes[0]
     failing = compared(WINNER, (1, 300), (0, 100), (0, 90), (1, RAN_OUT))
     assert "Trial 1 ran in its probe and not in a later run" in result(BASELINE, failing).notes[0]
+
+
+def test_a_default_that_failed_beside_a_winner_that_failed_too_is_told_of_with_all_its_runs() -> None:
+    failing = compared(WINNER, (1, 300), (0, ran(100, peak_bytes=700)), (0, RAN_OUT), (1, RAN_OUT))
+    other = record(2, ran(200), ran(200), liger="on")
+    found = result(BASELINE, failing, other, winner=other)
+    told = "ran in its probe and not in a later run (out_of_memory, in backward)."
+    assert found.notes[:2] == (f"TRL's default {told}", f"Trial 1 {told}")
+    assert found.baseline is not None
+    assert found.baseline.peak_bytes == 700
 
 
 def test_candidates_within_the_spread_between_runs_are_counted_and_the_lightest_is_named() -> None:

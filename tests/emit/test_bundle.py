@@ -6,6 +6,7 @@ import ast
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ from autotune.core.status import RunStatus
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.emit.bundle import write_bundle
 from autotune.errors import AutotuneError, InputError
-from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
+from tests.reporting.examples import BASELINE, a_choosable, a_result, a_workload, interrupted, nothing_fits
 
 
 def the_config(directory: Path) -> dict[str, object]:
@@ -93,6 +94,38 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
         "A longer run confirmed",
     ):
         assert part in head
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"speedup": 1.04, "speedup_low": 0.91, "speedup_high": 1.2},
+            "that speed cannot be told apart from this one's, which is 1.04 (0.91 to 1.20) times as high.",
+        ),
+        (
+            {"speedup": 0.8, "speedup_low": 0.5, "speedup_high": 0.9},
+            "TRL's default did 10,000 tok/s: 1.25 (1.11 to 2.00) times faster.",
+        ),
+        ({"speedup": 0.5, "speedup_low": None}, "TRL's default did 10,000 tok/s: 2.00 times faster."),
+        ({"speedup": 1.004, "speedup_low": None}, "TRL's default did 10,000 tok/s: as fast as this."),
+        (
+            {"speedup": 1.0, "speedup_low": None, "recommended": a_choosable(0, BASELINE)},
+            "TRL's default is already the fastest candidate that fits.",
+        ),
+        (
+            {"speedup": 1.0, "recommended": a_choosable(0, BASELINE), "status": RunStatus.INTERRUPTED},
+            "Nothing faster than TRL's default was found.",
+        ),
+    ],
+)
+def test_the_heads_claim_no_other_speed_than_the_terminal(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    write_bundle(a_result(**changes), tmp_path)
+    config = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    head = " ".join(line.lstrip("# ") for line in config.splitlines() if line.startswith("#"))
+    script = ast.get_docstring(ast.parse((tmp_path / "train.py").read_text(encoding="utf-8"))) or ""
+    assert said in head
+    assert said in " ".join(script.split())
 
 
 def test_the_head_admits_what_was_not_confirmed(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
 from autotune.probing.cgroup import counted_kills
 from autotune.probing.classify import classify
 from autotune.probing.server import Ending
 
 KILLED = Ending(wall_seconds=3.0, signal=signal.SIGKILL)
+ENDED = Ending(wall_seconds=3.0, code=1)
 
 
 @pytest.mark.parametrize(
@@ -27,14 +29,31 @@ KILLED = Ending(wall_seconds=3.0, signal=signal.SIGKILL)
     ],
 )
 def test_host_out_of_memory_needs_a_rise_of_the_kernels_count(ending: Ending, kills: int, status: ProbeStatus) -> None:
-    assert classify(ending, "reply.json is absent", [], limit_bytes=None, kills=kills).status is status
+    assert classify(ending, "reply.json is absent", [], device="cuda", limit_bytes=None, kills=kills).status is status
 
 
 def test_a_library_that_exits_when_cuda_refuses_memory_is_out_of_memory() -> None:
     log = ["Error out of memory at line 85 in file /src/csrc/pythonInterface.cpp", "some more"]
-    ended = classify(Ending(wall_seconds=3.0, code=1), "reply.json is absent", log, limit_bytes=None, kills=0)
+    ended = classify(ENDED, "reply.json is absent", log, device="cuda", limit_bytes=None, kills=0)
     assert ended.status is ProbeStatus.OUT_OF_MEMORY
     assert log[0] in ended.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "limit_bytes", "status"),
+    [
+        ("cuda", 2**30, ProbeStatus.HOST_OUT_OF_MEMORY),
+        ("cuda", None, ProbeStatus.HOST_OUT_OF_MEMORY),
+        ("cpu", 2**30, ProbeStatus.OUT_OF_MEMORY),
+        ("cpu", None, ProbeStatus.CRASHED),
+    ],
+)
+def test_an_allocation_on_the_host_that_ends_the_process_is_of_the_device_on_a_cpu_alone(
+    device: DeviceKind, limit_bytes: int | None, status: ProbeStatus
+) -> None:
+    log = ["terminate called after throwing an instance of 'std::bad_alloc'"]
+    ended = classify(ENDED, "reply.json is absent", log, device=device, limit_bytes=limit_bytes, kills=0)
+    assert (ended.status, log[0] in ended.reason) == (status, True)
 
 
 def test_kills_are_counted_in_this_group_and_those_above_it_under_cgroup_v2(tmp_path: Path) -> None:

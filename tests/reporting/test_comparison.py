@@ -107,6 +107,11 @@ def test_the_headline_admits_that_the_default_may_be_as_fast() -> None:
     )
 
 
+def test_the_headline_of_a_default_that_is_faster_and_may_not_be_recommended_gives_the_lower_speed() -> None:
+    slower = a_result(speedup=0.8, speedup_low=0.7, speedup_high=0.9)
+    assert headline(slower, recommended(slower)).startswith("0.80x (0.70 to 0.90) the speed of TRL's default")
+
+
 def test_runs_are_counted_and_their_range_is_explained() -> None:
     assert said_runs(a_result(), recommended(a_result())) == (
         "The speed is the mean of 6 runs, 5 of them in turn with TRL's default; a further run is in the range in 95 of "

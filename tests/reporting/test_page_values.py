@@ -10,6 +10,7 @@ from autotune.core.documents import Documents
 from autotune.core.length_report import LengthBin
 from autotune.core.length_report import histogram as bins_of
 from autotune.core.lengths import LengthDistribution
+from autotune.core.status import RunStatus
 from autotune.reporting.page.charts import charts
 from autotune.reporting.page.result_values import result_values as values
 from autotune.reporting.page.values import front, histogram
@@ -24,6 +25,13 @@ def test_the_verdict_and_its_choices_are_those_of_the_terminal() -> None:
     assert "packing=bfd" in shown.choices.split()
     assert shown.command is not None
     assert "trl sft --config " in shown.command
+
+
+@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far, confirmed by"), (False, "so far, not confirmed by")])
+def test_the_page_of_an_interrupted_search_says_so_first(confirmed: bool, said: str) -> None:
+    shown = values(a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed))
+    assert shown.remarks[0] == f"Interrupted: this is the best {said} a longer run."
+    assert values(a_result()).remarks[0] == "Confirmed by a longer run, the worst batch included."
 
 
 def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() -> None:

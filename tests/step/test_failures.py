@@ -8,20 +8,29 @@ import resource
 import pytest
 import torch
 
+from autotune.core.measurement import OutOfMemory
+from autotune.core.program import CONSTRUCTION
+from autotune.core.protocol import ProbeRequest
+from autotune.core.status import ProbeStatus
+from autotune.core.workload import ModelSource
+from autotune.step.jobs.probe import _failed
 from autotune.step.run.failures import FailureKind, judge
+from autotune.step.run.meters import CpuMeter
+from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB
+from tests.step.requests import BRIEF, plan
 
 
 def kind(
     error: Exception, *, began: bool = False, limit_bytes: int | None = None, headroom_bytes: int | None = None
 ) -> FailureKind:
-    return judge(error, began_training=began, limit_bytes=limit_bytes, headroom_bytes=headroom_bytes).kind
+    return judge(error, began_training=began, device="cpu", limit_bytes=limit_bytes, headroom_bytes=headroom_bytes).kind
 
 
 def test_a_tensor_that_does_not_fit_is_out_of_memory_with_its_size() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**52, dtype=torch.uint8)
-    verdict = judge(raised.value, began_training=True)
+    verdict = judge(raised.value, began_training=True, device="cpu")
     assert verdict.kind is FailureKind.OUT_OF_MEMORY
     assert verdict.requested_bytes == 2**52
 
@@ -34,8 +43,37 @@ def test_python_objects_that_do_not_fit_are_out_of_memory() -> None:
 
 def test_cudas_message_tells_the_size() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of …")
-    verdict = judge(error, began_training=False)
+    verdict = judge(error, began_training=False, device="cuda")
     assert (verdict.kind, verdict.requested_bytes) == (FailureKind.OUT_OF_MEMORY, int(1.5 * GIB))
+
+
+def test_an_allocation_on_the_host_that_fails_beside_a_gpu_is_none_of_the_gpu() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**52, dtype=torch.uint8)
+    for error in (raised.value, MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
+        verdict = judge(error, began_training=True, device="cuda")
+        assert (verdict.kind, verdict.requested_bytes) == (FailureKind.HOST_OUT_OF_MEMORY, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("the CUDA context alone holds 500 MiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("std::bad_alloc: cudaErrorMemoryAllocation: out of memory"),
+    ],
+)
+def test_what_cuda_could_not_allocate_is_of_the_gpu(error: Exception) -> None:
+    assert judge(error, began_training=True, device="cuda").kind is FailureKind.OUT_OF_MEMORY
+
+
+def test_a_probe_beside_a_gpu_says_in_which_phase_the_hosts_memory_ran_out_and_nothing_of_the_gpus() -> None:
+    model, meter = ModelSource("small", "random"), CpuMeter()
+    request = ProbeRequest(plan(), model, "cuda", "tokenized", BRIEF, limit_bytes=GIB)
+    shown = _failed(MemoryError(), request, Progress(BRIEF, meter), meter, 0.0)
+    assert (shown.status, shown.reason) == (ProbeStatus.HOST_OUT_OF_MEMORY, "in construction: MemoryError")
+    assert shown.out_of_memory == OutOfMemory(CONSTRUCTION, requested_bytes=None, held_bytes=None, limit_bytes=None)
 
 
 def test_a_failed_system_call_for_memory_is_out_of_memory() -> None:
@@ -73,11 +111,11 @@ def test_a_refusal_comes_before_the_first_step_is_done() -> None:
 
 def test_a_reason_is_the_first_lines_and_not_a_page() -> None:
     verdict = judge(
-        ValueError("\n".join(f"line {i} " + "x" * 200 for i in range(50))), began_training=True, headroom_bytes=None
+        ValueError("\n".join(f"line {i} " + "x" * 200 for i in range(50))), began_training=True, device="cpu"
     )
     assert verdict.reason.startswith("ValueError: line 0 ")
     assert len(verdict.reason) <= 400
-    assert judge(KeyError(), began_training=True).reason == "KeyError"
+    assert judge(KeyError(), began_training=True, device="cpu").reason == "KeyError"
 
 
 def test_these_tests_ran_without_a_limit() -> None:

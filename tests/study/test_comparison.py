@@ -17,7 +17,7 @@ from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
 from autotune.study.comparison import next_turn, pairs
 from autotune.study.judge import Judge
-from autotune.study.problem import ShortRun
+from autotune.study.problem import ShortRun, Turn
 from autotune.study.selection import leader
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, tokens_per_second
@@ -40,18 +40,18 @@ class Varied(ReplayedTable):
 
     Attributes:
         rates: by candidate, those of its short runs, one after another.
-        failing: candidate and pair of the run that fails.
+        failing: the turns that fail.
     """
 
     rates: dict[Candidate, Iterator[float]] = field(default_factory=dict)
-    failing: tuple[Candidate, int] | None = None
+    failing: frozenset[Turn] = frozenset()
 
     def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
         """Answer."""
         shown = super().__call__(run, seconds_left)
         if run.turn is None:
             return shown
-        if self.failing == (run.candidate, run.turn.pair):
+        if run.turn in self.failing:
             return RAN_OUT
         return rate(next(self.rates[run.candidate])) if run.candidate in self.rates else shown
 
@@ -120,7 +120,7 @@ def test_a_baseline_that_wins_runs_alone(run: Run) -> None:
 
 @pytest.mark.parametrize("pair", [0, 2])
 def test_a_short_run_of_the_winner_that_fails_fails_its_confirmation(recipes: Run, pair: int) -> None:
-    table = Varied(failing=(GOOD, pair))
+    table = Varied(failing=frozenset({Turn(1, 1, pair)}))
     outcome = recipes(table, trials=5, effort=EFFORT)
     (failed,) = outcome.failed_confirmations
     assert (failed.candidate, failed.failure, failed.confirmed) == (GOOD, RAN_OUT, False)
@@ -130,11 +130,20 @@ def test_a_short_run_of_the_winner_that_fails_fails_its_confirmation(recipes: Ru
 
 
 def test_a_baseline_that_fails_in_a_short_run_has_no_more_of_them(recipes: Run) -> None:
-    table = Varied(failing=(BASELINE, 1))
+    table = Varied(failing=frozenset({Turn(1, 0, 1)}))
     outcome = recipes(table, trials=5, effort=EFFORT)
     assert turns(table) == [(1, 0), (0, 0), (0, 1), (1, 1), (1, 2)]
     assert winner_of(outcome).confirmed
     assert len(pairs(winner_of(outcome))) == 1
+
+
+def test_a_baseline_that_failed_beside_a_winner_is_not_recommended_when_that_winner_fails_too(run: Run) -> None:
+    run.problem.recipes = (GOOD,)
+    table = Varied(failing=frozenset({Turn(1, 0, 0), Turn(1, 1, 2)}))
+    outcome = run(table, trials=2, effort=EFFORT)
+    assert turns(table) == [(1, 0), (0, 0), (1, 1), (1, 2)]
+    assert (outcome.winner, outcome.confirmed) == (None, False)
+    assert [failed.candidate for failed in outcome.failed_confirmations] == [BASELINE, GOOD]
 
 
 def test_pairs_are_the_runs_that_stand_beside_each_other() -> None:
@@ -177,7 +186,7 @@ def test_a_winner_that_disappoints_in_its_short_runs_gives_way_to_one_with_turns
 
 
 def test_no_two_runs_of_a_search_are_the_same(recipes: Run) -> None:
-    table = Varied(failing=(GOOD, 2))
+    table = Varied(failing=frozenset({Turn(1, 1, 2)}))
     recipes(table, effort=EFFORT)
     assert len({(run.number, run.purpose, run.turn) for run in table.runs}) == len(table.runs)
 

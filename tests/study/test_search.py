@@ -6,10 +6,12 @@ import time
 from dataclasses import replace
 
 from autotune.core.events import CandidateVetoed, ProbeFinished, ProbeStarted
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.program import FORWARD
 from autotune.core.status import ProbeStatus
-from autotune.study import ProbeRun, Purpose
-from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement
+from autotune.study import ProbeRun, Purpose, Record
+from autotune.study.surrogate import Surrogate
+from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, measurement
 from tests.study.running import PATIENT, Run, probed
 
 
@@ -151,6 +153,19 @@ def test_every_probe_and_veto_is_told_as_it_happens(run: Run) -> None:
     vetoed = [event.number for event in run.events if isinstance(event, CandidateVetoed)]
     assert started == finished
     assert sorted({*finished, *vetoed}) == [record.number for record in outcome.records]
+
+
+def test_host_memory_that_ran_out_beside_a_gpu_is_not_learnt_as_a_need_of_the_gpu() -> None:
+    def excess(status: ProbeStatus) -> float:
+        shown = Measurement(status, "in forward", out_of_memory=OutOfMemory(FORWARD, None, None, None))
+        first, ended = BASELINE.but(liger="off"), BASELINE.but(liger="on")
+        records = [
+            Record(0, first, Purpose.BASELINE, measurement(first)),
+            Record(1, ended, Purpose.SEARCH, shown),
+        ]
+        return Surrogate(TableProblem().choices, records, LIMIT_BYTES, lambda _: None).excess(ended)
+
+    assert excess(ProbeStatus.HOST_OUT_OF_MEMORY) < 0 < excess(ProbeStatus.OUT_OF_MEMORY)
 
 
 def test_the_best_so_far_is_told_with_the_probe_that_found_it(run: Run) -> None:

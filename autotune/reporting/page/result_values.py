@@ -9,7 +9,15 @@ from autotune.core.candidate import Candidate
 from autotune.core.length_report import histogram as length_bins
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
-from autotune.reporting.comparison import comparison, costs, headline, said_contribution, said_runs, said_steps
+from autotune.reporting.comparison import (
+    comparison,
+    costs,
+    headline,
+    said_confirmed,
+    said_contribution,
+    said_runs,
+    said_steps,
+)
 from autotune.reporting.outlook import (
     next_command,
     said_interrupted,
@@ -122,8 +130,7 @@ def _verdict(result: Result) -> str:
 def _remarks(result: Result) -> Iterable[str]:
     if result.recommended is None:
         return
-    confirmed = "Confirmed by a longer run, the worst batch included."
-    yield confirmed if result.confirmed else "Not confirmed by a longer run."
+    yield said_confirmed(result)
     yield said_runs(result, result.recommended)
 
 

@@ -108,11 +108,13 @@ def _failed(
     verdict = judge(
         error,
         began_training=progress.steps_done > 0,
+        device=request.device,
         limit_bytes=request.limit_bytes,
         headroom_bytes=meter.headroom_bytes,
     )
     statuses = {
         FailureKind.OUT_OF_MEMORY: ProbeStatus.OUT_OF_MEMORY,
+        FailureKind.HOST_OUT_OF_MEMORY: ProbeStatus.HOST_OUT_OF_MEMORY,
         FailureKind.UNSUPPORTED: ProbeStatus.UNSUPPORTED,
         FailureKind.CRASHED: ProbeStatus.CRASHED,
     }
@@ -124,6 +126,9 @@ def _failed(
             held_bytes=meter.held_bytes,
             limit_bytes=request.limit_bytes,
         )
+    elif verdict.kind is FailureKind.HOST_OUT_OF_MEMORY:
+        # What the device held says nothing of the host, and the host has no limit of its own.
+        out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
     batches: Batches | None = progress.batches
     first = progress.first_step_seconds
     return Measurement(

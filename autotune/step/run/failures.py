@@ -1,4 +1,4 @@
-"""Classifies an exception in a probe as out of memory, unsupported, or crashed, with the reason in words."""
+"""Classifies an exception in a probe as out of memory, of which device, unsupported, or crashed, and says why."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from enum import StrEnum
 
 import torch
 
+from autotune.core.machine import DeviceKind
+
 # Messages of PyTorch's allocators, with the requested size.
 _ALLOCATORS = (
     re.compile(r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+)(?P<unit>) bytes"),
     re.compile(r"Tried to allocate (?P<size>[\d.]+) (?P<unit>bytes|[KMGT]iB)"),
 )
 _UNIT_BYTES = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_NO_MEMORY = (
-    "can't allocate memory",
-    "Cannot allocate memory",
-    "std::bad_alloc",
-    "out of memory",
-    "_STATUS_ALLOC_FAILED",
-)
+_NO_HOST_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
+_NO_DEVICE_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED")
 # oneDNN raises this when it cannot allocate memory for the code that it generates, and the interpreter when a thread's
 # stack does not fit; both have other causes too, so they count only close to an enforced limit.
 _AMBIGUOUS = (
@@ -43,6 +40,7 @@ class FailureKind(StrEnum):
     """The kind of failure that an exception indicates."""
 
     OUT_OF_MEMORY = "out of memory"
+    HOST_OUT_OF_MEMORY = "host out of memory"
     UNSUPPORTED = "unsupported"
     CRASHED = "crashed"
 
@@ -53,7 +51,7 @@ class Verdict:
 
     Attributes:
         reason: in words.
-        requested_bytes: the size of the failed allocation, or None where the message does not state it.
+        requested_bytes: the size of the failed allocation on the device, or None where the message does not state it.
     """
 
     kind: FailureKind
@@ -62,12 +60,18 @@ class Verdict:
 
 
 def judge(
-    error: Exception, *, began_training: bool, limit_bytes: int | None = None, headroom_bytes: int | None = None
+    error: Exception,
+    *,
+    began_training: bool,
+    device: DeviceKind,
+    limit_bytes: int | None = None,
+    headroom_bytes: int | None = None,
 ) -> Verdict:
     """Classify an exception.
 
     Args:
         began_training: whether a whole step was completed before; unsupported configurations fail earlier.
+        device: that the training ran on; beside a GPU, the host's memory may run out while the GPU's does not.
         limit_bytes: the enforced limit, or None.
         headroom_bytes: bytes left below it when the exception was raised, or None if it did not apply to the process.
     """
@@ -76,6 +80,8 @@ def judge(
         _HEADROOM_BYTES, _HEADROOM_SHARE * (limit_bytes or 0)
     )
     cause = next((link for link in _chain(error) if _is_out_of_memory(link, at_limit)), None)
+    if cause is not None and device != "cpu" and _is_of_host(cause):
+        return Verdict(FailureKind.HOST_OUT_OF_MEMORY, _reason(cause))
     if cause is not None:
         return Verdict(FailureKind.OUT_OF_MEMORY, _reason(cause), _requested_bytes(str(cause)))
     if isinstance(error, _REFUSALS) and not began_training:
@@ -92,14 +98,22 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _is_out_of_memory(error: BaseException, at_limit: bool) -> bool:
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if _is_of_device(error) or _is_of_host(error):
         return True
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+    return at_limit and isinstance(error, RuntimeError) and any(words in str(error) for words in _AMBIGUOUS)
+
+
+def _is_of_device(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_DEVICE_MEMORY)
+
+
+def _is_of_host(error: BaseException) -> bool:
+    """Whether memory of the host ran out, which is the device's own on a CPU."""
+    if _is_of_device(error):
+        return False
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    text = str(error)
-    if any(words in text for words in _NO_MEMORY):
-        return True
-    return at_limit and isinstance(error, RuntimeError) and any(words in text for words in _AMBIGUOUS)
+    return any(words in str(error) for words in _NO_HOST_MEMORY)
 
 
 def _requested_bytes(text: str) -> int | None:

@@ -66,7 +66,7 @@ class Meter(ABC):
         """Limit this process to ``limit_bytes`` on the device.
 
         Raises:
-            MemoryError: it already holds more.
+            torch.OutOfMemoryError: it already holds more.
         """
 
     @abstractmethod
@@ -171,11 +171,11 @@ class CudaMeter(Meter):
         """Limit context and caching allocator together to ``limit_bytes``.
 
         Raises:
-            MemoryError: the context alone is larger.
+            torch.OutOfMemoryError: the context alone is larger.
         """
         left_bytes = limit_bytes - self._context_bytes
         if left_bytes <= 0:
-            raise MemoryError(f"the CUDA context alone holds {format_bytes(self._context_bytes)}")
+            raise torch.OutOfMemoryError(f"the CUDA context alone holds {format_bytes(self._context_bytes)}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, left_bytes / self._total_bytes))
 
     def lift_limit(self) -> None:
