@@ -232,7 +232,7 @@ def test_what_is_proposed_to_several_processes_fits_when_the_changed_file_is_che
     write: Write, checked: Checked, tmp_path: Path
 ) -> None:
     # Weights are most of what such a process holds, the context of its GPU included.
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12}
+    sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12}
     large = write_small_model(tmp_path / "large", weights=False, **sizes)
     body = "accelerate_config: multi_gpu\nnum_processes: 16\nmax_length: 64\nper_device_train_batch_size: 1\n"
     path = write("sft", body)
