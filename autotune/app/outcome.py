@@ -14,6 +14,7 @@ from autotune.core.result import SCHEMA, BaseFile, Choosable, Result, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
+from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
 from autotune.techniques.max_length import row_coverage, token_coverage
 from autotune.trainers.geometry import micro_batches_of, rows_of
@@ -53,7 +54,12 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         for record in (outcome.winner, outcome.baseline)
     )
     speed = speed_up(outcome.winner, outcome.baseline)
-    needs = [_need_bytes(record.measurement) for record in outcome.records]
+    trials = tuple(_trial(record, problem) for record in outcome.records)
+    needs = [
+        _need_bytes(record, outcome.records)
+        for record, trial in zip(outcome.records, trials, strict=True)
+        if not (record.measurement.ok and trial.illegal)
+    ]
     return Result(
         schema=SCHEMA,
         status=_status(outcome),
@@ -73,7 +79,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         pairs=speed.pairs if speed else 0,
         contributions=outcome.contributions,
         confirmed=outcome.confirmed,
-        trials=tuple(_trial(record) for record in outcome.records),
+        trials=trials,
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
         notes=(
@@ -113,15 +119,16 @@ def _contradicted(outcome: SearchOutcome) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _need_bytes(shown: Measurement) -> int | None:
-    """Return the peak of a probe that ran, or what one that ran out of memory had held and then asked for."""
+def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
+    """Return the peak of a probe that ran, or what a run that ran out of memory had held and then asked for."""
+    shown = next((run for run in runs_after(record, records) if not run.ok), record.measurement)
     lacked = shown.out_of_memory
     if lacked is None or lacked.held_bytes is None:
         return shown.peak_bytes
     return lacked.held_bytes + (lacked.requested_bytes or 0)
 
 
-def _trial(record: Record) -> Trial:
+def _trial(record: Record, problem: TrainerProblem) -> Trial:
     shown = record.measurement
     return Trial(
         number=record.number,
@@ -135,6 +142,7 @@ def _trial(record: Record) -> Trial:
         wall_seconds=shown.wall_seconds,
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
+        illegal=problem.illegal(record.candidate) or "",
     )
 
 

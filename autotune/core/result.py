@@ -26,6 +26,7 @@ class Trial:
         wall_seconds: time that the probe took; 0 for a vetoed candidate.
         predicted_bytes: need of the budget as predicted at that time; None when it was not predicted.
         predicted_tokens_per_second: token rate as predicted at that time.
+        illegal: why it may not be recommended even if it fits, in words; empty where it may.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Trial:
     wall_seconds: float
     predicted_bytes: int | None = None
     predicted_tokens_per_second: float | None = None
+    illegal: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ class Result:
         speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of
             short runs, or the ratio of their probes if there are none; None when the baseline did not run.
         confirmed: whether the recommendation passed the longer run, and every short one.
-        smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a probe that ran
-            out of memory, what it had held and then asked for.
+        smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a run that ran
+            out of memory, what it had held and then asked for. A candidate that ran and is illegal is left out.
         settings: the options of the run that are no defaults, by the names of the API's parameters.
         output_directory: directory of the bundle.
         speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.

@@ -196,6 +196,18 @@ def test_what_was_held_and_asked_for_is_the_smallest_need_when_all_ran_out() -> 
     assert found.smallest_peak_bytes == 1000
 
 
+def test_a_default_that_fits_and_keeps_too_few_tokens_is_no_peak_of_what_does_not_fit() -> None:
+    found = result(record(0, ran(100, peak_bytes=500)), record(1, RAN_OUT, max_length=2000))
+    assert found.status is RunStatus.NOTHING_FITS
+    assert found.smallest_peak_bytes == 1000
+    assert "max_length=1024 keeps 91.5 % of the dataset's tokens" in found.trials[0].illegal
+    assert found.trials[1].illegal == ""
+
+
+def test_a_candidate_that_ran_out_in_a_later_run_needs_what_that_run_asked_for() -> None:
+    assert result(record(1, ran(300, peak_bytes=500), RAN_OUT, max_length=2000)).smallest_peak_bytes == 1000
+
+
 def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits() -> None:
     cut_off = record(0, replace(RAN_OUT, status=ProbeStatus.TIMEOUT, out_of_memory=None))
     assert result(cut_off).status is RunStatus.INTERRUPTED

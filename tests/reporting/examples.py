@@ -255,6 +255,28 @@ def nothing_fits() -> Result:
     )
 
 
+def only_the_default_fits() -> Result:
+    """A run on long rows, of which TRL's default keeps too few tokens; nothing else fits."""
+    lengths = LengthDistribution({500: 60, 6000: 30, 8192: 10})
+    workload = a_workload()
+    workload = replace(workload, dataset=replace(workload.dataset, lengths=lengths))
+    illegal = "max_length=1024 keeps 24.3 % of the dataset's tokens, and 99.0 % of the tokens were asked for"
+    ran_out = ProbeStatus.OUT_OF_MEMORY
+    return replace(
+        nothing_fits(),
+        workload=workload,
+        baseline=a_choosable(0, BASELINE, peak_bytes=10 * GIB, token_coverage=0.243),
+        trials=(
+            a_trial(0, BASELINE, peak_bytes=10 * GIB, illegal=illegal),
+            failed(1, ran_out, "out of memory in backward", max_length=8192),
+            failed(2, ran_out, "out of memory in backward", max_length=8192, per_device_train_batch_size=1),
+            replace(failed(3, ProbeStatus.VETOED, illegal, liger="on"), illegal=illegal),
+        ),
+        budget_bytes=24 * GIB,
+        smallest_peak_bytes=30 * GIB,
+    )
+
+
 def interrupted() -> Result:
     """A run that was stopped after four trials."""
     return a_result(

@@ -22,7 +22,15 @@ from autotune.reporting.outlook import (
     said_ways_out,
 )
 from autotune.units import GIB
-from tests.reporting.examples import TRIALS, a_result, failed, in_directory, interrupted, nothing_fits
+from tests.reporting.examples import (
+    TRIALS,
+    a_result,
+    failed,
+    in_directory,
+    interrupted,
+    nothing_fits,
+    only_the_default_fits,
+)
 
 
 def test_trials_are_counted_by_how_they_ended() -> None:
@@ -84,6 +92,26 @@ def test_ways_out_name_shorter_lengths_with_what_they_keep() -> None:
     assert said[-1] == "a larger --memory-budget"
 
 
+def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_does_not_fit() -> None:
+    assert said_nothing_fits(only_the_default_fits()) == (
+        "Nothing that may be recommended fits in 24.00 GiB less the margin: the smallest peak seen was 30.00 GiB. "
+        "TRL's default fits with 10.00 GiB, but may not be recommended: max_length=1024 keeps 24.3 % of the dataset's "
+        "tokens, and 99.0 % of the tokens were asked for."
+    )
+
+
+def test_a_default_that_alone_ran_is_no_proof_that_nothing_fits() -> None:
+    result = only_the_default_fits()
+    said = said_nothing_fits(replace(result, trials=(result.trials[0], result.trials[3])))
+    assert said.startswith("No candidate can be recommended. TRL's default fits with 10.00 GiB, but may not")
+
+
+def test_ways_out_are_the_lengths_below_the_shortest_that_was_to_fit_and_that_which_does() -> None:
+    said = said_ways_out(only_the_default_fits())
+    assert [line.split()[1] for line in said if line.startswith("--max-length")] == ["4096", "2048", "1024"]
+    assert "--max-length 1024 would keep 24.3 % of the tokens" in said
+
+
 def test_the_best_so_far_is_the_fastest_that_ran() -> None:
     best = best_so_far(TRIALS)
     assert best is not None
@@ -99,6 +127,12 @@ def test_an_interrupted_run_tells_its_best_and_that_it_is_unconfirmed() -> None:
 
 def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
     assert said_interrupted(replace(interrupted(), trials=())) == "Interrupted before any candidate ran to the end."
+
+
+def test_what_may_not_be_recommended_is_not_the_best_of_an_interrupted_run() -> None:
+    stopped = replace(interrupted(), trials=only_the_default_fits().trials)
+    said = "Interrupted before any candidate that may be recommended ran to the end."
+    assert said_interrupted(stopped) == said
 
 
 def test_the_next_command_is_relative_to_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from autotune.reporting.page.charts import charts
 from autotune.reporting.page.result_values import result_values as values
 from autotune.reporting.page.values import front, histogram
 from autotune.units import GIB
-from tests.reporting.examples import COUNTS, a_choosable, a_result, nothing_fits
+from tests.reporting.examples import COUNTS, a_choosable, a_result, nothing_fits, only_the_default_fits
 
 
 def test_the_verdict_and_its_choices_are_those_of_the_terminal() -> None:
@@ -49,6 +49,14 @@ def test_every_candidate_that_ran_is_a_point_and_the_compared_ones_have_their_co
     assert result.recommended is not None
     assert points["recommended"].tokens_per_second == result.recommended.tokens_per_second
     assert points["recommended"].peak_bytes == result.recommended.peak_bytes == 21 * GIB
+
+
+def test_the_page_says_of_a_default_that_fits_why_it_is_not_recommended() -> None:
+    shown = values(only_the_default_fits())
+    assert "TRL's default fits with 10.00 GiB" in shown.verdict
+    assert "keeps 24.3 % of the dataset's tokens" in shown.table.rows[0].reason
+    offers = dict(shown.lists)["What might change this (not measured)"]
+    assert "--max-length 4096" in " ".join(offers)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def _table(result: Result, named: Callable[[Candidate], str]) -> Table:
                     said_rate(trial.tokens_per_second),
                     said_bytes(trial.predicted_bytes),
                 ),
-                reason=trial.reason,
+                reason=trial.reason or trial.illegal,
             )
             for trial in result.trials
         ),
