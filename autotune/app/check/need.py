@@ -116,6 +116,8 @@ def probed(
     if not measured.ok and measured.status not in out_of_memory:
         return Answer(Outcome.CANNOT_RUN, None, measured.reason)
     held_bytes = _held(measured)
+    if held_bytes is None:
+        return Answer(Outcome.DOES_NOT_FIT, None, measured.reason)
     need = Need(
         Source.PROBED,
         held_bytes,
@@ -139,13 +141,16 @@ def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
     return replace(plan, args=args)
 
 
-def _held(measured: Measurement) -> int:
-    """Return what a run held of its device; of one that ran out, what it had and then asked for."""
+def _held(measured: Measurement) -> int | None:
+    """Return what a run held of its device; of one that ran out, what it had and then asked for.
+
+    None where that is not known, as of one that the kernel ended, or that ran out of the host's memory.
+    """
     ended = measured.out_of_memory
     if ended is not None:
-        return (ended.held_bytes or 0) + (ended.requested_bytes or 0)
+        return (ended.held_bytes or 0) + (ended.requested_bytes or 0) or None
     found = (measured.device_bytes, measured.reserved_bytes, measured.peak_bytes)
-    return max(size for size in found if size is not None)
+    return max((size for size in found if size is not None), default=None)
 
 
 def _phase(measured: Measurement) -> str:
