@@ -11,6 +11,7 @@ from autotune.app.check.need import probed
 from autotune.app.planned import planned_machine
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan
+from autotune.core.status import ProbeStatus
 from autotune.core.verdict import Outcome
 from tests.settings import workload
 
