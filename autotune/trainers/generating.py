@@ -174,10 +174,12 @@ def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
             f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
             "completions of one prompt (num_generations)"
         )
-    if plan.evaluates and (evaluated := evaluated_rows_of(plan) * ranks) % copies:
+    evaluated = evaluated_rows_of(plan) * ranks if plan.evaluates else 0
+    together = number(plan, "num_generations_eval") or copies
+    if evaluated % together:
         return (
             f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
-            f"groups of the {copies} completions of one prompt (num_generations)"
+            f"groups of the {together} completions of one prompt (num_generations)"
         )
     return None
 
