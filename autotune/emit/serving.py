@@ -50,7 +50,9 @@ def train_command(plan: TrainingPlan, first_gpu: int, *, by_command: bool) -> st
     processes = ["--num_processes", str(count)]
     words = ["accelerate", "launch", *processes, "train.py"]
     if by_command:
-        words = ["trl", plan.trainer, "--config", "config.yaml", *processes]
+        # In a file for one process, its number alone would start one that sees all of these GPUs.
+        several = ["--multi_gpu"] if count > 1 and not plan.args.get("deepspeed") else []
+        words = ["trl", plan.trainer, "--config", "config.yaml", *processes, *several]
         words += ["--use_vllm", "True", "--vllm_mode", str(plan.args["vllm_mode"])]
     return f"{visible(range(first_gpu, first_gpu + count))} {shlex.join(words)}"
 

@@ -52,6 +52,15 @@ def recommending(plan: TrainingPlan) -> Result:
         ({"gradient_accumulation_steps": 8}, True),
         ({"num_generations": 2, "eval_strategy": "epoch", "per_device_eval_batch_size": 1}, False),
         ({"num_generations": 2, "eval_strategy": "epoch", "per_device_eval_batch_size": 4}, True),
+        (
+            {
+                "num_generations": 2,
+                "num_generations_eval": 4,
+                "eval_strategy": "epoch",
+                "per_device_eval_batch_size": 2,
+            },
+            False,
+        ),
     ],
     ids=str,
 )

@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.serving import serve_command, train_command
@@ -48,13 +50,22 @@ def test_the_training_runs_on_the_other_gpus_and_asks_the_server(tmp_path: Path)
 
     assert variables == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     assert (program, name) == ("trl", "grpo")
-    (tmp_path / "config.yaml").write_text(f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\n", encoding="utf-8")
+    # The file of a bundle for one process.
+    text = f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nnum_processes: 1\naccelerate_config: single_gpu\n"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     place = options.index("config.yaml")
     options[place] = str(tmp_path / "config.yaml")
     # `trl` hands what its parser does not know to `accelerate launch`.
     read, further = trl.TrlParser((trl.GRPOConfig,)).parse_args_and_config(options, return_remaining_strings=True)
     assert (read.use_vllm, read.vllm_mode) == (True, "server")
-    assert further == ["--num_processes", "4"]
+    arguments = launch_command_parser().parse_args([*resolve_accelerate_config_argument(further), "grpo.py"])
+    started, *_ = _validate_launch_command(arguments)
+    assert (started.num_processes, started.multi_gpu, started.use_deepspeed) == (4, True, False)
+
+
+def test_an_engine_of_the_file_stays() -> None:
+    plan = TrainingPlan("grpo", {"vllm_mode": "server", "deepspeed": {"zero_optimization": {}}}, launch=Launch(4))
+    assert "--multi_gpu" not in train_command(plan, 4, by_command=True)
 
 
 def test_a_trainer_without_a_command_is_started_by_its_script() -> None:
