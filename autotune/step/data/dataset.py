@@ -22,6 +22,7 @@ from trl.scripts.utils import DatasetConfig
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.rows import check_json, check_row_count
+from autotune.step.data.images import check_no_images
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import DatasetFormat, Trainer
 
@@ -45,10 +46,11 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     """Load a dataset and check that a trainer can use it with this model's tokenizer.
 
     Raises:
-        InputError: it is missing, broken, has fewer than two rows or no usable column, or needs something that the
-            tokenizer lacks.
+        InputError: it is missing, broken, has images, fewer than two rows or no usable column, or needs something that
+            the tokenizer lacks.
     """
     rows = _loaded(source)
+    check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
     used = (*loaded.format.columns, *trainer.optional_columns)
