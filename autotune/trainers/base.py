@@ -171,6 +171,10 @@ class Trainer(ABC):
         """Return how many rows of a micro-batch each row of the dataset makes."""
         return 1
 
+    def evaluated_copies(self, plan: TrainingPlan) -> int:
+        """Return how many rows of a micro-batch of evaluation each row makes."""
+        return self.copies(plan)
+
     @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a micro-batch of ``rows`` rows that may differ in length."""

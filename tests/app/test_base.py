@@ -209,6 +209,16 @@ def test_a_size_of_generations_that_autotune_would_pass_over_is_told(tmp_path: P
     assert "steps_per_generation: 2" in raised.value.hint
 
 
+def test_prompts_to_evaluate_on_are_completed_as_often_as_the_file_says(tmp_path: Path) -> None:
+    groups = "num_generations: 8\neval_strategy: steps\neval_steps: 5\nper_device_eval_batch_size: 4\n"
+    of = replace(workload(), trainer="grpo", evaluation=workload().dataset)
+    found = started(a_base(tmp_path, f"{groups}num_generations_eval: 2\n", "grpo"), of=of)
+    assert found.plan.args["num_generations_eval"] == 2
+    assert found.problem.illegal(found.problem.baseline) is None
+    refused = found.problem.baseline.but(per_device_eval_batch_size=3)
+    assert "groups of the 2 completions" in str(found.problem.illegal(refused))
+
+
 @pytest.mark.parametrize("adapter", ["", "use_peft: true\n"])
 def test_a_training_without_bf16_is_not_given_bf16(adapter: str, tmp_path: Path) -> None:
     found = started(a_base(tmp_path, f"bf16: false\n{adapter}"))
