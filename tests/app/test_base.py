@@ -60,6 +60,14 @@ def test_what_no_technique_writes_is_in_every_plan(tmp_path: Path) -> None:
         assert problem.trainer.plan(candidate, problem.setting).args["max_grad_norm"] == 0.5
 
 
+@pytest.mark.parametrize("packs", [True, False])
+def test_rows_to_evaluate_on_are_packed_as_the_file_says_whatever_is_trained_on(packs: bool, tmp_path: Path) -> None:
+    problem = started(a_base(tmp_path, f"packing: {not packs}\neval_packing: {packs}\nmax_length: 512\n")).problem
+    other = problem.normal(problem.baseline.but(packing="bfd" if packs else "none"))
+    for candidate in (problem.baseline, other):
+        assert problem.trainer.plan(candidate, problem.setting).args["eval_packing"] is packs
+
+
 def test_the_global_batch_is_the_file_s_unless_one_is_asked_for(tmp_path: Path) -> None:
     base = a_base(tmp_path, TYPICAL)
     assert started(base).problem.setting.global_batch_size == 12
