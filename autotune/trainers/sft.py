@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import IGNORED_LABEL
+from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers.base import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
@@ -35,7 +35,7 @@ class SupervisedFineTuning(FusedHead):
         DatasetFormat("conversations", ("conversations",), text=False),
         DatasetFormat("prompt+completion", ("prompt", "completion")),
         DatasetFormat("messages", ("messages",), text=False),
-        DatasetFormat("text", ("text",)),
+        DatasetFormat("text", ("text",), named_by="dataset_text_field"),
     )
     parts = ("tokens",)
     fields = frozenset({
@@ -54,6 +54,7 @@ class SupervisedFineTuning(FusedHead):
             "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
             "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
         },
+        reading=frozenset({CHAT_TEMPLATE, "completion_only_loss", "dataset_text_field", "eos_token"}),
     )  # fmt: skip
 
     stand_in: ClassVar[Mapping[str, object]] = {"text": "a b"}
