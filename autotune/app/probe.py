@@ -181,6 +181,7 @@ def _named(asked: Asked, options: Options, base: UserBase | None) -> Sources:
         evaluation = evaluation_source(found.dataset.name, asked.eval_dataset, asked.eval_split)
         assert evaluation is not None
         check_one_load(found.dataset, evaluation)
+        evaluation = replace(evaluation, reading=found.dataset.reading)
     check_evaluation(options.trainer, evaluates=evaluation is not None)
     return Sources(replace(found.model, init=asked.init), found.dataset, evaluation)
 

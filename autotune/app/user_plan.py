@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from autotune.core.configuration import Configuration
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
+from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer, trainers
@@ -67,6 +69,7 @@ _LOADING_WITHOUT_EFFECT = frozenset({
     "token", "trust_remote_code", "use_safetensors",
 })  # fmt: skip
 _LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
+_TEMPLATE_FILES = (".jinja", ".j2")
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,15 @@ class UserPlan:
     assumptions: tuple[str, ...]
 
 
-def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: bool = False) -> UserPlan:
+def user_plan(
+    config: Configuration, model: Mapping[str, object], *, evaluates: bool = False, reads: bool = False
+) -> UserPlan:
     """Return the plan of a trainer's configuration.
 
     Args:
         model: fields of ``trl.ModelConfig``, where they are not in the configuration's ``model_init_kwargs``.
         evaluates: whether evaluation is traced too.
+        reads: whether rows are read by the configuration (:func:`reading_of`).
 
     Raises:
         InputError: it is for an unknown trainer, or sets something that a trace does not support; the message names it.
@@ -96,6 +102,7 @@ def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: 
     own, traced = trainer.config_fields, traced_fields(trainer)
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
     _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
+    _check_template(config.values.get(CHAT_TEMPLATE))
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
@@ -104,7 +111,17 @@ def user_plan(config: Configuration, model: Mapping[str, object], *, evaluates: 
         rows = config.values["per_device_eval_batch_size"]
         evaluated = {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
         plan = dataclasses.replace(plan, args={**plan.args, **evaluated})
-    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, evaluates=evaluates)))
+    known = own.reading if reads else frozenset()
+    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, known, evaluates=evaluates)))
+
+
+def reading_of(config: Configuration) -> Mapping[str, object]:
+    """Return the fields of a trainer's configuration by which it reads rows, where they are not at their defaults."""
+    names = sorted(trainer_of(config).config_fields.reading & config.values.keys())
+    found = {name: _json(name, config.values[name]) for name in names if config.values[name] != config.defaults[name]}
+    if CHAT_TEMPLATE in found:
+        found[CHAT_TEMPLATE] = str(Path(str(found[CHAT_TEMPLATE])).absolute())
+    return found
 
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
@@ -186,8 +203,26 @@ def _json(name: str, value: object) -> object:
     return value
 
 
-def _config_assumptions(config: Configuration, trainer: Trainer, *, evaluates: bool) -> Iterator[str]:
-    yield from (said for name, said in trainer.config_fields.assumed.items() if config.values.get(name))
+def _check_template(path: object) -> None:
+    """Check that a chat template is a file of its own, or none: with that of a model, the vocabulary changes too.
+
+    Raises:
+        InputError: it is not.
+    """
+    if path is None or (Path(str(path)).is_file() and str(path).endswith(_TEMPLATE_FILES)):
+        return
+    raise InputError(
+        f"{CHAT_TEMPLATE}={path} is no file of a template ({' or '.join(_TEMPLATE_FILES)}) here. Of a model, TRL also "
+        "takes tokens and resizes the vocabulary, and what that does to memory is not known to autotune.",
+        hint="Save the template alone to a file, and name that.",
+    )
+
+
+def _config_assumptions(
+    config: Configuration, trainer: Trainer, known: Collection[str], *, evaluates: bool
+) -> Iterator[str]:
+    assumed = trainer.config_fields.assumed
+    yield from (said for name, said in assumed.items() if config.values.get(name) and name not in known)
     if config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION and not evaluates:
         yield "evaluation is left out"
 

@@ -12,6 +12,8 @@ from autotune.core.lengths import LengthDistribution
 
 Init = Literal["random", "pretrained"]
 
+CHAT_TEMPLATE = "chat_template_path"
+"""The field of TRL's configurations that names a chat template in place of the tokenizer's."""
 IGNORED_LABEL = -100
 """Label of tokens that the loss ignores: ``ignore_index`` of ``torch.nn.CrossEntropyLoss``, which TRL uses."""
 
@@ -43,6 +45,8 @@ class DatasetSource:
         mixture: entries of TRL's ``datasets``, each with the fields of ``trl.scripts.utils.DatasetConfig``, in place of
             the others above but the name; empty for a dataset that those say.
         test_size: what ``datasets.Dataset.train_test_split`` is to keep from training, at random; None: nothing.
+        reading: fields of the trainer's configuration by which it reads the rows, such as ``dataset_text_field``, where
+            the user set them.
     """
 
     name: str
@@ -51,13 +55,15 @@ class DatasetSource:
     split: str = "train"
     mixture: tuple[Mapping[str, object], ...] = ()
     test_size: object = None
+    reading: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What it is read from: files, directories and hub ids."""
+        """What it is read from: files, directories and hub ids, and the file of a chat template."""
+        template = self.reading.get(CHAT_TEMPLATE)
+        found = [str(template)] if template is not None else []
         if not self.mixture:
-            return (self.data_files or self.path,)
-        found: list[str] = []
+            return (self.data_files or self.path, *found)
         for item in self.mixture:
             files = item.get("data_files")
             if isinstance(files, Mapping):

@@ -45,6 +45,7 @@ class DatasetFormat:
         text: whether the columns may hold text; else they hold messages.
         flags: those of the columns that hold true or false.
         documents: documents that the trainer makes of each row.
+        named_by: the field of the trainer's configuration that may give its only column another name.
     """
 
     name: str
@@ -53,6 +54,7 @@ class DatasetFormat:
     text: bool = True
     flags: tuple[str, ...] = ()
     documents: int = 1
+    named_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,13 @@ class ConfigFields:
         traced: fields that are passed to the traced trainer unchanged.
         without_effect: fields without effect on memory and time of a step.
         assumed: by field, what is assumed if it is set, as a sentence.
+        reading: those of these fields by which the trainer reads rows; it is given them where it tokenises.
     """
 
     traced: frozenset[str]
     without_effect: frozenset[str]
     assumed: Mapping[str, str]
+    reading: frozenset[str] = frozenset()
 
 
 class Trainer(ABC):
@@ -170,6 +174,10 @@ class Trainer(ABC):
     def copies(self, plan: TrainingPlan) -> int:
         """Return how many rows of a micro-batch each row of the dataset makes."""
         return 1
+
+    def evaluated_copies(self, plan: TrainingPlan) -> int:
+        """Return how many rows of a micro-batch of evaluation each row makes."""
+        return self.copies(plan)
 
     @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:

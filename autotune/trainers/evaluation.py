@@ -17,5 +17,5 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
     if workload.evaluation is None or not plan.evaluates:
         return geometry
     documents = workload.evaluation.documents
-    rows = min(evaluated_rows_of(plan), documents.rows * trainer.copies(plan))
+    rows = min(evaluated_rows_of(plan), documents.rows * trainer.evaluated_copies(plan))
     return replace(geometry, evaluation=trainer.evaluated(plan, documents, rows))

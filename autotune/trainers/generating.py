@@ -85,11 +85,17 @@ class Generating(Prompted):
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, which generates, scores and compares each micro-batch by itself."""
-        return replace(super().evaluated(plan, documents, rows), apart=())
+        groups = {"num_generations": self.evaluated_copies(plan)}
+        found = super().evaluated(replace(plan, args={**plan.args, **groups}), documents, rows)
+        return replace(found, apart=())
 
     def copies(self, plan: TrainingPlan) -> int:
         """Return the completions of a prompt."""
         return required(plan, "num_generations")
+
+    def evaluated_copies(self, plan: TrainingPlan) -> int:
+        """Return the completions of a prompt that is evaluated on (``GRPOConfig.num_generations_eval``)."""
+        return number(plan, "num_generations_eval") or self.copies(plan)
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, has_padding, rounded_up, worst_micro_batches
 from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
-from autotune.techniques.packing import CUTTING, SEPARATING, packed_rows
+from autotune.techniques.packing import CUTTING, packed_rows
 
 _REMEMBERED = 4096
 
@@ -96,19 +96,28 @@ def end_to_end(
 
 @lru_cache(_REMEMBERED)
 def packed(
-    documents: Documents, rows: int, micro_batches: int, ranks: int, length: int, multiple: int, strategy: str
+    documents: Documents,
+    rows: int,
+    micro_batches: int,
+    ranks: int,
+    length: int,
+    multiple: int,
+    strategy: str,
+    *,
+    flat: bool,
 ) -> BatchGeometry:
     """Return the geometry of documents of one sequence that are packed into rows of a length.
 
     Args:
         multiple: to which the rows of a micro-batch are rounded up, as a whole where they lie end to end.
         strategy: in the words of TRL's ``packing_strategy``.
+        flat: whether the rows of a micro-batch lie end to end; else they are padded.
     """
     in_epoch = packed_rows(documents, strategy, length)
     held = rows * micro_batches * ranks * documents.rows / in_epoch
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
-    if strategy in SEPARATING:
+    if flat:
         worst = Shape(1, rounded_up(rows * length, multiple))
         # Rows are full or nearly so.
         typical = Shape(1, min(worst.tokens, rows * filled + (multiple - 1) / 2))

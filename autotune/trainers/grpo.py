@@ -55,6 +55,7 @@ class GroupRelativePolicyOptimization(Generating):
             "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
         }),
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
+        reading=frozenset({"chat_template_kwargs"}),
     )  # fmt: skip
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import CHAT_TEMPLATE
 from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
 from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
 
@@ -43,6 +44,7 @@ class RewardModelling(Trainer):
             "trust_remote_code",
         }),
         assumed={},
+        reading=frozenset({CHAT_TEMPLATE, "eos_token"}),
     )  # fmt: skip
     stand_in: ClassVar[Mapping[str, str]] = {"chosen": "a b", "rejected": "b a b"}
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {

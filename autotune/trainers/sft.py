@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import IGNORED_LABEL
+from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers.base import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
@@ -35,7 +35,7 @@ class SupervisedFineTuning(FusedHead):
         DatasetFormat("conversations", ("conversations",), text=False),
         DatasetFormat("prompt+completion", ("prompt", "completion")),
         DatasetFormat("messages", ("messages",), text=False),
-        DatasetFormat("text", ("text",)),
+        DatasetFormat("text", ("text",), named_by="dataset_text_field"),
     )
     parts = ("tokens",)
     fields = frozenset({
@@ -45,15 +45,16 @@ class SupervisedFineTuning(FusedHead):
         "router_aux_loss_coef", "shuffle_dataset", "truncation_mode", "trust_remote_code",
     })  # fmt: skip
     config_fields = ConfigFields(
-        traced=frozenset({"loss_type", "router_aux_loss_coef"}),
+        traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef"}),
         without_effect=frozenset({
             "chat_template_path", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eos_token",
-            "eval_packing", "model_init_kwargs", "pad_token", "shuffle_dataset", "truncation_mode", "trust_remote_code",
+            "model_init_kwargs", "pad_token", "shuffle_dataset", "truncation_mode", "trust_remote_code",
         }),
         assumed={
             "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
             "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
         },
+        reading=frozenset({CHAT_TEMPLATE, "completion_only_loss", "dataset_text_field", "eos_token"}),
     )  # fmt: skip
 
     stand_in: ClassVar[Mapping[str, object]] = {"text": "a b"}
@@ -68,22 +69,33 @@ class SupervisedFineTuning(FusedHead):
 
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the geometry of packed, padding-free or padded rows."""
-        step = documents, rows_of(plan), micro_batches_of(plan), plan.data_ranks
+        strategy = _strategy(plan) if plan.args.get("packing") else None
+        return self._geometry(plan, documents, rows_of(plan), micro_batches_of(plan), strategy)
+
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the geometry of evaluation: ``eval_packing`` packs rows, and the collator lays them as in training."""
+        own = plan.args.get("eval_packing")
+        packs = plan.args.get("packing") if own is None else own
+        return self._geometry(plan, documents, rows, 1, _strategy(plan) if packs else None)
+
+    def _geometry(
+        self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int, strategy: str | None
+    ) -> BatchGeometry:
+        """Return the geometry of rows that are packed by a strategy, or not."""
+        step = documents, rows, micro_batches, plan.data_ranks
         length, multiple = plan.truncate_to or number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
-        strategy = _strategy(plan)
+        flat = self.layout(plan, rows) is Layout.FLAT
         if strategy is not None:
             # TRL packs into rows of 1,024 tokens where it is told no length (SFTConfig.max_length).
-            return packed(*step, length or 1024, multiple, strategy)
-        if plan.args.get("padding_free"):
-            return end_to_end(*step, length, multiple)
-        return padded(*step, length, multiple)
+            return packed(*step, length or 1024, multiple, strategy, flat=flat)
+        return end_to_end(*step, length, multiple) if flat else padded(*step, length, multiple)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows whose documents are kept separate are laid end to end; others are padded if there are at least two.
 
         That includes wrapped rows, because the last row of a dataset is not full.
         """
-        if plan.args.get("padding_free") or _strategy(plan) in SEPARATING:
+        if plan.args.get("padding_free") or (plan.args.get("packing") and _strategy(plan) in SEPARATING):
             return Layout.FLAT
         return Layout.PADDED if rows > 1 else Layout.EQUAL
 
@@ -124,9 +136,9 @@ class SupervisedFineTuning(FusedHead):
         return pa.RecordBatch.from_pydict({name: column.take(trainable) for name, column in columns.items()})
 
 
-def _strategy(plan: TrainingPlan) -> str | None:
-    """Return how rows are packed, or None where they are not; TRL's own choice is bfd (SFTConfig.packing_strategy)."""
-    return str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else None
+def _strategy(plan: TrainingPlan) -> str:
+    """Return how rows are packed where they are; TRL's own choice is bfd (SFTConfig.packing_strategy)."""
+    return str(plan.args.get("packing_strategy", CUTTING))
 
 
 TRAINER = SupervisedFineTuning()

@@ -60,6 +60,14 @@ def test_what_no_technique_writes_is_in_every_plan(tmp_path: Path) -> None:
         assert problem.trainer.plan(candidate, problem.setting).args["max_grad_norm"] == 0.5
 
 
+@pytest.mark.parametrize("packs", [True, False])
+def test_rows_to_evaluate_on_are_packed_as_the_file_says_whatever_is_trained_on(packs: bool, tmp_path: Path) -> None:
+    problem = started(a_base(tmp_path, f"packing: {not packs}\neval_packing: {packs}\nmax_length: 512\n")).problem
+    other = problem.normal(problem.baseline.but(packing="bfd" if packs else "none"))
+    for candidate in (problem.baseline, other):
+        assert problem.trainer.plan(candidate, problem.setting).args["eval_packing"] is packs
+
+
 def test_the_global_batch_is_the_file_s_unless_one_is_asked_for(tmp_path: Path) -> None:
     base = a_base(tmp_path, TYPICAL)
     assert started(base).problem.setting.global_batch_size == 12
@@ -207,6 +215,16 @@ def test_a_size_of_generations_that_autotune_would_pass_over_is_told(tmp_path: P
     with pytest.raises(InputError, match="generation_batch_size") as raised:
         started(base, of=replace(workload(), trainer="grpo"))
     assert "steps_per_generation: 2" in raised.value.hint
+
+
+def test_prompts_to_evaluate_on_are_completed_as_often_as_the_file_says(tmp_path: Path) -> None:
+    groups = "num_generations: 8\neval_strategy: steps\neval_steps: 5\nper_device_eval_batch_size: 4\n"
+    of = replace(workload(), trainer="grpo", evaluation=workload().dataset)
+    found = started(a_base(tmp_path, f"{groups}num_generations_eval: 2\n", "grpo"), of=of)
+    assert found.plan.args["num_generations_eval"] == 2
+    assert found.problem.illegal(found.problem.baseline) is None
+    refused = found.problem.baseline.but(per_device_eval_batch_size=3)
+    assert "groups of the 2 completions" in str(found.problem.illegal(refused))
 
 
 @pytest.mark.parametrize("adapter", ["", "use_peft: true\n"])

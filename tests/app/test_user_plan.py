@@ -118,11 +118,11 @@ def strange(config: Any, name: str) -> Any:
     return copy
 
 
-def test_of_the_installed_trl_only_training_on_several_devices_is_refused() -> None:
+def test_of_the_installed_trl_only_several_devices_and_the_template_of_another_model_are_refused() -> None:
     # The arguments of loading have rules of their own.
     names = {field.name for field in dataclasses.fields(SFTConfig)} - {"model_init_kwargs"}
     assert {name for name in names if is_refused(strange(sft(), name))} == {
-        "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
     }  # fmt: skip
 
 

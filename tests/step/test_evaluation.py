@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.core.batch_geometry import Shape
+from autotune.core.batch_geometry import BatchGeometry, Shape
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, SAVE
@@ -88,6 +88,8 @@ def built(request: ProbeRequest, folder: Path) -> Any:
         ("sft", {"packing": True}),
         ("sft", {"packing": True, "packing_strategy": "wrapped"}),
         ("sft", {"padding_free": True, "max_length": None}),
+        ("sft", {"eval_packing": True}),
+        ("sft", {"packing": True, "eval_packing": False}),
         ("dpo", {"max_length": 40}),
         ("dpo", {"precompute_ref_log_probs": True}),
     ],
@@ -117,20 +119,50 @@ def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated
         assert max(drawn) == most or not full
 
 
+def evaluated_batch(request: ProbeRequest, folder: Path) -> tuple[int, int]:
+    """Return the rows and the tokens of the largest micro-batch that a probe evaluates."""
+    real, known = built(request, folder), adapter("sft")
+    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))[0]
+    return known.collated(real.data_collator([real.eval_dataset[int(row)] for row in largest]))
+
+
+def planned_geometry(found: PrepareReply, request: ProbeRequest) -> BatchGeometry:
+    source = DatasetSource("rows", "json")
+    workload = Workload("sft", request.model, source, found.model, found.dataset, {}, source, found.evaluation)
+    return whole_geometry(find_trainer("sft"), request.plan, workload)
+
+
 def test_the_specification_says_which_micro_batch_is_evaluated(workload_of: MakeWorkload, tmp_path: Path) -> None:
     found = workload_of("sft", tokens(TRAINED), tokens(EVALUATED))
     request = request_of(found, {"per_device_eval_batch_size": 4})
-    source = DatasetSource("rows", "json")
-    workload = Workload("sft", request.model, source, found.model, found.dataset, {}, source, found.evaluation)
-    geometry = whole_geometry(find_trainer("sft"), request.plan, workload)
-    real, known = built(request, tmp_path), adapter("sft")
-    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))[0]
-    collated = known.collated(real.data_collator([real.eval_dataset[int(row)] for row in largest]))
+    geometry = planned_geometry(found, request)
     assert geometry.evaluation is not None
-    worst = geometry.evaluation.worst
-    assert collated == (4, 4 * 64)
-    assert worst == Shape(4, 64)
+    assert evaluated_batch(request, tmp_path) == (4, 4 * 64)
+    assert geometry.evaluation.worst == Shape(4, 64)
     assert geometry.worst.tokens == max(TRAINED)
+
+
+@pytest.mark.parametrize(
+    ("args", "evaluated", "shape"),
+    [
+        # Rows of at most 44 tokens, packed into rows of 64 that are padded.
+        ({"eval_packing": True}, TRAINED * 4, Shape(4, 64)),
+        ({"eval_packing": True, "packing_strategy": "wrapped"}, TRAINED * 4, Shape(4, 64)),
+        # The longest rows, each for itself, end to end.
+        ({"packing": True, "eval_packing": False}, EVALUATED, Shape(1, 64 + 57 + 52 + 45)),
+        ({"packing": True, "packing_strategy": "wrapped", "eval_packing": False}, EVALUATED, Shape(4, 64)),
+    ],
+    ids=str,
+)
+def test_rows_to_evaluate_on_are_packed_as_their_own_field_says(
+    workload_of: MakeWorkload, tmp_path: Path, args: dict[str, object], evaluated: list[int], shape: Shape
+) -> None:
+    found = workload_of("sft", tokens(TRAINED), tokens(evaluated))
+    request = request_of(found, {**args, "per_device_eval_batch_size": 4})
+    geometry = planned_geometry(found, request).evaluation
+    assert geometry is not None
+    assert geometry.worst == shape
+    assert evaluated_batch(request, tmp_path) == (shape.rows, shape.rows * shape.tokens)
 
 
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])

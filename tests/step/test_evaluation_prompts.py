@@ -124,6 +124,43 @@ def test_no_evaluation_of_trl_s_loader_is_larger(trainer: str, small_model_direc
 
 
 @GENERATING
+@pytest.mark.parametrize(("copies", "rows", "at_most"), [(1, 1, 1), (1, 3, 3), (4, 4, 4), (4, 16, 12)])
+def test_prompts_to_evaluate_on_are_completed_as_often_as_their_own_number_says(
+    trainer: str, copies: int, rows: int, at_most: int, small_model_directory: Path, tmp_path: Path
+) -> None:
+    workload = workload_of(trainer, small_model_directory, tmp_path)
+    request = request_of(workload, per_device_eval_batch_size=4)
+    own = {"num_generations_eval": copies, "per_device_eval_batch_size": rows}
+    request = replace(request, plan=replace(request.plan, args={**request.plan.args, **own}))
+    real = built(request, tmp_path / "built")
+    real.args.train_sampling_strategy = "random"
+    batches = list(real.get_eval_dataloader())
+    geometry = whole_geometry(find_trainer(trainer), request.plan, workload).evaluation
+    assert geometry is not None
+    assert geometry.worst.rows == at_most == max(map(len, batches))
+
+
+def test_a_probe_evaluates_with_as_many_completions_as_the_plan_says(
+    small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = workload_of("grpo", small_model_directory, tmp_path)
+    request = request_of(workload, per_device_eval_batch_size=4)
+    own = {"num_generations_eval": 1, "per_device_eval_batch_size": 3}
+    request = replace(request, plan=replace(request.plan, args={**request.plan.args, **own}))
+    evaluated: list[int] = []
+    whole = adapter("grpo").trainer.compute_loss
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.model.training:
+            evaluated.append(len(inputs["prompt_ids"]))
+        return whole(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(adapter("grpo").trainer, "compute_loss", compute_loss)
+    assert EVALUATE in probed(request, tmp_path / "probe").peaks
+    assert set(evaluated) == {len(EVALUATED)}
+
+
+@GENERATING
 @pytest.mark.parametrize("rows", [3, 4])
 def test_evaluated_completions_form_whole_groups_as_trl_demands(
     trainer: str, rows: int, small_model_directory: Path, tmp_path: Path

@@ -73,7 +73,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
     }
     evaluates = find_trainer(written.trainer).evaluates and config.values.get("eval_strategy", "no") != "no"
     try:
-        user = user_plan(config, kept, evaluates=evaluates)
+        user = user_plan(config, kept, evaluates=evaluates, reads=True)
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
     user = replace(user, plan=_unfilled(user.plan, written))

@@ -9,6 +9,7 @@ from pathlib import Path
 from autotune.app.check.asked import Asked
 from autotune.app.check.mixture import Loaded, of_entries
 from autotune.app.check.task import UnreadError
+from autotune.app.user_plan import reading_of
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, SCRIPT_ARGUMENTS, Configuration, ReadCommand
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, ModelSource
@@ -51,7 +52,13 @@ def sources(asked: Asked, read: ReadCommand, config: Configuration) -> Sources:
     if rows.streams:
         _check_streamed(rows.source, config)
     evaluates = config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
-    return Sources(source, rows.source, _evaluated(rows) if evaluates else None, rows.streams)
+    reading, evaluation = reading_of(config), _evaluated(rows) if evaluates else None
+    return Sources(
+        source,
+        replace(rows.source, reading=reading),
+        evaluation and replace(evaluation, reading=reading),
+        rows.streams,
+    )
 
 
 def _rows(asked: Asked, read: ReadCommand) -> Loaded:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,9 +19,10 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl.data_utils import is_conversational, is_conversational_from_value
 from trl.scripts.utils import DatasetConfig
 
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.rows import check_json, check_row_count
+from autotune.step.data.images import check_no_images
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import DatasetFormat, Trainer
 
@@ -45,10 +46,11 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     """Load a dataset and check that a trainer can use it with this model's tokenizer.
 
     Raises:
-        InputError: it is missing, broken, has fewer than two rows or no usable column, or needs something that the
-            tokenizer lacks.
+        InputError: it is missing, broken, has images, fewer than two rows or no usable column, or needs something that
+            the tokenizer lacks.
     """
     rows = _loaded(source)
+    check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
     used = (*loaded.format.columns, *trainer.optional_columns)
@@ -123,13 +125,16 @@ def _check_all_lines(source: DatasetSource) -> None:
 
 
 def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:
-    columns = set(rows.column_names)
+    columns, renamed = set(rows.column_names), ""
     for form in trainer.formats:
-        if columns.issuperset(form.columns):
-            return form
+        name = source.reading.get(form.named_by)
+        if columns.issuperset(form.columns if name is None else (str(name),)):
+            return form if name is None else replace(form, columns=(str(name),))
+        if name is not None:
+            renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
     raise InputError(
         f"{source.name} has no column that {trainer.label} can use: it has {', '.join(rows.column_names)}.",
-        hint=f"It needs {trainer.wanted_columns}.",
+        hint=f"It needs {trainer.wanted_columns}{renamed}.",
     )
 
 
@@ -152,11 +157,14 @@ def _check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
 def _check_tokenizer(
     trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
 ) -> None:
+    tokenizer, end = tokenizer_of(processor), source.reading.get("eos_token")
+    if end is not None and end not in tokenizer.get_vocab():
+        raise InputError(f"eos_token is {end}, which is no token of {model.name}.", hint="TRL ends with a ValueError.")
     if loaded.format.tokenized:
         return
     first = loaded.rows[0]
     if is_conversational(first) or is_conversational_from_value(first):
-        if getattr(processor, "chat_template", None) is None:
+        if getattr(processor, "chat_template", None) is None and CHAT_TEMPLATE not in source.reading:
             raise InputError(
                 f"{source.name} is conversational and the tokenizer of {model.name} has no chat template.",
                 hint="Use the tokenizer of a chat model, or a dataset of text.",
@@ -169,7 +177,7 @@ def _check_tokenizer(
             f"Row 1 of {source.name} holds neither text nor messages in {' and '.join(columns)}.",
             hint=f"{trainer.label} needs {trainer.wanted_columns}; a message has role and content.",
         )
-    if tokenizer_of(processor).eos_token is None:
+    if tokenizer.eos_token is None and end is None:
         raise InputError(
             f"The tokenizer of {model.name} has no end-of-sequence token, which TRL adds to every text.",
             hint='Set "eos_token" in its tokenizer_config.json.',

@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from autotune.core.files import written_beside
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.models.loading import model_class
@@ -31,7 +32,8 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     def small_model() -> Any:
         return shrunken_model(architecture, model_config, layers=1)
 
-    plan = TrainingPlan(trainer=request.trainer, args=known.tokenizing)
+    reading = request.dataset.reading
+    plan = TrainingPlan(trainer=request.trainer, args={**known.tokenizing, **reading})
     arguments = config(plan, output_dir=str(folder), report_to="none", disable_tqdm=True, model_init_kwargs=None)
     try:
         trainer = known.trainer(
@@ -42,8 +44,9 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             **known.beside_model(None, small_model),
         )
     except TemplateError as error:
+        template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
         raise InputError(
-            f"The chat template of {request.model.name} refuses a row of {request.dataset.name}: {error}",
+            f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
             hint="Look for messages whose roles or order the template does not know.",
         ) from error
     return known.tokenized(trainer, request.rollouts)

@@ -1,0 +1,153 @@
+"""Rows are read by those fields of TRL's configuration that say how: tokens and labels are those that TRL makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, load_from_disk
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.errors import InputError
+from autotune.probing import JobServer, prepare
+from tests.small import (
+    long_tailed_texts,
+    messages_rows,
+    prompt_completion_rows,
+    small_config,
+    small_tokenizer,
+    text_rows,
+    write_rows,
+    write_small_model,
+)
+
+Rows = list[dict[str, Any]]
+Prepare = Callable[..., PrepareReply]
+TEXTS = long_tailed_texts(12)
+TEMPLATE = "{% for message in messages %}<|user|>wordy {{ message.content }} ## {% endfor %}{{ mood }}"
+FEW = {"max_length": None, "use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    file = tmp_path / "mine.jinja"
+    file.write_text(TEMPLATE)
+    return str(file)
+
+
+@pytest.fixture
+def prepared(job_server: JobServer, tmp_path: Path) -> Prepare:
+    """Prepare rows for a model whose tokenizer has no chat template but, where it is given, its own."""
+
+    def run(rows: Rows, trainer: str = "sft", *, own: str | None = None, **reading: object) -> PrepareReply:
+        model = write_small_model(tmp_path / "model", weights=False, chat_template=False)
+        tokenizer = small_tokenizer(chat_template=False)
+        tokenizer.chat_template = own
+        tokenizer.save_pretrained(model)
+        file = write_rows(tmp_path / "rows.jsonl", rows)
+        source = DatasetSource("rows.jsonl", "json", str(file), reading=reading)
+        request = PrepareRequest(ModelSource(str(model)), source, trainer, str(tmp_path / "tokenized"))
+        return prepare(job_server, request, tmp_path / "prepare")
+
+    return run
+
+
+def sft_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
+    """Return what TRL makes of rows."""
+    return SFTTrainer(
+        model=AutoModelForCausalLM.from_config(small_config()),
+        args=SFTConfig(str(folder / "reference"), **FEW, **args),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=small_tokenizer(chat_template=False),
+    ).train_dataset
+
+
+def check_same(reply: PrepareReply, made: Dataset) -> None:
+    saved = load_from_disk(reply.dataset.tokenized_directory)
+    for column in ("input_ids", "labels"):
+        assert saved[column][:] == made[column][:]
+
+
+def test_messages_are_written_by_the_template_that_the_configuration_names(
+    prepared: Prepare, template: str, tmp_path: Path
+) -> None:
+    rows = messages_rows(TEXTS)
+    with pytest.raises(InputError, match="has no chat template"):
+        prepared(rows)
+    check_same(prepared(rows, chat_template_path=template), sft_rows(rows, tmp_path, chat_template_path=template))
+
+
+def test_the_column_of_text_is_the_one_that_the_configuration_names(prepared: Prepare, tmp_path: Path) -> None:
+    rows = [{"content": text, "text": "short"} for text in TEXTS]
+    reply = prepared(rows, dataset_text_field="content")
+    assert reply.dataset.format == "text"
+    check_same(reply, sft_rows(rows, tmp_path, dataset_text_field="content"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "reading"),
+    [
+        (prompt_completion_rows(TEXTS), {"completion_only_loss": False}),
+        (text_rows([f"{text}<|user|>" for text in TEXTS]), {"eos_token": "<|user|>"}),
+        (text_rows(TEXTS), {"eos_token": "<|user|>"}),
+    ],
+    ids=["completion_only_loss", "eos_token at the end", "eos_token"],
+)
+def test_tokens_and_labels_follow_the_configuration(
+    prepared: Prepare, rows: Rows, reading: dict[str, Any], tmp_path: Path
+) -> None:
+    check_same(prepared(rows, **reading), sft_rows(rows, tmp_path, **reading))
+
+
+def test_pairs_of_a_reward_model_are_written_by_the_template_that_the_configuration_names(
+    prepared: Prepare, template: str, tmp_path: Path
+) -> None:
+    rows = [{"chosen": one["messages"], "rejected": other["messages"]} for one, other in _pairs()]
+    saved = load_from_disk(prepared(rows, "reward", chat_template_path=template).dataset.tokenized_directory)
+    made = RewardTrainer(
+        model=AutoModelForSequenceClassification.from_config(small_config(num_labels=1)),
+        args=RewardConfig(str(tmp_path / "reference"), **FEW, chat_template_path=template),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=small_tokenizer(chat_template=False),
+    ).train_dataset
+    for column in ("chosen_ids", "rejected_ids"):
+        assert saved[column][:] == made[column][:]
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+def test_prompts_are_written_with_the_words_that_the_configuration_gives_the_template(
+    prepared: Prepare, trainer: str
+) -> None:
+    rows = [{"prompt": row["messages"][:1]} for row in messages_rows(TEXTS)]
+    reply = prepared(rows, trainer, own=TEMPLATE, chat_template_kwargs={"mood": "calm and collected"})
+    texts = [f"<|user|>wordy {row['prompt'][0]['content']} ## calm and collected" for row in rows]
+    saved = load_from_disk(reply.dataset.tokenized_directory)
+    assert saved["prompt_ids"][:] == small_tokenizer()(texts)["input_ids"]
+
+
+def test_a_column_that_is_not_there_is_told_with_the_field_that_names_it(prepared: Prepare) -> None:
+    with pytest.raises(InputError, match=r"no column that SFT can use: it has text\.") as raised:
+        prepared(text_rows(TEXTS), dataset_text_field="content")
+    assert raised.value.hint.endswith("; dataset_text_field names content in place of text.")
+
+
+def test_an_end_that_is_no_token_is_told(prepared: Prepare) -> None:
+    with pytest.raises(InputError, match=r"eos_token is <\|nothing\|>, which is no token of .*model"):
+        prepared(text_rows(TEXTS), eos_token="<|nothing|>")
+
+
+def test_a_template_that_refuses_rows_is_told_by_its_name(prepared: Prepare, tmp_path: Path) -> None:
+    file = tmp_path / "strict.jinja"
+    file.write_text("{{ raise_exception('only users may speak') }}")
+    with pytest.raises(InputError, match=r"chat template .*strict.jinja refuses a row of rows.jsonl: only users"):
+        prepared(messages_rows(TEXTS), chat_template_path=str(file))
+
+
+def _pairs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    rows = messages_rows(TEXTS)
+    return list(zip(rows, reversed(rows), strict=True))
