@@ -152,7 +152,7 @@ def test_only_what_changes_is_in_the_difference(tmp_path: Path) -> None:
 def test_the_precision_that_the_file_hands_on_to_accelerate_is_left_to_the_trainer_s_arguments(
     processes: int, tmp_path: Path
 ) -> None:
-    text = f"mixed_precision: bf16 # m\nbf16: false\nnum_processes: {processes}\n"
+    text = f"mixed_precision: bf16 # m\nbf16: true\nnum_processes: {processes}\n"
     search = started(a_base(tmp_path, text), machine=TWO if processes == 2 else CPU)
     assert "mixed_precision: 'no' # m\n" in after(search, search.problem.baseline)
 
