@@ -1,4 +1,4 @@
-"""Copies of models with fewer layers, held against the layers that transformers builds."""
+"""Copies of models with fewer layers, and kinds of layers, held against the layers that transformers builds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from autotune.planning.extrapolation.depth import traced_depths
+from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import shrunken_model
@@ -67,3 +69,65 @@ def test_a_shrunken_copy_keeps_the_widths_of_its_layers() -> None:
     config = config_of("gemma4_text", 10)
     few = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=3)
     assert few.config.layer_types == ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@CASES
+def test_layers_of_one_kind_have_the_same_parameters(model_type: str, layers: int) -> None:
+    config = config_of(model_type, layers)
+    model = built(config)
+    found: dict[str, set[tuple[object, ...]]] = {}
+    for layer, kind in enumerate(layer_kinds(config, model)):
+        of_layer = tuple((n.split(f".{layer}.")[1], s) for n, s in in_layers(model).items() if layer_of(n) == layer)
+        found.setdefault(kind, set()).add(of_layer)
+    assert all(len(structures) == 1 for structures in found.values())
+
+
+@CASES
+def test_the_parameters_of_the_whole_follow_from_the_depths_that_are_traced(model_type: str, layers: int) -> None:
+    config = config_of(model_type, layers)
+
+    def parameters(count: int) -> int:
+        return sum(parameter.numel() for parameter in built(first_layers(config, count)).parameters())
+
+    short, *deeper = traced_depths(layer_kinds(config, built(config)))
+    each = (parameters(deeper[0]) - parameters(short)) / (deeper[0] - short) if deeper else 0
+    assert parameters(short) + each * (layers - short) == parameters(layers)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "depths"),
+    [
+        ("ernie4_5_moe", 8, (4, 5)),
+        ("jamba", 20, (4, 8)),
+        ("recurrent_gemma", 11, (5, 8)),
+        ("gemma4_text", 10, (6, 8)),
+        ("gemma2", 12, (2, 4)),
+        ("mamba", 12, (2, 3)),
+        ("llama", 12, (2, 3)),
+    ],
+)
+def test_the_depths_that_are_traced_have_layers_of_all_kinds(
+    model_type: str, layers: int, depths: tuple[int, ...]
+) -> None:
+    config = config_of(model_type, layers)
+    kinds = layer_kinds(config, built(config))
+    assert traced_depths(kinds) == depths
+    assert set(kinds[: depths[0]]) == set(kinds)
+
+
+def test_layers_with_the_same_parameters_differ_where_the_configuration_says_so() -> None:
+    config = config_of("gemma2", 4)
+    sliding, full = layer_kinds(config, built(config))[:2]
+    assert sliding != full
+
+
+def test_a_list_of_the_indices_of_all_layers_tells_none_apart() -> None:
+    config = config_of("llama", 6)
+    config.moe_layers = list(range(6))
+    assert len(set(layer_kinds(config, built(config)))) == 1
+
+
+def test_a_model_whose_copies_have_other_layers_is_traced_whole() -> None:
+    # The last layer, and so that of every copy, has a bias.
+    config = config_of("gpt_neox_japanese", 6)
+    assert traced_depths(layer_kinds(config, built(config))) == (6,)

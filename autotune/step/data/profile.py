@@ -53,7 +53,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProf
         linear_modules=linear_modules(model),
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
         fingerprint=_model_fingerprint(config, processor),
-        layer_kinds=layer_kinds(config),
+        layer_kinds=layer_kinds(config, model),
         fused_experts=any("experts" in name and tensor.dim() == 3 for name, tensor in model.named_parameters()),
         cache=key_value_cache(text),
         attention_heads=attention_heads(text),
