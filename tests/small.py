@@ -24,6 +24,8 @@ WORDS = (
 )  # fmt: skip
 
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 128}
+_EMBEDDED = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "sliding_window": 8}
+_TURNS = ["sliding_attention", "full_attention"]
 _MODELS: dict[str, dict[str, Any]] = {
     "llama": _HEADS,
     "qwen2": _HEADS,
@@ -33,7 +35,29 @@ _MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_HEADS, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "opt": {"hidden_size": 64, "ffn_dim": 128, "num_attention_heads": 4, "word_embed_proj_dim": 64},
     "gpt2": {"n_embd": 64, "n_head": 4},
-}
+    # Layers of two types take turns, and the last ones share the keys and values of earlier ones.
+    "gemma3n_text": {
+        **_HEADS, **_EMBEDDED, "head_dim": 16, "laurel_rank": 8, "layer_types": _TURNS * 4, "num_kv_shared_layers": 4,
+    },
+    "gemma4_text": {
+        **_HEADS, **_EMBEDDED, "head_dim": 16, "global_head_dim": 32, "layer_types": _TURNS * 5,
+        "num_kv_shared_layers": 6, "use_double_wide_mlp": True,
+    },
+    # The first layers are dense.
+    "ernie4_5_moe": {
+        **_HEADS, "moe_intermediate_size": 32, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 3,
+    },
+    # Their classes compute the types of the layers from other fields.
+    "jamba": {**_HEADS, "num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 4},
+    "bamba": {**_HEADS, "mamba_n_heads": 8, "mamba_d_state": 16, "attn_layer_indices": [1, 4, 7]},
+    "falcon_h1": {**_HEADS, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+    "mamba": {"hidden_size": 64, "state_size": 4},
+    "mamba2": {"hidden_size": 64, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "falcon_mamba": {"hidden_size": 64, "state_size": 4},
+    "recurrent_gemma": {**_HEADS, "lru_width": 64, "attention_window_size": 8},
+    # The last layer has a bias that the others lack.
+    "gpt_neox_japanese": {"hidden_size": 64, "num_attention_heads": 4},
+}  # fmt: skip
 
 
 def sentence(random_source: random.Random, words: int) -> str:

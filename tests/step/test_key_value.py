@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from autotune.core.workload import KeyValueCache
-from autotune.step.models.key_value import grouped_heads, key_value_cache
+from autotune.step.models.key_value import attention_heads, grouped_heads, key_value_cache
 from tests.small import small_config
 
 TOKENS = 6
@@ -74,3 +74,18 @@ def test_heads_are_grouped_where_keys_have_fewer_than_queries(
 
 def test_latent_attention_has_keys_for_each_head() -> None:
     assert not grouped_heads(SimpleNamespace(kv_lora_rank=512, num_attention_heads=128, num_key_value_heads=1))
+
+
+def test_where_layers_differ_in_their_heads_the_widest_count() -> None:
+    # Gemma 4: heads of 16 in a sliding window, of 32 in full attention.
+    config = small_config("gemma4_text", num_hidden_layers=10)
+    assert key_value_cache(config) == KeyValueCache(10, 2, 2 * 32)
+    assert grouped_heads(config)
+    assert attention_heads(config) == 4
+
+
+def test_layers_that_differ_in_their_heads_of_queries_have_no_number_of_them() -> None:
+    config = small_config("llama")
+    config.per_layer_config = {1: {"num_attention_heads": 2}}
+    assert attention_heads(config) is None
+    assert attention_heads(small_config("llama")) == 4

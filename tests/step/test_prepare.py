@@ -245,6 +245,17 @@ def test_a_model_that_cannot_be_trained_is_told(
         prepared(text_rows(TEXTS), model=model)
 
 
+@pytest.mark.parametrize(("model_type", "layers"), [("gemma3n_text", 8), ("gemma4_text", 10), ("jamba", 12)])
+def test_models_with_shared_or_computed_layers_are_prepared(
+    prepared: Callable[..., PrepareReply], tmp_path: Path, model_type: str, layers: int
+) -> None:
+    model = write_small_model(tmp_path / model_type, model_type, weights=False, num_hidden_layers=layers)
+    found = prepared(text_rows(TEXTS), model=model)
+    assert found.dataset.lengths.rows == len(TEXTS)
+    assert len(found.model.layer_kinds) == found.model.layers == layers
+    assert 1 < len(set(found.model.layer_kinds)) < layers
+
+
 def test_a_model_without_configuration_tokenizer_or_weights_is_told(
     prepared: Callable[..., PrepareReply], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
 from autotune.step.data.dataset import LoadedRows
-from autotune.step.models.key_value import grouped_heads, key_value_cache
+from autotune.step.models.key_value import attention_heads, grouped_heads, key_value_cache
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.trainers import adapter
@@ -53,10 +53,10 @@ def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProf
         linear_modules=linear_modules(model),
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
         fingerprint=_model_fingerprint(config, processor),
-        layer_kinds=layer_kinds(config),
+        layer_kinds=layer_kinds(config, model),
         fused_experts=any("experts" in name and tensor.dim() == 3 for name, tensor in model.named_parameters()),
         cache=key_value_cache(text),
-        attention_heads=getattr(text, "num_attention_heads", None),
+        attention_heads=attention_heads(text),
         grouped_heads=grouped_heads(text),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.core.workload import KeyValueCache
@@ -17,11 +18,11 @@ def key_value_cache(text: Any) -> KeyValueCache | None:
     heads, the widest counts, so that the cache is never larger than this says.
     """
     layers = _caching_layers(text)
-    compressed = getattr(text, "kv_lora_rank", None)
+    compressed = _most(text, "kv_lora_rank")
     if compressed:
         # Multi-head latent attention (DeepSeek) caches one compressed vector and one rotated key for all heads.
-        return KeyValueCache(layers, 1, compressed + text.qk_rope_head_dim)
-    queries, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
+        return KeyValueCache(layers, 1, compressed + (_most(text, "qk_rope_head_dim") or 0))
+    queries, hidden = _most(text, "num_attention_heads"), getattr(text, "hidden_size", None)
     heads = _most(text, "num_key_value_heads", "num_global_key_value_heads") or queries
     width = _most(text, "head_dim", "global_head_dim") or (hidden // queries if hidden and queries else None)
     return KeyValueCache(layers, heads, 2 * width) if heads and width else None
@@ -32,9 +33,15 @@ def grouped_heads(text: Any) -> bool:
 
     Latent attention caches one key for all heads, and then makes one for each.
     """
-    queries = getattr(text, "num_attention_heads", None)
+    queries = _most(text, "num_attention_heads")
     shared = _most(text, "num_key_value_heads", "num_global_key_value_heads")
-    return not getattr(text, "kv_lora_rank", None) and bool(queries and shared) and shared != queries
+    return not _most(text, "kv_lora_rank") and bool(queries and shared) and shared != queries
+
+
+def attention_heads(text: Any) -> int | None:
+    """Return the heads of queries in a layer, or None if layers differ or the configuration does not say."""
+    found = {getattr(layer, "num_attention_heads", None) for layer in _layers(text)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _caching_layers(text: Any) -> int:
@@ -45,5 +52,10 @@ def _caching_layers(text: Any) -> int:
 
 
 def _most(text: Any, *names: str) -> int | None:
-    found = [value for name in names if isinstance(value := getattr(text, name, None), int)]
+    found = [value for layer in _layers(text) for name in names if isinstance(value := getattr(layer, name, None), int)]
     return max(found, default=None)
+
+
+def _layers(text: Any) -> Sequence[Any]:
+    """Return the configuration of each layer where they differ (Gemma 4), for which the model's own raises an error."""
+    return text.per_layer_config if getattr(text, "is_heterogeneous", False) else (text,)

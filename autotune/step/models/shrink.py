@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from autotune.step.models.layers import few_layers
+
 _HEAD_DIM = 16
 _VOCABULARY = 256
 _WINDOW = 8
@@ -16,6 +18,7 @@ _WINDOW = 8
 # Widths and counts that do not depend on the heads: the smallest values at which each mechanism still takes effect.
 _SMALL: Mapping[str, int] = {
     "vocab_size": _VOCABULARY,
+    "vocab_size_per_layer_input": _VOCABULARY,
     "sliding_window": _WINDOW,
     "attention_chunk_size": _WINDOW,
     "num_local_experts": 4,
@@ -50,10 +53,10 @@ def shrunken_model(
     """
     choices = {"attn_implementation": attention} if attention is not None else {}
     try:
-        model = architecture._from_config(_few_layers(_narrow(config), layers), dtype=dtype, **choices)
+        model = architecture._from_config(few_layers(_narrow(config), layers), dtype=dtype, **choices)
         _try(model)
     except Exception:  # noqa: BLE001 any error of a narrow copy leads to one of full width, whose errors count
-        model = architecture._from_config(_few_layers(config, layers), dtype=dtype, **choices)
+        model = architecture._from_config(few_layers(config, layers), dtype=dtype, **choices)
     return model
 
 
@@ -67,6 +70,8 @@ def _try(model: Any) -> None:
 def _narrow(config: Any) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config()
+    if getattr(text, "is_heterogeneous", False):
+        text.per_layer_config = None  # widths of some of the layers alone, such as Gemma 4's heads of full attention
     heads = getattr(text, "num_attention_heads", None) or 1
     key_value_heads = getattr(text, "num_key_value_heads", None) or heads
     new_key_value_heads = min(key_value_heads, 2)
@@ -91,19 +96,4 @@ def _narrow(config: Any) -> Any:
     for name in _SPECIAL_TOKENS:
         if getattr(text, name, None) is not None:
             setattr(text, name, 0)
-    return config
-
-
-def _few_layers(config: Any, layers: int) -> Any:
-    config = copy.deepcopy(config)
-    text = config.get_text_config()
-    count = text.num_hidden_layers
-    types = getattr(text, "layer_types", None)
-    kept = sorted({types.index(kind) for kind in types}) if types else []
-    kept = sorted({*kept, *[index for index in range(count) if index not in kept][: max(0, layers - len(kept))]})
-    for name, value in list(vars(text).items()):
-        # Per-layer fields are lists with one entry per layer.
-        if isinstance(value, list) and len(value) == count:
-            setattr(text, name, [value[index] for index in kept])
-    text.num_hidden_layers = len(kept)
     return config

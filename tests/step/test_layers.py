@@ -1,0 +1,133 @@
+"""Copies of models with fewer layers, and kinds of layers, held against the layers that transformers builds."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from autotune.planning.extrapolation.depth import traced_depths
+from autotune.step.models.layer_kinds import layer_kinds
+from autotune.step.models.layers import first_layers
+from autotune.step.models.loading import meta_model, model_class
+from autotune.step.models.shrink import shrunken_model
+from tests.small import small_config
+
+SHARED = {"gemma3n_text": 8, "gemma4_text": 10}
+"""Models with layers that share keys and values, and how many layers they have."""
+COMPUTED = {
+    "jamba": 12, "bamba": 11, "falcon_h1": 6, "mamba": 6, "mamba2": 6, "falcon_mamba": 6, "recurrent_gemma": 11,
+}  # fmt: skip
+"""Models whose types of layers follow from other fields."""
+MODELS = {**SHARED, **COMPUTED, "ernie4_5_moe": 8, "llama": 6, "gemma2": 6, "qwen3_moe": 6, "opt": 6, "gpt2": 6}
+LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+CASES = pytest.mark.parametrize(("model_type", "layers"), MODELS.items())
+
+
+def config_of(model_type: str, layers: int) -> Any:
+    return small_config(model_type, num_hidden_layers=layers)
+
+
+def built(config: Any) -> Any:
+    return meta_model(model_class(config), config)
+
+
+def in_layers(model: Any) -> dict[str, torch.Size]:
+    """Return the shapes of a model's parameters that are in layers, by their names."""
+    return {name: parameter.shape for name, parameter in model.named_parameters() if LAYER.search(name)}
+
+
+def layer_of(name: str) -> int:
+    found = LAYER.search(name)
+    assert found is not None
+    return int(found[1])
+
+
+@CASES
+def test_a_copy_of_fewer_layers_has_the_first_layers_of_the_model(model_type: str, layers: int) -> None:
+    config = config_of(model_type, layers)
+    whole = in_layers(built(config))
+    for count in (1, 2, layers // 2, layers - 1, layers, layers + 1):
+        copy = in_layers(built(first_layers(config, count)))
+        assert copy == {name: shape for name, shape in whole.items() if layer_of(name) < count}
+
+
+@pytest.mark.parametrize(("model_type", "layers"), {**SHARED, **COMPUTED}.items())
+def test_a_shrunken_copy_is_built_and_runs(model_type: str, layers: int) -> None:
+    config = config_of(model_type, layers)
+    model = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=1)
+    assert model.config.num_hidden_layers <= 2
+    with torch.no_grad():
+        assert model(torch.arange(5)[None], use_cache=False).logits.shape[:2] == (1, 5)
+
+
+def test_a_shrunken_copy_keeps_the_widths_of_its_layers() -> None:
+    # Unlike full attention, a sliding window has heads of 16: no copy with narrower ones can be built.
+    config = config_of("gemma4_text", 10)
+    few = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=3)
+    assert few.config.layer_types == ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@CASES
+def test_layers_of_one_kind_have_the_same_parameters(model_type: str, layers: int) -> None:
+    config = config_of(model_type, layers)
+    model = built(config)
+    found: dict[str, set[tuple[object, ...]]] = {}
+    for layer, kind in enumerate(layer_kinds(config, model)):
+        of_layer = tuple((n.split(f".{layer}.")[1], s) for n, s in in_layers(model).items() if layer_of(n) == layer)
+        found.setdefault(kind, set()).add(of_layer)
+    assert all(len(structures) == 1 for structures in found.values())
+
+
+@CASES
+def test_the_parameters_of_the_whole_follow_from_the_depths_that_are_traced(model_type: str, layers: int) -> None:
+    config = config_of(model_type, layers)
+
+    def parameters(count: int) -> int:
+        return sum(parameter.numel() for parameter in built(first_layers(config, count)).parameters())
+
+    short, *deeper = traced_depths(layer_kinds(config, built(config)))
+    each = (parameters(deeper[0]) - parameters(short)) / (deeper[0] - short) if deeper else 0
+    assert parameters(short) + each * (layers - short) == parameters(layers)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "depths"),
+    [
+        ("ernie4_5_moe", 8, (4, 5)),
+        ("jamba", 20, (4, 8)),
+        ("recurrent_gemma", 11, (5, 8)),
+        ("gemma4_text", 10, (6, 8)),
+        ("gemma2", 12, (2, 4)),
+        ("mamba", 12, (2, 3)),
+        ("llama", 12, (2, 3)),
+    ],
+)
+def test_the_depths_that_are_traced_have_layers_of_all_kinds(
+    model_type: str, layers: int, depths: tuple[int, ...]
+) -> None:
+    config = config_of(model_type, layers)
+    kinds = layer_kinds(config, built(config))
+    assert traced_depths(kinds) == depths
+    assert set(kinds[: depths[0]]) == set(kinds)
+
+
+def test_layers_with_the_same_parameters_differ_where_the_configuration_says_so() -> None:
+    config = config_of("gemma2", 4)
+    sliding, full = layer_kinds(config, built(config))[:2]
+    assert sliding != full
+
+
+def test_a_list_of_the_indices_of_all_layers_tells_none_apart() -> None:
+    config = config_of("llama", 6)
+    config.moe_layers = list(range(6))
+    assert len(set(layer_kinds(config, built(config)))) == 1
+
+
+def test_a_model_whose_copies_have_other_layers_is_traced_whole() -> None:
+    # The last layer, and so that of every copy, has a bias.
+    config = config_of("gpt_neox_japanese", 6)
+    assert traced_depths(layer_kinds(config, built(config))) == (6,)
