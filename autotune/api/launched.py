@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.app.check.engine import AUTO, SIZES
 from autotune.app.check.launch import Launching
 from autotune.emit.launch import PARALLELISM
 
 if TYPE_CHECKING:
     import transformers
 
-# DeepSpeed's names of sizes, which follow from the trainer's arguments.
-_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _PARALLEL = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 _ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 # What launchers call the number of processes on a machine: torchrun's and accelerate's, and DeepSpeed's own
@@ -46,7 +45,7 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     """Return DeepSpeed's document, in which transformers has filled in the numbers, with sizes that follow again."""
     kept = {name: value for name, value in given.items() if _in_json(value)}
-    return {**kept, **dict.fromkeys(_SIZES, "auto")}
+    return {**kept, **dict.fromkeys(SIZES, AUTO)}
 
 
 def _in_json(value: object) -> bool:

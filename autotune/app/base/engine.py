@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from autotune.app.check.engine import AUTO, documents, follow, following, fsdp_named, with_precision
+from autotune.app.check.engine import AUTO, SIZES, documents, follow, following, fsdp_named, with_precision
 from autotune.app.check.launch import Launching
 from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
@@ -23,9 +23,6 @@ _COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 _SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
 # Keys that transformers fills in, which TPUs alone read (transformers/training_args.py, `_process_fsdp_args`).
 _FILLED = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
-# Numbers of DeepSpeed's document that follow from the trainer's own arguments, which are searched
-# (transformers/integrations/deepspeed.py, ``trainer_config_process``).
-_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, place: str) -> TrainingPlan:
@@ -124,7 +121,7 @@ def _deepspeed(
         if isinstance(number, float) and number.is_integer():
             zero[name] = int(number)
     # accelerate takes one micro-batch for a step where its document does not say (accelerate/utils/deepspeed.py).
-    found = {**dict.fromkeys(_SIZES, AUTO), **document, "zero_optimization": zero}
+    found = {**dict.fromkeys(SIZES, AUTO), **document, "zero_optimization": zero}
     for path, expected in following(config, processes):
         said = follow(found, path, expected)
         if said is not None:

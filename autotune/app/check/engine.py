@@ -27,7 +27,8 @@ _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "o
 AUTO = "auto"
 """What DeepSpeed's document says of a number that follows from the trainer's own arguments."""
 _ACCUMULATION = "gradient_accumulation_steps"
-_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
+SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
+"""Numbers of its document that do (``transformers/integrations/deepspeed.py``, ``trainer_config_process``)."""
 _DEFAULT_STAGE = 2
 # Keys of accelerate's own that it refuses beside DeepSpeed's document, whatever they say (accelerate 1.15).
 _REFUSED_BESIDE = frozenset({
@@ -161,7 +162,7 @@ def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object
     # accelerate passes on that the precision is the trainer's.
     precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
     return {
-        **dict.fromkeys(_SIZES, AUTO),
+        **dict.fromkeys(SIZES, AUTO),
         _ACCUMULATION: given.get(_ACCUMULATION) or AUTO,
         "zero_optimization": zero,
         **clipping,
@@ -176,7 +177,7 @@ def _agreeing(document: Mapping[str, object], config: Configuration, processes: 
     Raises:
         InputError: it contradicts them.
     """
-    found = {**dict.fromkeys(_SIZES, AUTO), **document}
+    found = {**dict.fromkeys(SIZES, AUTO), **document}
     for path, expected in following(config, processes):
         said = follow(found, path, expected)
         if said is not None:
@@ -199,7 +200,7 @@ def following(config: Configuration, processes: int | None) -> Following:
     values: Mapping[str, Any] = config.values
     rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
     counted = [number for number in (rows, accumulation, processes) if isinstance(number, int)]
-    yield ("train_batch_size",), prod(counted) if len(counted) == len(_SIZES) else None
+    yield ("train_batch_size",), prod(counted) if len(counted) == len(SIZES) else None
     yield ("train_micro_batch_size_per_gpu",), rows
     yield (_ACCUMULATION,), accumulation
     yield ("gradient_clipping",), values.get("max_grad_norm")
