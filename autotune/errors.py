@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autotune.confidential import hidden
+
 
 class AutotuneError(Exception):
     """A failure with a message for the user: what is wrong, and what to do about it.
@@ -15,9 +17,10 @@ class AutotuneError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message} {hint}".strip())
-        self.message = message
-        self.hint = hint
+        # Messages quote what was given, and what libraries say of it.
+        self.message = hidden(message)
+        self.hint = hidden(hint)
+        super().__init__(f"{self.message} {self.hint}".strip())
 
 
 class InputError(AutotuneError):

@@ -1,0 +1,206 @@
+"""The one rule for what is secret, and what stands in its place wherever something is shown, written or sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+from urllib.parse import quote, unquote
+
+SHOWN = "(secret, not shown)"
+"""What stands for the value of a secret key."""
+MASK = "***"
+"""What stands for the secret part of a text, such as a URL or a command."""
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
+_NAME = re.compile(r"[\w.-]+")
+_ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey")
+_LAST = frozenset({
+    "authorization", "bearer", "cookie", "credential", "credentials", "dsn", "passwords", "pwd", "secrets", "sig",
+    "signature", "webhook",
+})  # fmt: skip
+_TAILS = (
+    "_access_key", "_access_key_id", "_account_key", "_api_key", "_connection_string", "_private_key", "_secret_key",
+    "_shared_key", "_webhook_url",
+)  # fmt: skip
+_TOKEN = "token"
+# Words before "token" that make it one of a text, and not one that lets somebody in.
+_OF_TEXTS = frozenset({
+    "assistant", "audio", "begin", "boi", "bos", "cls", "decoder", "end", "eoi", "eom", "eos", "eot", "first", "image",
+    "input", "last", "mask", "middle", "new", "next", "output", "pad", "padding", "per", "prefix", "prompt", "response",
+    "score", "sep", "separator", "special", "start", "stop", "suffix", "think", "unk", "video",
+})  # fmt: skip
+_DIRECTORIES = frozenset({"PWD", "OLDPWD"})
+# A shorter text is found by chance in texts that have nothing to do with it.
+_SHORTEST = 6
+# Tokens that are known by how they begin, wherever they are: those of the hub and of GitHub.
+_TOKENS = re.compile(r"\b(?:hf_[A-Za-z0-9]{12,}|gh[opusr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})")
+# Between `//` and `@`. Of a web address either part may be a token; of a database's, SQLAlchemy takes all between the
+# first colon and the last @ for the password (``sqlalchemy/engine/url.py``).
+_WEB = re.compile(r"(?P<start>\bhttps?://)(?P<value>[^\s/\"]+)@")
+_DATABASE = re.compile(r"(?P<start>\b(?!https?:)[A-Za-z][\w+.-]*://[^\s/:@?\"]*:)(?P<value>[^\s\"]*)@")
+_QUERY = re.compile(r"(?P<start>[?&;](?P<name>[\w%.+-]+)=)(?P<value>[^&\s\"]*[^&\s\"'])")
+_VALUE = r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|(?:Bearer|Basic)[ \t]+[^\s\"']+|[^\s,;)}\]\"']+)"
+_ASSIGNED = re.compile(r"(?P<start>(?<![\w?&;%-])(?P<name>[A-Za-z_][\w.-]*)[\"']?\]?[ \t]*[:=][ \t]*)" + _VALUE)
+_OPTION = re.compile(r"(?P<start>(?<![\w-])--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!--)" + _VALUE)
+_NO_VALUES = frozenset({"", MASK, "None", "null", "True", "true", "False", "false", "(secret"})
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a key, an argument, a variable or a parameter of a URL of this name holds a secret."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    while words and (words[-1].isdigit() or words[-1] == "value"):
+        words.pop()
+    if not words or name in _DIRECTORIES:
+        return False
+    last = words[-1]
+    if last.endswith(_TOKEN):
+        return (last.removesuffix(_TOKEN) or "".join(words[-2:-1])) not in _OF_TEXTS
+    if last.endswith(_ENDINGS) or last in _LAST or (last == "pass" and name.isupper()):
+        return True
+    return f"_{'_'.join(words)}".endswith(_TAILS)
+
+
+def hidden(text: str, known: Collection[str] = ()) -> str:
+    """Return a text, such as a message, without what is secret in it.
+
+    Args:
+        known: secrets that it may have anywhere (:func:`secrets_in`).
+    """
+    for secret in sorted(known, key=len, reverse=True):
+        for spelling in (secret, quote(secret, safe=""), quote(secret)):
+            text = text.replace(spelling, MASK) if len(secret) >= _SHORTEST else text
+    text = _TOKENS.sub(MASK, text)
+    text = _WEB.sub(rf"\g<start>{MASK}@", text)
+    text = _DATABASE.sub(rf"\g<start>{MASK}@", text)
+    for named in (_QUERY, _ASSIGNED, _OPTION):
+        text = named.sub(_masked, text)
+    return text
+
+
+def hidden_url(url: str) -> str:
+    """Return a URL, or another text, without what is secret in it; a URL may have spaces, which end one in a text."""
+    if not _SCHEME.match(url):
+        return hidden(url)
+    joined = re.sub(r"[\s\"]", "%20", url)
+    shown = hidden(joined)
+    return url if shown == joined else shown
+
+
+def hidden_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command, variables before it included, without what is secret in them."""
+    found: list[str] = []
+    follows = False
+    for word in words:
+        name, equals, value = word.lstrip("-").partition("=")
+        named = _NAME.fullmatch(name) is not None and is_secret(name)
+        if follows and not word.startswith("--"):
+            found.append(MASK)
+        elif named and value:
+            found.append(f"{word.removesuffix(value)}{MASK}")
+        else:
+            found.append(f"{word.removesuffix(value)}{hidden_url(value)}" if "://" in value else hidden_url(word))
+        follows = named and word.startswith("-") and not equals
+    return tuple(found)
+
+
+def hidden_values(document: Any) -> Any:
+    """Return a document of mappings and lists with :data:`SHOWN` for the values of secret keys."""
+    if isinstance(document, Mapping):
+        return {
+            name: _hidden_all(value) if isinstance(name, str) and is_secret(name) else hidden_values(value)
+            for name, value in document.items()
+        }
+    if isinstance(document, (list, tuple)):
+        return type(document)(map(hidden_values, document))
+    return hidden(document) if isinstance(document, str) else document
+
+
+def without_secrets(document: Any) -> Any:
+    """Return a document of mappings and lists without its secret keys."""
+    if isinstance(document, Mapping):
+        return {
+            name: without_secrets(value)
+            for name, value in document.items()
+            if not (isinstance(name, str) and is_secret(name) and any(_leaves(value)))
+        }
+    if isinstance(document, (list, tuple)):
+        return type(document)(map(without_secrets, document))
+    return hidden(document) if isinstance(document, str) else document
+
+
+def secret_keys(document: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the secret keys in the mappings of a document, as far as they have a value."""
+    for name, value in document.items():
+        if is_secret(str(name)) and any(_leaves(value)):
+            yield (str(name),)
+        elif isinstance(value, Mapping):
+            yield from ((str(name), *path) for path in secret_keys(value))
+
+
+def secrets_in(given: Any) -> frozenset[str]:
+    """Return the secrets in a document, or in the words of a command: the values alone."""
+    if isinstance(given, Mapping):
+        parts = (
+            frozenset(map(str, _leaves(value))) if is_secret(str(name)) else secrets_in(value)
+            for name, value in given.items()
+        )
+        return frozenset().union(*parts)
+    if isinstance(given, (list, tuple)):
+        behind = (str(word) for before, word in pairwise(given) if _is_option(before) and not _begins_option(word))
+        return frozenset(behind).union(*map(secrets_in, given))
+    return frozenset(_in_text(given)) if isinstance(given, str) else frozenset()
+
+
+def is_value(value: object) -> bool:
+    """Return whether something is there that can be secret: no switch, and no empty value."""
+    return value is not None and not isinstance(value, bool) and value != ""
+
+
+def _is_option(word: object) -> bool:
+    return isinstance(word, str) and _begins_option(word) and "=" not in word and is_secret(word)
+
+
+def _begins_option(word: object) -> bool:
+    return str(word).startswith("--")
+
+
+def _masked(found: re.Match[str]) -> str:
+    value = found["value"]
+    bare = value.strip("\"'")
+    if bare in _NO_VALUES or bare.startswith("(secret") or not is_secret(unquote(found["name"])):
+        return found[0]
+    quotes = value[0] if value[0] in "\"'" else ""
+    return f"{found['start']}{quotes}{MASK}{quotes}"
+
+
+def _hidden_all(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _hidden_all(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_hidden_all, value))
+    return SHOWN if is_value(value) else value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif is_value(value):
+        yield value
+
+
+def _in_text(text: str) -> Iterator[str]:
+    """Yield the secrets that a text is seen to have, also as they are spelt without the escapes of a URL."""
+    for pattern in (_WEB, _DATABASE, _QUERY, _ASSIGNED, _OPTION):
+        for found in pattern.finditer(text):
+            named = found.groupdict().get("name")
+            if named is None or is_secret(unquote(named)):
+                value = found["value"].strip("\"'")
+                yield from {value, unquote(value)} - _NO_VALUES
+    yield from _TOKENS.findall(text)
