@@ -15,6 +15,7 @@ MASK = "***"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
+_BREAKS = re.compile(r"[\s\"]")
 _NAME = re.compile(r"[\w.-]+")
 _ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey")
 _LAST = frozenset({
@@ -45,6 +46,7 @@ _QUERY = re.compile(r"(?P<start>[?&;](?P<name>[\w%.+-]+)=)(?P<value>[^&\s\"]*[^&
 _VALUE = r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|(?:Bearer|Basic)[ \t]+[^\s\"']+|[^\s,;)}\]\"']+)"
 _ASSIGNED = re.compile(r"(?P<start>(?<![\w?&;%-])(?P<name>[A-Za-z_][\w.-]*)[\"']?\]?[ \t]*[:=][ \t]*)" + _VALUE)
 _OPTION = re.compile(r"(?P<start>(?<![\w-])--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!--)" + _VALUE)
+_PATTERNS = (_WEB, _DATABASE, _QUERY, _ASSIGNED, _OPTION)
 _NO_VALUES = frozenset({"", MASK, "None", "null", "True", "true", "False", "false", "(secret"})
 
 
@@ -73,18 +75,15 @@ def hidden(text: str, known: Collection[str] = ()) -> str:
         for spelling in (secret, quote(secret, safe=""), quote(secret)):
             text = text.replace(spelling, MASK) if len(secret) >= _SHORTEST else text
     text = _TOKENS.sub(MASK, text)
-    text = _WEB.sub(rf"\g<start>{MASK}@", text)
-    text = _DATABASE.sub(rf"\g<start>{MASK}@", text)
-    for named in (_QUERY, _ASSIGNED, _OPTION):
-        text = named.sub(_masked, text)
+    for pattern in _PATTERNS:
+        for start, end in reversed(list(_places(pattern, text))):
+            text = text[:start] + MASK + text[end:]
     return text
 
 
 def hidden_url(url: str) -> str:
     """Return a URL, or another text, without what is secret in it; a URL may have spaces, which end one in a text."""
-    if not _SCHEME.match(url):
-        return hidden(url)
-    joined = re.sub(r"[\s\"]", "%20", url)
+    joined = _joined(url)
     shown = hidden(joined)
     return url if shown == joined else shown
 
@@ -151,7 +150,7 @@ def secrets_in(given: Any) -> frozenset[str]:
     if isinstance(given, (list, tuple)):
         behind = (str(word) for before, word in pairwise(given) if _is_option(before) and not _begins_option(word))
         return frozenset(behind).union(*map(secrets_in, given))
-    return frozenset(_in_text(given)) if isinstance(given, str) else frozenset()
+    return frozenset(_in_text(_joined(given))) if isinstance(given, str) else frozenset()
 
 
 def is_value(value: object) -> bool:
@@ -167,13 +166,26 @@ def _begins_option(word: object) -> bool:
     return str(word).startswith("--")
 
 
-def _masked(found: re.Match[str]) -> str:
-    value = found["value"]
-    bare = value.strip("\"'")
-    if bare in _NO_VALUES or bare.startswith("(secret") or not is_secret(unquote(found["name"])):
-        return found[0]
-    quotes = value[0] if value[0] in "\"'" else ""
-    return f"{found['start']}{quotes}{MASK}{quotes}"
+def _joined(text: str) -> str:
+    """Return a URL in which nothing is left that would end it within a text; another text as it is."""
+    return _BREAKS.sub(lambda found: quote(found[0]), text) if _SCHEME.match(text) else text
+
+
+def _places(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
+    """Yield where a secret begins and ends in a text, quotes around it left out."""
+    place = 0
+    while (found := pattern.search(text, place)) is not None:
+        start, end = found.span("value")
+        name = found.groupdict().get("name")
+        if name is not None and not is_secret(unquote(name)):
+            # What stands behind a name may be another.
+            place = start
+            continue
+        if text[start] in "\"'" and text[start] == text[end - 1] and end > start + 1:
+            start, end = start + 1, end - 1
+        if text[start:end] not in _NO_VALUES:
+            yield start, end
+        place = found.end()
 
 
 def _hidden_all(value: Any) -> Any:
@@ -197,10 +209,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _in_text(text: str) -> Iterator[str]:
     """Yield the secrets that a text is seen to have, also as they are spelt without the escapes of a URL."""
-    for pattern in (_WEB, _DATABASE, _QUERY, _ASSIGNED, _OPTION):
-        for found in pattern.finditer(text):
-            named = found.groupdict().get("name")
-            if named is None or is_secret(unquote(named)):
-                value = found["value"].strip("\"'")
-                yield from {value, unquote(value)} - _NO_VALUES
+    for pattern in _PATTERNS:
+        for start, end in _places(pattern, text):
+            yield from (text[start:end], unquote(text[start:end]))
     yield from _TOKENS.findall(text)

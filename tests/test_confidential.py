@@ -59,6 +59,7 @@ def test_a_name_that_only_looks_like_it_is_not(name: str) -> None:
         ("HF_TOKEN=pw accelerate launch x.py", "HF_TOKEN=*** accelerate launch x.py"),
         ("trl sft --hub_token pw --seed 1", "trl sft --hub_token *** --seed 1"),
         ("# hub_token: pw", "# hub_token: ***"),
+        ("# ours; before: hub_token=pw", "# ours; before: hub_token=***"),
         ("os.environ['HF_TOKEN'] = 'pw'", "os.environ['HF_TOKEN'] = '***'"),
         ('{"token": "pw", "a": 1}', '{"token": "***", "a": 1}'),
         ("Authorization: Bearer pw", "Authorization: ***"),

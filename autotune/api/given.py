@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from autotune.confidential import hidden_url, hidden_values
+
 _NO_OPTIONS = ("listener",)
-# Of a URL such as postgresql://user:password@host/name, as SQLAlchemy reads it (``sqlalchemy/engine/url.py``).
-_PASSWORD = re.compile(r"(?<=://)(?P<user>[^/:@]*):[^@]*(?=@)")
 
 
 def given(function: Callable[..., object], arguments: Mapping[str, object]) -> dict[str, object]:
@@ -18,7 +17,7 @@ def given(function: Callable[..., object], arguments: Mapping[str, object]) -> d
     It is what ``settings`` in ``result.json`` and in a plan's document have, and what the command that repeats a run is
     made of. It follows from the signature alone, so that a new option is in it.
 
-    A storage is named without its password, since these documents are shown to others.
+    What is secret in it, such as the password of a storage, is left out, since these documents are shown to others.
 
     Args:
         arguments: every argument of the call by name, as ``locals()`` has them in the function's first line.
@@ -26,7 +25,8 @@ def given(function: Callable[..., object], arguments: Mapping[str, object]) -> d
     parameters = inspect.signature(function).parameters
     values = {name: _as_json(arguments[name]) for name in parameters if name not in _NO_OPTIONS}
     if isinstance(storage := values.get("storage"), str):
-        values["storage"] = _PASSWORD.sub(r"\g<user>", storage)
+        values["storage"] = hidden_url(storage)
+    values = hidden_values(values)
     return {name: value for name, value in values.items() if not _is_default(value, parameters[name].default)}
 
 

@@ -236,7 +236,7 @@ def _handed_over(
         out.directory,
     )
     file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
-    return file, (*notes, *([note] if note else []))
+    return file, (*notes, *(each for each in (note, file.said_withheld) if each))
 
 
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:

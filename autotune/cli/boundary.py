@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from autotune.cli.parser import Command, read_arguments
 from autotune.cli.programs import resume_command
+from autotune.confidential import MASK, hidden, hidden_words, secrets_in
 from autotune.errors import AutotuneError
 
 USAGE = 2
@@ -32,9 +33,7 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.
             stream.reconfigure(errors="replace")
-    # Read before parsing, since parsing can fail too.
-    debug = "--debug" in argv
-    code = _guarded(lambda: _read_and_run(argv), debug)
+    code = _guarded(argv)
     if code == INTERRUPTED:
         _tell_interrupted(argv)
     return code
@@ -47,30 +46,37 @@ def _read_and_run(argv: Sequence[str]) -> int:
     return code
 
 
-def _guarded(command: Callable[[], int], debug: bool) -> int:
+def _guarded(argv: Sequence[str]) -> int:
+    # Read before parsing, since parsing can fail too.
+    debug = "--debug" in argv
+
+    def say(message: str, *, trace: bool = debug) -> None:
+        # Libraries quote what they were given, in messages and in tracebacks.
+        known = secrets_in(tuple(argv))
+        _say(hidden(message, known), hidden(traceback.format_exc(), known) if trace else "")
+
     try:
-        return command()
+        return _read_and_run(argv)
     except AutotuneError as error:
-        _say(str(error), debug)
+        say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         return _leave_quietly(debug)
     except MemoryError:
-        _say("The memory of this machine ran out. Free some, or use a smaller dataset.", debug)
+        say("The memory of this machine ran out. Free some, or use a smaller dataset.")
         return USAGE
     except Exception as error:  # noqa: BLE001 - the process ends here after any error
         if isinstance(error, OSError) and error.errno in _FULL:
-            _say(f"{error.filename or 'A file'} cannot be written: {error.strerror}. Free some space.", debug)
+            say(f"{error.filename or 'A file'} cannot be written: {error.strerror}. Free some space.")
             return USAGE
-        _say("This is a bug of autotune; please report it with the lines above.", debug=True)
+        say("This is a bug of autotune; please report it with the lines above.", trace=True)
         return BUG
 
 
-def _say(message: str, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
+def _say(message: str, trace: str) -> None:
+    print(trace, end="", file=sys.stderr)
     name = "autotune:"
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         name = f"\x1b[1;31m{name}\x1b[0m"
@@ -78,8 +84,10 @@ def _say(message: str, debug: bool) -> None:
 
 
 def _tell_interrupted(argv: Sequence[str]) -> None:
-    command = resume_command(argv)
+    command = resume_command(hidden_words(argv))
     going_on = f" Nothing that ended is lost; this goes on:\n  {command}" if command else ""
+    if MASK in going_on:
+        going_on += f"\nWrite what is secret in the place of {MASK}."
     # Users may press Ctrl-C twice.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"autotune: Interrupted.{going_on}", file=sys.stderr)

@@ -13,6 +13,8 @@ from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 
 SCHEMA = 1
+_ENV, _HUB = "env.", "HF_TOKEN"
+_TOKENS = ("hub_token", "model_init_kwargs.token")
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ class BaseFile:
         further: those that are fields of TRL's other classes: of the model, the data, the rewards.
         env: environment variables that it sets.
         launch: the document for ``accelerate launch`` that the file names; empty without.
+        withheld: keys of the file that are secret, such as ``env.HF_TOKEN``, and so in nothing that is written.
     """
 
     file: str
@@ -175,6 +178,23 @@ class BaseFile:
     further: Mapping[str, object] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     launch: Mapping[str, object] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()
+
+    @property
+    def said_withheld(self) -> str:
+        """How a training gets what is withheld, in a sentence; empty if nothing is.
+
+        Without a token of its own, a call of the hub takes that of the environment (``huggingface_hub.get_token``).
+        """
+        if not self.withheld:
+            return ""
+        variables = [path.removeprefix(_ENV) for path in self.withheld if path.startswith(_ENV)]
+        variables += [_HUB] if _HUB not in variables and any(path.endswith(_TOKENS) for path in self.withheld) else []
+        others = [path for path in self.withheld if not path.startswith(_ENV) and not path.endswith(_TOKENS)]
+        ways = [f"set {', '.join(variables)} in the environment"] if variables else []
+        ways += [f"write {', '.join(others)} there yourself"] if others else []
+        listed = f"{', '.join(self.withheld)} of {self.file} {'is' if len(self.withheld) == 1 else 'are'} secret"
+        return f"{listed}, and so not handed over: {' and '.join(ways)}."
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from autotune.confidential import hidden
 from autotune.core.protocol import LOG_FILE
 
 _READ_BYTES = 16_384
@@ -19,5 +20,5 @@ def last_lines(folder: Path, count: int) -> list[str]:
             text = log.read().decode(errors="replace")
     except OSError:
         return []
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [hidden(line.strip()) for line in text.splitlines()]
     return [line[:_LINE_CHARACTERS] for line in lines if line][-count:]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.confidential import hidden
 from autotune.core.protocol import Failure
 
 
@@ -41,6 +43,11 @@ class JobType:
 
 def failure_of(error: Exception) -> Failure:
     """Convert an error to the reply for the parent, and write it to the job's log."""
-    traceback.print_exception(error)
-    text = "".join(traceback.format_exception(error))
-    return Failure(kind=type(error).__name__, message=str(error), traceback=text)
+    return Failure(kind=type(error).__name__, message=hidden(str(error)), traceback=logged(error))
+
+
+def logged(error: Exception) -> str:
+    """Write an error with its traceback to the job's log, and return both."""
+    text = hidden("".join(traceback.format_exception(error)))
+    print(text, end="", file=sys.stderr)
+    return text

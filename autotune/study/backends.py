@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
+from autotune.confidential import hidden, hidden_url, secrets_in
 from autotune.errors import InputError
 from autotune.study.patience import passes
 
@@ -59,16 +60,16 @@ def is_in_memory(url: str) -> bool:
     return asked.get_backend_name() == "sqlite" and asked.database in (None, "", ":memory:")
 
 
-def shown(url: str) -> str:
-    """Return a URL without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except (ArgumentError, ValueError):
-        return url
+def cause_of(error: BaseException, url: str = "") -> str:
+    """Return the storage's own message: the innermost of Optuna's, SQLAlchemy's and the driver's exceptions.
+
+    Args:
+        url: of the storage; what is secret in it is left out of the message.
+    """
+    return hidden(_message_of(error), secrets_in(url))
 
 
-def cause_of(error: BaseException) -> str:
-    """Return the storage's own message: the innermost of Optuna's, SQLAlchemy's and the driver's exceptions."""
+def _message_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
@@ -84,13 +85,13 @@ def _nothing() -> None:
 
 
 def _unusable(url: str, error: BaseException, hint: str = _CHOOSE) -> InputError:
-    return InputError(f"The study storage {shown(url)} cannot be used: {cause_of(error)}.", hint=hint)
+    return InputError(f"The study storage {hidden_url(url)} cannot be used: {cause_of(error, url)}.", hint=hint)
 
 
 def _journal(url: str) -> BaseStorage:
     path = Path(url.removeprefix(JOURNAL)).expanduser()
     if not path.name:
-        raise InputError(f"{url!r} names no file.", hint="Write for instance journal:///shared/study.log.")
+        raise InputError(f"{hidden_url(url)!r} names no file.", hint="Write for instance journal:///shared/study.log.")
     try:
         # The lock is a link to the file beside it, which a relative path would not name.
         return optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
@@ -104,18 +105,18 @@ def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
     try:
         asked = make_url(url)
     except (ArgumentError, ValueError) as error:
-        raise InputError(f"{url!r} is not a storage URL.", hint=_EXAMPLES) from error
+        raise InputError(f"{hidden_url(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
     try:
         proxy = optuna.storages.GrpcStorageProxy(host=asked.host or "localhost", port=asked.port or _DEFAULT_PORT)
         proxy.wait_server_ready(timeout=_CONNECT_SECONDS)
     except ImportError as error:
         raise InputError(
-            f"The packages for the study storage {shown(url)} are not installed.",
+            f"The packages for the study storage {hidden_url(url)} are not installed.",
             hint="Install autotune's extra `grpc`.",
         ) from error
     except ConnectionError as error:
         raise InputError(
-            f"The study storage {shown(url)} cannot be used: no proxy answered within {_CONNECT_SECONDS} s.",
+            f"The study storage {hidden_url(url)} cannot be used: no proxy answered within {_CONNECT_SECONDS} s.",
             hint="Start one with optuna.storages.run_grpc_proxy_server.",
         ) from error
     return proxy, proxy.close
@@ -125,16 +126,16 @@ def _database(url: str, patience_seconds: float) -> tuple[BaseStorage, Callable[
     try:
         rdb = _first_opened(url, _engine_options(url), patience_seconds)
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        raise InputError(f"{shown(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
+        raise InputError(f"{hidden_url(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
     except ImportError as error:
         raise InputError(
-            f"The database driver for the study storage {shown(url)} is not installed ({error.__cause__ or error}).",
+            f"The database driver for the study storage {hidden_url(url)} is not installed ({cause_of(error, url)}).",
             hint="For PostgreSQL install autotune's extra `postgres` and write postgresql+psycopg://….",
         ) from error
     except (StorageInternalError, SQLAlchemyError) as error:
         raise _unusable(url, error) from error
     except RuntimeError as error:
-        raise InputError(f"Another version of Optuna made the study storage {shown(url)}.", hint=_CHOOSE) from error
+        raise InputError(f"Another version of Optuna made the study storage {hidden_url(url)}.", hint=_CHOOSE) from error
     return optuna.storages.get_storage(rdb), rdb.engine.dispose
 
 

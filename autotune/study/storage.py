@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import optuna
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
 
+from autotune.confidential import hidden_url
 from autotune.core.events import Listener, Noted
 from autotune.errors import AutotuneError, InputError, StudyMismatchError
-from autotune.study.backends import cause_of, connected, is_in_memory, shown
+from autotune.study.backends import cause_of, connected, is_in_memory
 from autotune.study.patience import PatientStorage
 from autotune.study.problem import StudyStorage
 from autotune.study.trial_documents import RATE
@@ -53,7 +54,7 @@ def begin(storage: StudyStorage, listener: Listener) -> None:
     """
     if is_in_memory(storage.url):
         raise InputError(
-            f"The study storage {shown(storage.url)} lies in the memory of one process, and workers share theirs.",
+            f"The study storage {hidden_url(storage.url)} lies in the memory of one process, and workers share theirs.",
             hint="Leave out --storage, or name a file.",
         )
     with opened(storage, listener):
@@ -69,14 +70,14 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
         StudyMismatchError: the study to be resumed was made for something else.
         AutotuneError: the storage failed later on, such as on a full disk, or did not answer for too long.
     """
-    url, patience = shown(storage.url), storage.sharing.patience_seconds
+    url, patience = hidden_url(storage.url), storage.sharing.patience_seconds
 
     def failed(error: BaseException) -> AutotuneError:
         hint = "Put that right, then go on with --resume."
-        return AutotuneError(f"The study storage {url} cannot be used: {cause_of(error)}.", hint=hint)
+        return AutotuneError(f"The study storage {url} cannot be used: {cause_of(error, storage.url)}.", hint=hint)
 
     def waits(error: BaseException) -> None:
-        known = f"The study storage {url} does not answer ({cause_of(error)})"
+        known = f"The study storage {url} does not answer ({cause_of(error, storage.url)})"
         listener(Noted(f"{known}: it is asked again for {format_duration(patience)}."))
 
     with _quiet():
@@ -105,11 +106,11 @@ def _study(patient: PatientStorage, storage: StudyStorage, listener: Listener) -
         study.set_metric_names([RATE])
         study.set_user_attr(_FINGERPRINT, dict(storage.fingerprint))
         if storage.resume:
-            listener(Noted(f"There is no study {storage.name!r} to resume in {shown(storage.url)}: a new one begins."))
+            listener(Noted(f"There is no study {storage.name!r} to resume in {hidden_url(storage.url)}: a new one begins."))
         return study
     if not storage.resume:
         raise InputError(
-            f"The study {storage.name!r} already exists in {shown(storage.url)}.",
+            f"The study {storage.name!r} already exists in {hidden_url(storage.url)}.",
             hint="Add --resume to continue or to join it, or choose another --output or --study.",
         )
     _require_same(storage.name, study.user_attrs.get(_FINGERPRINT, {}), storage.fingerprint)

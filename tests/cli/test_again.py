@@ -96,7 +96,7 @@ def test_a_password_is_not_among_what_was_given(password: str) -> None:
     assert make_url(url).password is not None
     again = repeated("probe", {**ROWS, "storage": url})
     assert password not in again
-    assert "postgresql+psycopg://me@host/name" in again
+    assert "postgresql+psycopg://me:***@host/name" in again
     for plain in ("sqlite:///a:b@c.db", "journal:///a/b.log", "postgresql://me@host/name", "grpc://host:13000"):
         assert plain in repeated("probe", {**ROWS, "storage": plain})
 

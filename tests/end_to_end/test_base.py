@@ -31,7 +31,18 @@ per_device_train_batch_size: 1
 gradient_accumulation_steps: 4
 gradient_checkpointing: true   # saves memory
 max_length: null
+hub_token: planted0secret1   # ours; before: hub_token=planted0secret2
+eos_token: '<|end|>'
+env:
+  HF_TOKEN: planted0secret3
+  WANDB_API_KEY: planted0secret4
+  WANDB_PROJECT: ours
+model_init_kwargs: {{token: planted0secret5}}
+accelerate_config: {accelerate}
 """
+ACCELERATE = "distributed_type: 'NO'\nnum_processes: 1\naws_secret_access_key: planted0secret6\n"
+# SQLite passes over what it does not know; elsewhere a password stands there.
+STORAGE = "sqlite:///file:study.db?uri=true&password=planted0secret7"
 SPACE = """
 techniques:
   gradient_checkpointing: ["on", "off"]
@@ -47,11 +58,15 @@ def found(
 ) -> tuple[Ended, Path]:
     """One run from a configuration, and its folder."""
     folder = tmp_path_factory.mktemp("base")
-    text = BASE.format(model=small_model_directory, rows=small_dataset_file)
+    (folder / "accelerate.yaml").write_text(ACCELERATE, encoding="utf-8")
+    text = BASE.format(
+        model=small_model_directory, rows=small_dataset_file, accelerate=folder / "accelerate.yaml"
+    )
     (folder / "mine.yaml").write_text(text, encoding="utf-8")
     (folder / "space.yaml").write_text(SPACE, encoding="utf-8")
     words = ("--base", "mine.yaml", "--trainer", "sft", "--device", "cpu", "--effort", "quick", "--trials", "4")
-    return autotune("probe", *words, "--space", "space.yaml", "--no-plan", "--json", folder=folder), folder
+    words = (*words, "--space", "space.yaml", "--no-plan", "--json", "--storage", STORAGE)
+    return autotune("probe", *words, folder=folder), folder
 
 
 @pytest.mark.nightly
@@ -121,3 +136,18 @@ def test_a_wrong_base_ends_before_anything_is_probed(tmp_path: Path) -> None:
     missing = autotune("probe", "MODEL", folder=tmp_path)
     assert missing.code == 2
     assert "required: DATASET" in missing.err
+
+
+@pytest.mark.nightly
+def test_no_file_and_no_line_of_it_has_a_secret(found: tuple[Ended, Path]) -> None:
+    ended, folder = found
+    assert ended.code == 0, ended.err
+    given = {folder / "mine.yaml", folder / "accelerate.yaml"}
+    files = [file for file in folder.rglob("*") if file.is_file() and file not in given]
+    written = {"result.json", "train.py", "report.html", "config.yaml", "reply.json", "request.json", "log.txt", "study.db"}
+    assert written <= {file.name for file in files}
+    assert [file for file in files if b"planted0secret" in file.read_bytes()] == []
+    assert "planted0secret" not in ended.out + ended.err
+    said = " ".join(ended.err.split())
+    assert "set HF_TOKEN, WANDB_API_KEY in the environment" in said
+    assert "(secret, not shown)" in ended.document["base"]["diff"]

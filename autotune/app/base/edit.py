@@ -13,6 +13,7 @@ from autotune.app.base.keys import Path, keys_of, written_at
 from autotune.app.base.reading import UserBase
 from autotune.app.check.candidate import lookup
 from autotune.app.check.launch import COUNTS, LAUNCH_FILES
+from autotune.confidential import secret_keys, without_secrets
 from autotune.core.candidate import Candidate
 from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
@@ -47,17 +48,19 @@ class Wanted:
 
 
 def rewritten(base: UserBase, edits: Mapping[Path, object]) -> str:
-    """Return the text of the file with keys as they should be.
+    """Return the text of the file with keys as they should be, and without those that are secret.
 
     Raises:
         InputError: the file cannot be edited; the message says why.
     """
-    return edited(base.file, [Edit(path, {path[-1]: value}) for path, value in edits.items()])
+    secret = (path for path in secret_keys(base.file.values) if not any(path[: len(edit)] == edit for edit in edits))
+    written = [Edit(path, {path[-1]: value}) for path, value in edits.items()]
+    return edited(base.file, [*written, *(Edit(path) for path in secret)])
 
 
 def values_after(base: UserBase, edits: Mapping[Path, object]) -> dict[str, Any]:
-    """Return the keys and values of the file as they should be."""
-    values = copy.deepcopy(dict(base.file.values))
+    """Return the keys and values of the file as they should be, without those that are secret."""
+    values: dict[str, Any] = copy.deepcopy(without_secrets(dict(base.file.values)))
     for path, value in edits.items():
         inner = values
         for name in path[:-1]:

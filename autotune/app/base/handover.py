@@ -11,6 +11,7 @@ from autotune.app.base.edit import Wanted, edits_of, plan_before, rewritten, val
 from autotune.app.base.keys import Path, of_engine
 from autotune.app.base.reading import UserBase, find_base, read_base
 from autotune.app.check.candidate import lookup
+from autotune.confidential import secret_keys
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
@@ -68,6 +69,7 @@ def handed_over(
         {name: value for name, value in read.arguments.items() if name not in read.config.values},
         _env(read),
         base.launching.document,
+        tuple(".".join(path) for path in secret_keys(base.file.values)),
     )
     return found, note
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.app.check.beside import trainer_in
+from autotune.confidential import hidden_values, hidden_words
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, Command, of_file, read_command_line
 from autotune.inspection.yaml_file import YamlFile, read_yaml
+from autotune.inspection.yaml_secrets import withheld
 from autotune.trainers import find_trainer, trainers
 from autotune.units import parse_duration
 
@@ -64,12 +66,16 @@ class Asked:
     @property
     def settings(self) -> dict[str, object]:
         """The options, for the document of the verdict."""
-        return {name: value for name, value in vars(self).items() if value not in (None, (), False)}
+        given = {name: value for name, value in vars(self).items() if value not in (None, (), False)}
+        words = {"command": hidden_words(self.command)} if self.command else {}
+        return {**hidden_values(given), **words}
 
 
 @dataclass(frozen=True)
 class Written:
-    """The command that is checked, with the file that it names.
+    """The command that is checked, with the file that it names, both without what is secret.
+
+    TRL's parser reads the file itself, and nothing else needs it: neither a step nor a verdict depends on a secret.
 
     Attributes:
         file: None where the command names none.
@@ -121,8 +127,9 @@ def written(asked: Asked) -> Written:
     if (asked.config is None) == (not asked.command):
         what = "neither a file nor a command" if asked.config is None else "both a file and a command"
         raise InputError(f"There is {what} to check.", hint="Give CONFIG.yaml, or -- and the command.")
-    command = read_command_line(asked.command) if asked.config is None else of_file(asked.config, asked.trainer)
-    file = read_yaml(command.config) if command.config is not None else None
+    words = hidden_words(asked.command)
+    command = read_command_line(words) if asked.config is None else of_file(asked.config, asked.trainer)
+    file = withheld(read_yaml(command.config)) if command.config is not None else None
     if asked.trainer is not None:
         name = find_trainer(asked.trainer).name
         if command.trainer is not None and command.trainer != name:

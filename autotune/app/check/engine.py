@@ -12,6 +12,7 @@ from typing import Any
 from autotune.app.check.groups import FIELD, groups_of, started_by
 from autotune.app.check.launch import NO_PRECISION, Launching
 from autotune.app.check.task import UnreadError
+from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
 from autotune.errors import InputError
 from autotune.techniques.sharding import ENGINE_FIELDS
@@ -264,7 +265,7 @@ def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
 
 def _document(named: object, folder: Path) -> Mapping[str, object]:
     if isinstance(named, Mapping):
-        return {str(name): value for name, value in named.items()}
+        return {str(name): value for name, value in without_secrets(named).items()}
     path = Path(str(named))
     path = path if path.is_absolute() or path.is_file() else folder / path
     try:
@@ -277,4 +278,4 @@ def _document(named: object, folder: Path) -> Mapping[str, object]:
         raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error
     if not isinstance(read, dict):
         raise InputError(f"DeepSpeed's document {named} is no mapping.")
-    return read
+    return without_secrets(read)

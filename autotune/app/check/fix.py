@@ -10,6 +10,8 @@ from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.inspection.legacy import legacy_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
+from autotune.inspection.yaml_file import parsed, read_yaml
+from autotune.inspection.yaml_secrets import withheld
 
 
 def fix_legacy(config: str, trainer: str | None, output: str | None) -> Fixed:
@@ -17,6 +19,8 @@ def fix_legacy(config: str, trainer: str | None, output: str | None) -> Fixed:
     text = written(Asked(config=config, trainer=trainer))
     file = text.file
     assert file is not None
+    # What is written is the user's own file, with all that is in it.
+    own = read_yaml(file.path)
     edits, left = [], []
     for key, value in file.values.items():
         old = legacy_of(text.trainer, key, value)
@@ -25,21 +29,23 @@ def fix_legacy(config: str, trainer: str | None, output: str | None) -> Fixed:
         if old.write is not None:
             clash = next((name for name in old.write if name in file.values and name != key), None)
             if clash is None:
-                edits.append(Edit((key,), old.write))
+                meant = legacy_of(text.trainer, key, own.values[key])
+                edits.append(Edit((key,), meant.write if meant is not None else old.write))
                 continue
             left.append(_finding(text.place, file.line(key), key, f"{old.sentence()} The file has {clash} already."))
         elif old.by_hand:
             left.append(_finding(text.place, file.line(key), key, old.sentence()))
         elif not old.accepted or old.no_effect:
             edits.append(Edit((key,), None))
-    after = edited(file, edits)
-    if after == file.text:
+    after = edited(own, edits)
+    if after == own.text:
         return Fixed(str(file.path), "", tuple(left))
     place = Path(output) if output is not None else file.path
     if place.is_dir():
         raise InputError(f"{place} is a directory.", hint="Give the name of a file with --output.")
     write_text(place, after)
-    return Fixed(str(place), unified_diff(file.text, after, str(file.path)), tuple(left))
+    diff = unified_diff(file.text, withheld(parsed(after, file.path)).text, str(file.path))
+    return Fixed(str(place), diff, tuple(left))
 
 
 def _finding(file: str, line: int | None, key: str, message: str) -> Finding:

@@ -12,6 +12,7 @@ from pathlib import Path
 from autotune.app.check.asked import Written
 from autotune.app.check.launchers import Started, counted, number
 from autotune.app.check.task import UnreadError
+from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.errors import InputError
 from autotune.inspection.command_line import ACCELERATE, TRL
@@ -227,7 +228,7 @@ def _document(name: str) -> tuple[Mapping[str, object], Path]:
                 f"The accelerate configuration {name} is neither a file nor one of TRL's.",
                 hint="Look into trl/accelerate_configs, or give the path of a file.",
             )
-    return read_yaml(path).values, path.parent
+    return without_secrets(read_yaml(path).values), path.parent
 
 
 def _pairs(words: Sequence[str]) -> dict[str, object]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.confidential import MASK, hidden_values
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection.dataset import BUILDERS, dataset_source
@@ -49,6 +50,7 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
         said = "TRL refuses fraction with streaming." if streams else "TRL wants fraction in all datasets or in none."
         raise InputError(said)
     for item in items:
+        _check_shown(item)
         _check_files(item)
     plain = _plain(items[0]) if len(items) == 1 else None
     if plain is not None:
@@ -71,6 +73,16 @@ def _plain(item: Mapping[str, object]) -> DatasetSource | None:
     if files is None and path in BUILDERS.values():
         return None
     return replace(dataset_source(str(files or path)), split=str(item.get("split") or "train"))
+
+
+def _check_shown(item: Mapping[str, object]) -> None:
+    """Check that an entry can be handed over: what names the rows cannot be without what is secret in it."""
+    for place in DatasetSource("", "", mixture=(hidden_values(item),)).places:
+        if MASK in place:
+            raise InputError(
+                f"The rows {place} need a secret that is in their address, and would be in every file with it.",
+                hint="Download them, or give what is secret by the environment, such as HF_TOKEN, or by ~/.netrc.",
+            )
 
 
 def _check_files(item: Mapping[str, object]) -> None:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from autotune.app.search import Run, run_search, storage_of
 from autotune.app.workers.exchange import Assignment, Ended, packed
 from autotune.app.workers.telling import Telling
+from autotune.confidential import hidden
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Share
 from autotune.probing.channel import environment_of
@@ -138,4 +139,4 @@ class _Worker:
         size = self._errors.seek(0, 2)
         self._errors.seek(max(0, size - _SHOWN_BYTES))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"exit status {code}" + (f", {lines[-1]}" if lines else "")
+        return f"exit status {code}" + (f", {hidden(lines[-1])}" if lines else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import traceback
 
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan
@@ -11,7 +10,7 @@ from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.distributed.group import be_alone, import_engine, leave, select_device
 from autotune.step.environment import set_environment
-from autotune.step.job import JobContext
+from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.run.batches import Batches
 from autotune.step.run.failures import FailureKind, judge
@@ -50,7 +49,7 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     except Exception as error:  # noqa: BLE001 any exception of a candidate is its result
         # Lift the limit first: building the reply needs to allocate.
         meter.lift_limit()
-        traceback.print_exc()
+        logged(error)
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:
         passes = adapter(request.plan.trainer).pass_seconds_per_row(trainer)

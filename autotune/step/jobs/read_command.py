@@ -6,13 +6,14 @@ import argparse
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn, get_type_hints
 from unittest import mock
 
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
+from autotune.confidential import SHOWN, hidden, hidden_values, is_secret, secrets_in
 from autotune.core.configuration import Configuration, Fault, Override, ReadCommand
 from autotune.core.protocol import ReadCommandRequest
 from autotune.step.configurations import plain, same
@@ -33,8 +34,32 @@ class _RefusedError(Exception):
 def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadCommand:
     """Read the words of a command and the file that they name, as ``trl NAME`` would on the device of the request.
 
-    The file's ``env`` is set in this process, as TRL's parser does.
+    The file's ``env`` is set in this process, as TRL's parser does. The file is read as it is, and what is secret in it
+    stays in this process.
     """
+    return _without_secrets(_found(request), secrets_in(dict(_file_of(request.words))))
+
+
+def _without_secrets(found: ReadCommand, known: Collection[str]) -> ReadCommand:
+    return dataclasses.replace(
+        found,
+        configurations={
+            name: dataclasses.replace(item, values=hidden_values(item.values))
+            for name, item in found.configurations.items()
+        },
+        faults=tuple(dataclasses.replace(fault, message=hidden(fault.message, known)) for fault in found.faults),
+        overrides=tuple(
+            dataclasses.replace(item, given=hidden_values(item.given), used=hidden_values(item.used))
+            for item in found.overrides
+            if not is_secret(item.key)
+        ),
+        launch=hidden_values(found.launch),
+        refused=hidden(found.refused, known),
+        warnings=tuple(hidden(said, known) for said in found.warnings),
+    )
+
+
+def _found(request: ReadCommandRequest) -> ReadCommand:
     parser = _parser(request.trainer)
     launch_names = _launch_names()
     faults = tuple(_faults(parser, request.given, launch_names))
@@ -168,9 +193,13 @@ def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str])
         wanted = mismatch(hints[key], value)
         listed = choices.get(key)
         if wanted:
-            yield Fault(key, f"is {shown(value)}, and takes {wanted}")
+            yield Fault(key, f"is {_shown(key, value)}, and takes {wanted}")
         elif listed and value is not None and value not in listed:
-            yield Fault(key, f"is {shown(value)}, and takes {', '.join(map(str, listed))}")
+            yield Fault(key, f"is {_shown(key, value)}, and takes {', '.join(map(str, listed))}")
+
+
+def _shown(key: str, value: object) -> str:
+    return SHOWN if is_secret(key) else shown(hidden_values(value))
 
 
 def _mended(key: str, objects: Sequence[Any]) -> bool:

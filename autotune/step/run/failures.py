@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import torch
 
+from autotune.confidential import hidden
 from autotune.core.machine import DeviceKind
 
 # Messages of PyTorch's allocators, with the requested size.
@@ -126,4 +127,5 @@ def _requested_bytes(text: str) -> int | None:
 
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()][:_REASON_LINES]
-    return ": ".join([type(error).__name__, " ".join(lines)] if lines else [type(error).__name__])[:_REASON_CHARACTERS]
+    said = [type(error).__name__, *([hidden(" ".join(lines))] if lines else [])]
+    return ": ".join(said)[:_REASON_CHARACTERS]

@@ -1,0 +1,77 @@
+"""A YAML configuration without the values of its secret keys; every line of it stays where it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+import yaml
+
+from autotune.confidential import SHOWN, hidden, hidden_url, hidden_values, is_secret, is_value, secrets_in
+from autotune.errors import InputError
+from autotune.inspection.yaml_file import YamlFile, parsed
+from autotune.inspection.yaml_text import Change, written
+from autotune.inspection.yaml_tree import Node
+
+# An anchor has to stay, since aliases name it; a tag would not fit the new value.
+_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
+_ANCHOR = re.compile(r"&\S+\s+")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_COMMENT = re.compile(r"#[^\r\n]*")
+
+
+def withheld(file: YamlFile) -> YamlFile:
+    """Return a configuration in which something else stands for what is secret, in its comments too."""
+    text, known = file.text, secrets_in(dict(file.values))
+    changes = {change.start: change for change in _changes(file, known)}
+    for start in sorted(changes, reverse=True):
+        text = text[:start] + changes[start].new + text[changes[start].end :]
+    if text == file.text:
+        return file
+    try:
+        return parsed(text, file.path)
+    except InputError:
+        # A text that is written in so odd a way is not worth a secret.
+        return parsed(yaml.safe_dump(hidden_values(dict(file.values)), sort_keys=False), file.path)
+
+
+def _changes(file: YamlFile, known: Collection[str]) -> Iterator[Change]:
+    for node, secret in _scalars(file.root, secret=False):
+        if secret and is_value(node.key):
+            yield _replaced(file.text, node, SHOWN)
+        elif isinstance(node.key, str) and (shown := hidden_url(node.key)) != node.key:
+            yield _replaced(file.text, node, shown)
+    place = 0
+    for leaf in sorted(file.root.scalars(), key=lambda leaf: leaf.start):
+        yield from _comments(file.text, place, leaf.start, known)
+        # The line of a block scalar's mark may have a comment, which goes with a secret value.
+        place = leaf.end
+    yield from _comments(file.text, place, len(file.text), known)
+
+
+def _scalars(node: Node, *, secret: bool) -> Iterator[tuple[Node, bool]]:
+    """Yield the values in a node that are no collections, and whether a key around them is secret."""
+    found = node.resolved()
+    if found.kind == "mapping":
+        for key, value in found.entries:
+            yield from _scalars(value, secret=secret or (isinstance(key.key, str) and is_secret(key.key)))
+    elif found.kind == "sequence":
+        for item in found.items:
+            yield from _scalars(item, secret=secret)
+    else:
+        yield found, secret
+
+
+def _replaced(text: str, node: Node, value: str) -> Change:
+    before = text[node.start : node.end]
+    properties = _PROPERTIES.match(before)
+    kept = "".join(_ANCHOR.findall(properties[0])) if properties is not None else ""
+    # What stood on several lines does, so that every line keeps its number.
+    return Change(node.start, node.end, kept + written(value) + "".join(_LINE_END.findall(before)))
+
+
+def _comments(text: str, start: int, end: int, known: Collection[str]) -> Iterator[Change]:
+    for found in _COMMENT.finditer(text, start, end):
+        shown = hidden(found[0], known)
+        if shown != found[0]:
+            yield Change(found.start(), found.end(), shown)
