@@ -44,7 +44,7 @@ _WEB = re.compile(r"(?P<start>\bhttps?://)(?P<value>[^\s/\"]+)@")
 _DATABASE = re.compile(r"(?P<start>\b(?!https?:)[A-Za-z][\w+.-]*://[^\s/:@?\"]*:)(?P<value>[^\s\"]*)@")
 _QUERY = re.compile(r"(?P<start>[?&;](?P<name>[\w%.+-]+)=)(?P<value>[^&\s\"]*[^&\s\"'])")
 _VALUE = r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|(?:Bearer|Basic)[ \t]+[^\s\"']+|[^\s,;)}\]\"']+)"
-_ASSIGNED = re.compile(r"(?P<start>(?<![\w?&;%-])(?P<name>[A-Za-z_][\w.-]*)[\"']?\]?[ \t]*[:=][ \t]*)" + _VALUE)
+_ASSIGNED = re.compile(r"(?P<start>(?<![\w?&;%])(?<!\w-)(?P<name>[A-Za-z_][\w.-]*)[\"']?\]?[ \t]*[:=][ \t]*)" + _VALUE)
 _OPTION = re.compile(r"(?P<start>(?<![\w-])--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!--)" + _VALUE)
 _PATTERNS = (_WEB, _DATABASE, _QUERY, _ASSIGNED, _OPTION)
 _NO_VALUES = frozenset({"", MASK, "None", "null", "True", "true", "False", "false", "(secret"})

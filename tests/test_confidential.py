@@ -59,6 +59,8 @@ def test_a_name_that_only_looks_like_it_is_not(name: str) -> None:
         ("HF_TOKEN=pw accelerate launch x.py", "HF_TOKEN=*** accelerate launch x.py"),
         ("trl sft --hub_token pw --seed 1", "trl sft --hub_token *** --seed 1"),
         ("# hub_token: pw", "# hub_token: ***"),
+        ("-hub_token: pw", "-hub_token: ***"),
+        ("trl sft --hub_token=pw --seed 1", "trl sft --hub_token=*** --seed 1"),
         ("# ours; before: hub_token=pw", "# ours; before: hub_token=***"),
         ("os.environ['HF_TOKEN'] = 'pw'", "os.environ['HF_TOKEN'] = '***'"),
         ('{"token": "pw", "a": 1}', '{"token": "***", "a": 1}'),
@@ -93,7 +95,18 @@ def test_a_password_of_a_storage_is_hidden_whatever_it_has(password: str) -> Non
 
 
 def test_the_words_of_a_command_are_shown_without_what_is_secret_in_them() -> None:
-    words = ("HF_TOKEN=pw", "A=1", "trl", "sft", "--hub_token", "pw", "--push_to_hub", "--api-key=pw", "--eos_token", "x")
+    words = (
+        "HF_TOKEN=pw",
+        "A=1",
+        "trl",
+        "sft",
+        "--hub_token",
+        "pw",
+        "--push_to_hub",
+        "--api-key=pw",
+        "--eos_token",
+        "x",
+    )
     assert hidden_words(words) == (
         f"HF_TOKEN={MASK}", "A=1", "trl", "sft", "--hub_token", MASK, "--push_to_hub", f"--api-key={MASK}",
         "--eos_token", "x",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from autotune.confidential import hidden_values
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
 from autotune.core.result import SCHEMA, Result
@@ -67,7 +68,8 @@ def read_result(file: Path) -> Result:
             hint="Run `autotune probe` with this version.",
         )
     try:
-        return decode(Result, document)
+        # Earlier versions wrote what is secret, too.
+        return decode(Result, hidden_values(document))
     except DecodeError as error:
         raise InputError(
             f"{file} was written by another version: {error}.", hint="Run `autotune probe` with this version."

@@ -20,6 +20,7 @@ def measured(result: Result, chosen: Choosable) -> Handover:
         _beside(result, chosen),
         _confirmed(result),
         "These figures hold for this model, dataset, device and software; for any other, run autotune again.",
+        result.base.said_withheld if result.base is not None else "",
     )
     return Handover(
         plan=chosen.plan,

@@ -16,8 +16,6 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
     """
     plan, workload = given.plan, given.workload
     sentences = [*given.figures]
-    if given.base is not None and given.base.withheld:
-        sentences.append(given.base.said_withheld)
     evaluation = workload.evaluation
     if rows.evaluated is not None and evaluation is not None:
         sentences.append(

@@ -49,5 +49,5 @@ def failure_of(error: Exception) -> Failure:
 def logged(error: Exception) -> str:
     """Write an error with its traceback to the job's log, and return both."""
     text = hidden("".join(traceback.format_exception(error)))
-    print(text, end="", file=sys.stderr)
+    sys.stderr.write(text)
     return text

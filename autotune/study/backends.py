@@ -135,7 +135,9 @@ def _database(url: str, patience_seconds: float) -> tuple[BaseStorage, Callable[
     except (StorageInternalError, SQLAlchemyError) as error:
         raise _unusable(url, error) from error
     except RuntimeError as error:
-        raise InputError(f"Another version of Optuna made the study storage {hidden_url(url)}.", hint=_CHOOSE) from error
+        raise InputError(
+            f"Another version of Optuna made the study storage {hidden_url(url)}.", hint=_CHOOSE
+        ) from error
     return optuna.storages.get_storage(rdb), rdb.engine.dispose
 
 

@@ -106,7 +106,9 @@ def _study(patient: PatientStorage, storage: StudyStorage, listener: Listener) -
         study.set_metric_names([RATE])
         study.set_user_attr(_FINGERPRINT, dict(storage.fingerprint))
         if storage.resume:
-            listener(Noted(f"There is no study {storage.name!r} to resume in {hidden_url(storage.url)}: a new one begins."))
+            listener(
+                Noted(f"There is no study {storage.name!r} to resume in {hidden_url(storage.url)}: a new one begins.")
+            )
         return study
     if not storage.resume:
         raise InputError(

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
+import autotune
+from autotune.api.given import given as given_to
 from autotune.app.base.edit import Wanted, edits_of, rewritten, values_after
+from autotune.app.base.handover import handed_over
+from autotune.app.base.reading import find_base, read_base
 from autotune.app.check.mixture import of_entries
+from autotune.app.report import write_page
 from autotune.app.search import fingerprint
 from autotune.confidential import SHOWN
 from autotune.core.codec import encode
 from autotune.core.result import BaseFile
+from autotune.emit.bundle import write_bundle
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import unified_diff
+from autotune.probing import JobServer
+from autotune.reporting.summary import show_summary
 from tests.app.bases import a_base, started
+from tests.reporting.examples import a_result
+from tests.settings import CPU
 
 SECRET = "planted0secret"
+DEFAULTS = {name: found.default for name, found in inspect.signature(autotune.probe).parameters.items()}
 FILE = f"""\
 learning_rate: 1e-4   # do not touch
 push_to_hub: true
@@ -90,6 +105,51 @@ def test_rows_at_an_address_with_a_secret_are_refused() -> None:
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.slow
+def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
+    tmp_path: Path, small_model_directory: Path, small_dataset_file: Path
+) -> None:
+    given = tmp_path / "mine.yaml"
+    head = (
+        f"model_name_or_path: {small_model_directory}\ndatasets: [{{path: json, data_files: {small_dataset_file}}}]\n"
+    )
+    (tmp_path / "launch.yaml").write_text(
+        f"distributed_type: 'NO'\nnum_processes: 1\naws_secret_access_key: {SECRET}6\n", encoding="utf-8"
+    )
+    given.write_text(f"{head}{FILE}use_cpu: true\naccelerate_config: {tmp_path / 'launch.yaml'}\n", encoding="utf-8")
+    written, out = find_base(str(given), "sft"), tmp_path / "out"
+    with JobServer("cpu") as server:
+        base = read_base(written, CPU.hardware, server, out / "read")
+        search = started(base)
+        trainer, setting = search.problem.trainer, search.problem.setting
+        plan = trainer.plan(search.problem.baseline.but(gradient_checkpointing="on"), setting)
+        file, note = handed_over(base, Wanted(plan, bundle=out), trainer, setting, server, out / "handed-over")
+    assert note == ""
+    storage = f"postgresql://me:{SECRET}7@host/name?sslpassword={SECRET}8"
+    settings = given_to(autotune.probe, {**DEFAULTS, "base": str(given), "storage": storage})
+    result = a_result()
+    assert result.recommended is not None
+    chosen = replace(result.recommended, plan=plan)
+    result = replace(result, base=file, recommended=chosen, settings=settings, notes=(file.said_withheld,))
+    write_bundle(result, out)
+    for form in ("html", "markdown"):
+        write_page(result, out / f"report.{form}", form)
+    console = Console(record=True, width=120, file=io.StringIO())
+    show_summary(result, console)
+    files = [file for file in out.rglob("*") if file.is_file()]
+    names = {"result.json", "train.py", "config.yaml", "accelerate.yaml", "report.html", "request.json", "reply.json"}
+    assert names <= {file.name for file in files}
+    assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
+    shown = console.export_text()
+    assert SECRET not in shown
+    for text in (shown, (out / "report.markdown").read_text(encoding="utf-8")):
+        assert SHOWN in text
+    assert "set HF_TOKEN in the environment" in " ".join(shown.split())
+    config = (out / "config.yaml").read_text(encoding="utf-8")
+    assert "set HF_TOKEN in the environment" in " ".join(config.replace("#", "").split())
+    assert "hub_token" not in yaml.safe_load(config)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -97,8 +157,10 @@ def test_rows_at_an_address_with_a_secret_are_refused() -> None:
         (("hub_token",), "hub_token of a.yaml is secret, and so not handed over: set HF_TOKEN in the environment."),
         (
             ("env.HF_TOKEN", "hub_token", "env.WANDB_API_KEY"),
-            "env.HF_TOKEN, hub_token, env.WANDB_API_KEY of a.yaml are secret, and so not handed over: set HF_TOKEN, "
-            "WANDB_API_KEY in the environment.",
+            (
+                "env.HF_TOKEN, hub_token, env.WANDB_API_KEY of a.yaml are secret, and so not handed over: "
+                "set HF_TOKEN, WANDB_API_KEY in the environment."
+            ),
         ),
         (("a.password",), "a.password of a.yaml is secret, and so not handed over: write a.password there yourself."),
     ],

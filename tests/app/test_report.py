@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import autotune
 from autotune.api.report import report
+from autotune.app.report import write_report
+from autotune.core.result import BaseFile
 from autotune.emit.document import json_text
 from autotune.errors import InputError
 from autotune.reporting.page import html, markdown
@@ -20,6 +23,14 @@ from tests.reporting.plans import a_plan
 def written(tmp_path: Path) -> Path:
     (tmp_path / "result.json").write_text(json_text(a_result()), encoding="utf-8")
     return tmp_path
+
+
+def test_a_page_of_an_earlier_version_s_result_has_none_of_its_secrets(tmp_path: Path) -> None:
+    base = BaseFile("a.yaml", diff="-hub_token: planted0secret\n+seed: 1\n", args={"hub_token": "planted0secret"})
+    (tmp_path / "result.json").write_text(json_text(replace(a_result(), base=base)), encoding="utf-8")
+    page = write_report(tmp_path, None, "html").read_text(encoding="utf-8")
+    assert "planted0secret" not in page
+    assert "-hub_token: ***" in page
 
 
 def test_the_page_lies_beside_the_result_and_is_that_of_the_result(written: Path) -> None:

@@ -209,3 +209,24 @@ def test_lengths_and_techniques_write_documents(
     assert json.loads(capfdbinary.readouterr().out) == encode(report)
     assert run(["autotune", "techniques", "--json"]) == 0
     assert json.loads(capfdbinary.readouterr().out) == [encode(row)]
+
+
+STORAGE = "postgresql://me:planted0secret@host/name?sslpassword=planted1secret"
+
+
+def test_no_way_to_end_tells_a_secret_of_the_command(
+    api: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    quoted = "bad address: planted0secret, planted1secret"
+    ends: list[BaseException] = [KeyboardInterrupt(), InputError(quoted), ValueError(quoted), MemoryError(quoted)]
+    ends.append(OSError(errno.ENOSPC, quoted, STORAGE))
+    for error in ends:
+        api(probe=raising(error))
+        run([*PROBE, "--storage", STORAGE, "--debug"])
+        run([*PROBE, f"--storage={STORAGE}"])
+    run(["autotune", "probe", "M", "D", STORAGE])
+    run(["autotune", "probe", "M", "D", "--nothing", STORAGE])
+    out, err = capfd.readouterr()
+    assert "planted" not in out + err
+    assert "me:***@host/name?sslpassword=***' --debug --resume" in err
+    assert "Write what is secret in the place of ***" in err

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autotune.confidential import hidden
 from tests.end_to_end.runs import Ended, autotune
 
 pytestmark = pytest.mark.slow
@@ -59,14 +60,12 @@ def found(
     """One run from a configuration, and its folder."""
     folder = tmp_path_factory.mktemp("base")
     (folder / "accelerate.yaml").write_text(ACCELERATE, encoding="utf-8")
-    text = BASE.format(
-        model=small_model_directory, rows=small_dataset_file, accelerate=folder / "accelerate.yaml"
-    )
+    text = BASE.format(model=small_model_directory, rows=small_dataset_file, accelerate=folder / "accelerate.yaml")
     (folder / "mine.yaml").write_text(text, encoding="utf-8")
     (folder / "space.yaml").write_text(SPACE, encoding="utf-8")
     words = ("--base", "mine.yaml", "--trainer", "sft", "--device", "cpu", "--effort", "quick", "--trials", "4")
-    words = (*words, "--space", "space.yaml", "--no-plan", "--json", "--storage", STORAGE)
-    return autotune("probe", *words, folder=folder), folder
+    further = ("--space", "space.yaml", "--no-plan", "--json", "--storage", STORAGE)
+    return autotune("probe", *words, *further, folder=folder), folder
 
 
 @pytest.mark.nightly
@@ -77,7 +76,7 @@ def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended
     assert document["global_batch_size"] == 4
     assert document["settings"] == {
         "base": "mine.yaml", "trainer": "sft", "device": "cpu", "space": "space.yaml", "effort": "quick", "trials": 4,
-        "plan": False,
+        "plan": False, "storage": "sqlite:///file:study.db?uri=true&password=***",
     }  # fmt: skip
     for chosen in (document["recommended"], document["baseline"]):
         assert chosen["plan"]["args"]["max_grad_norm"] == 0.5
@@ -96,13 +95,15 @@ def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Pat
     after = (folder / "autotune-mine" / "config.yaml").read_text(encoding="utf-8")
     body = after[after.index("# How we train.") :]
     assert body in (ended.document["base"]["text"],)
-    assert re.findall(r"#.*", body) == re.findall(r"#.*", before)
-    assert list(yaml.safe_load(body))[: len(yaml.safe_load(before))] == list(yaml.safe_load(before))
+    assert re.findall(r"#.*", body) == list(map(hidden, re.findall(r"#.*", before)))
+    keys = [key for key in yaml.safe_load(before) if key != "hub_token"]
+    assert list(yaml.safe_load(body))[: len(keys)] == keys
     changed = {line for line in body.splitlines() if line not in before.splitlines()}
     tuned = r"per_device_train_batch_size|gradient_accumulation|gradient_checkpointing|optim"
     # One process, whatever the user's own file for accelerate says.
-    started = r"num_processes|num_cpu|accelerate_config: single_gpu|mixed_precision: 'no'"
-    assert all(re.match(f"{tuned}|{started}", line) for line in changed)
+    started = r"num_processes|num_cpu|accelerate_config: .*/accelerate.yaml|mixed_precision: 'no'"
+    without_secrets = r"# ours; before: |model_init_kwargs: \{\}"
+    assert all(re.match(f"{tuned}|{started}|{without_secrets}", line) for line in changed)
     assert not any("otherwise in config.yaml" in note for note in ended.document["notes"])
     assert ended.document["base"]["diff"].startswith("--- mine.yaml")
 
@@ -144,7 +145,16 @@ def test_no_file_and_no_line_of_it_has_a_secret(found: tuple[Ended, Path]) -> No
     assert ended.code == 0, ended.err
     given = {folder / "mine.yaml", folder / "accelerate.yaml"}
     files = [file for file in folder.rglob("*") if file.is_file() and file not in given]
-    written = {"result.json", "train.py", "report.html", "config.yaml", "reply.json", "request.json", "log.txt", "study.db"}
+    written = {
+        "result.json",
+        "train.py",
+        "report.html",
+        "config.yaml",
+        "reply.json",
+        "request.json",
+        "log.txt",
+        "study.db",
+    }
     assert written <= {file.name for file in files}
     assert [file for file in files if b"planted0secret" in file.read_bytes()] == []
     assert "planted0secret" not in ended.out + ended.err

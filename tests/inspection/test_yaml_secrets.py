@@ -43,7 +43,7 @@ def without(text: str) -> YamlFile:
         (f"kwargs: '{{\"token\": \"{SECRET}\"}}'\n", {"kwargs": '{"token": "***"}'}),
         (f"# hub_token: {SECRET}\nseed: 1  # token={SECRET}\n", {"seed": 1}),
         (f"hub_token: {SECRET}\nseed: 1\n# as {SECRET} is old", {"hub_token": SHOWN, "seed": 1}),
-        (f"env: &e\n  HF_TOKEN: {SECRET}\nother:\n  <<: *e\n", {"env": {"HF_TOKEN": SHOWN}, "other": {"HF_TOKEN": SHOWN}}),
+        (f"a: &e\n  HF_TOKEN: {SECRET}\nb:\n  <<: *e\n", {"a": {"HF_TOKEN": SHOWN}, "b": {"HF_TOKEN": SHOWN}}),
     ],
 )  # fmt: skip
 def test_what_is_secret_is_not_there(text: str, values: object) -> None:

@@ -278,4 +278,4 @@ def _document(named: object, folder: Path) -> Mapping[str, object]:
         raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error
     if not isinstance(read, dict):
         raise InputError(f"DeepSpeed's document {named} is no mapping.")
-    return without_secrets(read)
+    return dict(without_secrets(read))
