@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.cli.parser import Command, read_arguments
 from autotune.cli.programs import resume_command
+from autotune.cli.streams import open_closed_streams
 from autotune.errors import AutotuneError
 
 USAGE = 2
@@ -28,6 +29,7 @@ def run(argv: Sequence[str]) -> int:
     0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted, 141 the reader of the output closed the pipe,
     70 a bug.
     """
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -51,6 +51,9 @@ class Channel(ABC):
         self._commands = commands
         self._events = events
         self._unread = b""
+        # Neither limited to descriptors under 1,024, as select() is, nor a descriptor itself, as epoll is.
+        self._readable = selectors.PollSelector()
+        self._readable.register(events, selectors.EVENT_READ)
         self.ready = False
 
     @property
@@ -83,8 +86,7 @@ class Channel(ABC):
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while b"\n" not in self._unread:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            readable, _, _ = select.select([self._events], [], [], left)
-            if not readable:
+            if not self._readable.select(left):
                 return None
             try:
                 received = os.read(self._events, 65536)
