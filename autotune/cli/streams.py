@@ -15,5 +15,5 @@ def open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # The lowest number that is free: that of the stream.
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 as long as the process
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 as long as the process
             os.set_inheritable(getattr(sys, name).fileno(), True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from autotune.core.text import printable
 from autotune.errors import InputError
 from autotune.inspection.yaml_tree import Node, TreeError, tree
 
@@ -107,9 +108,8 @@ def place(path: Path, line: int | None = None) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text with control characters, terminal escapes among them, escaped, and what is too long cut."""
-    cut = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
+    """Return a text with what is not printable escaped, and what is too long cut."""
+    return printable(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
 def _text(path: Path) -> str:
