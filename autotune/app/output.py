@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.json_text import read_json
 from autotune.core.text import decodable, printable
 from autotune.emit.files import write_text
 from autotune.errors import InputError
@@ -76,7 +77,7 @@ class Output:
     def remembered_budget(self) -> int | None:
         """Return the memory budget, in bytes, of the run that is resumed; None when there is none."""
         try:
-            return int(json.loads((self.directory / _RUN_FILE).read_text(encoding="utf-8"))["budget_bytes"])
+            return int(read_json((self.directory / _RUN_FILE).read_text(encoding="utf-8"))["budget_bytes"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

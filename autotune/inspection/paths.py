@@ -13,6 +13,22 @@ _HUB_ID = re.compile(r"(\b[\w\-.]+\b/)?\b[\w\-.]{1,96}\b")
 _PATH_STARTS = (".", "/", "~")
 
 
+def exists(path: str | Path) -> bool:
+    """Return whether something is there; not for a text that is too long for a name, or that may not be looked at."""
+    try:
+        return bool(str(path)) and Path(path).exists()
+    except OSError:
+        return False
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether a file is there; not for a text that is too long for a name, or that may not be looked at."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
+
+
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     """Return the absolute path that ``text`` names, or None when it is a hub id.
 

@@ -79,6 +79,23 @@ def parsed(text: str, path: Path) -> YamlFile:
     Raises:
         InputError: as :func:`read_yaml` says.
     """
+    root, values = loaded(text, path)
+    if root is None or not isinstance(values, dict):
+        what = "is empty" if values is None else f"holds a {_kind(root)}"
+        raise InputError(
+            f"{place(path)} {what}; a TRL configuration is a YAML mapping.", hint="Write lines of the form key: value."
+        )
+    _check_words(root, path)
+    return YamlFile(path, text, values, root)
+
+
+def loaded(text: str, path: Path) -> tuple[Node | None, object]:
+    """Return a document of YAML as a tree, and its values as PyYAML loads them; ``path`` is for messages.
+
+    Raises:
+        InputError: it is no YAML, has a key twice, asks for objects, or is larger or more nested than a document that
+            people write.
+    """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _too_large(path, len(text))
     # TRL opens its file as text, so that every line end is a newline; the tree keeps the places in the real text.
@@ -93,13 +110,7 @@ def parsed(text: str, path: Path) -> YamlFile:
         raise InputError(f"{place(path, line)}: {shown(str(error.problem))}.") from error
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{place(path)} cannot be loaded: {shown(str(error))}.") from error
-    if root is None or not isinstance(values, dict):
-        what = "is empty" if values is None else f"holds a {_kind(root)}"
-        raise InputError(
-            f"{place(path)} {what}; a TRL configuration is a YAML mapping.", hint="Write lines of the form key: value."
-        )
-    _check_words(root, path)
-    return YamlFile(path, text, values, root)
+    return root, values
 
 
 def place(path: Path, line: int | None = None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.core.codec import encode
 from autotune.core.exchange import write_document
+from autotune.core.json_text import read_json
 from autotune.errors import InputError
 from autotune.units import MIB, parse_size
 
@@ -93,7 +94,7 @@ class Cache:
         if not self._limit_bytes:
             return None
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
+            document = read_json(file.read_text(encoding="utf-8"))
         except OSError:
             return None
         except ValueError:
