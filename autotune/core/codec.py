@@ -43,7 +43,12 @@ def decode(kind: type[T], document: Any) -> T:
     Raises:
         DecodeError: a field is missing or has another type than its hint says.
     """
-    return cast(T, _decode(kind, document, kind.__name__))
+    try:
+        return cast(T, _decode(kind, document, kind.__name__))
+    except DecodeError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:  # a key that is no number, or what a class refuses
+        raise DecodeError(f"{kind.__name__} cannot be made of it: {error}") from error
 
 
 @cache
@@ -74,7 +79,7 @@ def _decode(hint: Any, document: Any, place: str) -> Any:
         items = _decode_items(origin, args, document, place)
         return origin(items) if origin in (tuple, frozenset) else items
     if hint is float:
-        return _float(_check(isinstance(document, (int, float)), document, place), place)
+        return float(_check(isinstance(document, (int, float)), document, place))
     return _check(isinstance(document, hint), document, place)
 
 
@@ -115,13 +120,6 @@ def _decode_dataclass(kind: type, document: Any, place: str) -> Any:
         raise DecodeError(f"{place} lacks {', '.join(sorted(missing))}")
     known = {name: item for name, item in document.items() if name in fields}
     return kind(**{name: _decode(_hints(kind)[name], item, f"{place}.{name}") for name, item in known.items()})
-
-
-def _float(document: float, place: str) -> float:
-    try:
-        return float(document)
-    except OverflowError as error:
-        raise DecodeError(f"{place} is too large for a number") from error
 
 
 def _check(holds: bool, document: Any, place: str) -> Any:

@@ -65,6 +65,10 @@ class Channel(ABC):
     def close(self) -> str:
         """End the server and return the end of its standard error."""
 
+    def status(self) -> int | None:
+        """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
+        return None
+
     def send(self, **command: object) -> None:
         """Send a command.
 
@@ -156,6 +160,13 @@ class Started(Channel):
         """The server's process id."""
         return self._process.pid
 
+    def status(self) -> int | None:
+        """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
+        try:
+            return self._process.wait(_CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
     def close(self) -> str:
         """End the server and return the end of its standard error."""
         if not self.ready:
@@ -222,6 +233,16 @@ class Twin(Channel):
                 pass
             return False
         return True
+
+
+def signal_name(number: int | None) -> str:
+    """Return the name of a signal; empty for None."""
+    if number is None:
+        return ""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
 
 
 def _end_of(file: int) -> str:

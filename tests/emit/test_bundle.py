@@ -215,10 +215,11 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert "--output" in raised.value.hint
 
 
-def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bundle(a_result(), tmp_path)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * size)
     before = (tmp_path / "result.json").read_bytes()
-    (tmp_path / ".result.json.part").symlink_to("/dev/full")
+    (tmp_path / f".result.json.{'0' * 8}.part").symlink_to("/dev/full")
     with pytest.raises(InputError, match=r"result\.json cannot be written: No space left on device") as raised:
         write_bundle(a_result(confirmed=False), tmp_path)
     assert "Free some space" in raised.value.hint

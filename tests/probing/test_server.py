@@ -94,6 +94,19 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         probe(server, request("behave"), tmp_path)
 
 
+@pytest.mark.slow
+def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert probe(server, request("behave"), tmp_path / "1").ok
+    with (
+        JobServer("cpu", jobs_module="tests.probing.killed_at_import") as server,
+        pytest.raises(ProbeServerError, match=r"was killed by signal 9 \(SIGKILL\) twice while it started"),
+    ):
+        probe(server, request("behave"), tmp_path / "2")
+
+
 def test_a_spawned_job_leads_a_group_that_ends_with_it(tmp_path: Path) -> None:
     with JobServer("cpu", spawn=True, jobs_module=MODULE) as server:
         assert probe(server, request("leave_a_process_behind"), tmp_path).ok
