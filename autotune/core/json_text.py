@@ -33,7 +33,7 @@ def _opened(text: str | bytes) -> int:
     return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
 
 
-def _depth(value: object) -> int:
+def _depth(value: Any) -> int:
     """Return the depth of a value, or one that is too deep, whichever is less."""
     depth, level = 0, [value]
     while depth <= MAX_DEPTH:
