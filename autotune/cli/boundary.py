@@ -20,7 +20,11 @@ USAGE = 2
 BUG = os.EX_SOFTWARE
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What no file of autotune's own can meet, and any of the user's.
+_OF_FILES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -63,8 +67,9 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
         _say("The memory of this machine ran out. Free some, or use a smaller dataset.", debug)
         return USAGE
     except Exception as error:  # noqa: BLE001 - the process ends here after any error
-        if isinstance(error, OSError) and error.errno in _FULL:
-            _say(f"{error.filename or 'A file'} cannot be written: {error.strerror}. Free some space.", debug)
+        if isinstance(error, OSError) and error.errno in _OF_FILES:
+            what, hint = _OF_FILES[error.errno]
+            _say(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}", debug)
             return USAGE
         _say("This is a bug of autotune; please report it with the lines above.", debug=True)
         return BUG

@@ -209,3 +209,10 @@ def test_lengths_and_techniques_write_documents(
     assert json.loads(capfdbinary.readouterr().out) == encode(report)
     assert run(["autotune", "techniques", "--json"]) == 0
     assert json.loads(capfdbinary.readouterr().out) == [encode(row)]
+
+
+def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(("autotune", "report", "x" * 300)) == 2
+    assert (
+        capsys.readouterr().err == f"autotune: {'x' * 300} cannot be opened: File name too long. Name another file.\n"
+    )
