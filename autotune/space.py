@@ -10,11 +10,13 @@ from typing import Any
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.result import LeftOut, Unlockable
 from autotune.core.setting import Setting
+from autotune.core.text import printable
 from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import OFF, ON, Effect, Technique
 
 # YAML 1.1 reads an unquoted on, off or null as something else than the word that was written.
+_SHOWN = 60  # letters
 _YAML_WORDS: dict[object, str] = {True: ON, False: OFF, None: "none"}
 
 
@@ -85,8 +87,12 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
         root = yaml.compose(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"The space file {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"The space file {path} is not YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError as error:
+        raise InputError(
+            f"The space file {path} is nested too deeply.", hint="It maps techniques to choices."
+        ) from error
     sections = dict(_entries(root, path, "a mapping with the key techniques"))
     for key, node in sections.items():
         if key.value not in ("trainer", "techniques", "recipes"):
@@ -101,7 +107,7 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
         listed = node.value if isinstance(node, yaml.SequenceNode) else [node]
         choices[str(key.value)] = tuple(_choice(key, item, path, techniques) for item in listed)
     recipes = []
-    for item in by_name["recipes"].value if "recipes" in by_name else []:
+    for item in _items(by_name["recipes"], path) if "recipes" in by_name else []:
         entries = _entries(item, path, "a recipe, a mapping from technique to choice")
         recipes.append({str(key.value): _choice(key, node, path, techniques) for key, node in entries})
     return SpaceFile(trainer, choices, tuple(recipes))
@@ -112,7 +118,19 @@ def _entries(node: Any, path: Path, wanted: str) -> Iterator[tuple[Any, Any]]:
 
     if not isinstance(node, yaml.MappingNode):
         raise InputError(f"The space file {path} needs {wanted}.") if node is None else _at(path, node, f"not {wanted}")
-    yield from node.value
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _at(path, key, "a key is a word")
+        yield key, value
+
+
+def _items(node: Any, path: Path) -> Sequence[Any]:
+    import yaml
+
+    if not isinstance(node, yaml.SequenceNode):
+        raise _at(path, node, "recipes are a list of mappings from technique to choice")
+    items: Sequence[Any] = node.value
+    return items
 
 
 def _at(path: Path, node: Any, what: str) -> InputError:
@@ -124,7 +142,10 @@ def _choice(key: Any, node: Any, path: Path, techniques: Sequence[Technique]) ->
 
     if not isinstance(node, yaml.ScalarNode):
         raise _at(path, node, f"a choice of {key.value} is a word or a number")
-    loaded = yaml.safe_load(yaml.serialize(node))
+    try:
+        loaded = yaml.safe_load(yaml.serialize(node))
+    except (yaml.YAMLError, ValueError, KeyError) as error:  # such as a date that is none
+        raise _at(path, node, f"{printable(node.value[:_SHOWN])!r} cannot be read") from error
     text = _YAML_WORDS[loaded] if loaded is None or isinstance(loaded, bool) else node.value
     try:
         return find(key.value, techniques).parse(text)

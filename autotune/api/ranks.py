@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import pickle
+import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.json_text import read_json
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ class ApartError(AutotuneError):
 class Ranks(Protocol):
     """The processes of a training, as one of them sees them; all of them have to call the same methods.
 
-    Each method may raise an :class:`ApartError`.
+    What they exchange is what JSON has, or a dataclass of which each process has one. Each method may raise an
+    :class:`ApartError`.
     """
 
     @property
@@ -93,15 +97,19 @@ class StoreRanks:
         if self.rank == 0:
             self._put(key, own)
             return own
-        found: list[_Told] = self._taken([key], _PATIENCE_SECONDS)
-        return found[0]
+        (found,) = self._taken([key], _PATIENCE_SECONDS)
+        try:
+            return decode(type(own), found) if dataclasses.is_dataclass(own) else found
+        except DecodeError as error:
+            raise ApartError(f"The processes of this training run different versions of autotune: {error}.") from error
 
     def _next(self) -> str:
         return f"{self._name}/{next(self._exchanges)}"
 
     def _put(self, key: str, value: object) -> None:
         try:
-            self._store.set(key, pickle.dumps(value))
+            # As JSON: whoever reaches the store could write what runs code when it is unpickled.
+            self._store.set(key, json.dumps(encode(value)).encode())
         except RuntimeError as error:
             raise _lost(error) from error
 
@@ -114,9 +122,11 @@ class StoreRanks:
                     raise ApartError(f"The other processes of this training said nothing for {seconds:,.0f} s.")
                 time.sleep(pause)
                 pause = min(2 * pause, _PAUSES_SECONDS[1])
-            return [pickle.loads(self._store.get(key)) for key in keys]
+            return [read_json(self._store.get(key)) for key in keys]
         except RuntimeError as error:
             raise _lost(error) from error
+        except ValueError as error:
+            raise ApartError(f"What a process of this training told the others cannot be read: {error}.") from error
 
 
 def ranks_of(args: transformers.TrainingArguments) -> Ranks:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.json_text import read_json
+from autotune.core.text import decodable, printable
+from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.study import ProbeRun, Purpose
 
@@ -47,7 +50,7 @@ class Output:
         Raises:
             InputError: another run writes to it.
         """
-        with (self.directory / _LOCK_FILE).open("w", encoding="utf-8") as file:
+        with _opened(self.directory / _LOCK_FILE) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -74,14 +77,14 @@ class Output:
     def remembered_budget(self) -> int | None:
         """Return the memory budget, in bytes, of the run that is resumed; None when there is none."""
         try:
-            return int(json.loads((self.directory / _RUN_FILE).read_text(encoding="utf-8"))["budget_bytes"])
+            return int(read_json((self.directory / _RUN_FILE).read_text(encoding="utf-8"))["budget_bytes"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def remember_budget(self, budget_bytes: int) -> None:
         """Keep the memory budget for a resume, since what others use of a device differs from day to day."""
         text = json.dumps({"budget_bytes": budget_bytes})
-        (self.directory / _RUN_FILE).write_text(text + "\n", encoding="utf-8")
+        write_text(self.directory / _RUN_FILE, text + "\n")
 
 
 def default_output(model: str, dataset: str) -> str:
@@ -109,6 +112,8 @@ def open_output(directory: str | Path) -> Output:
     for mark in "?%":
         if mark in str(path):
             raise InputError(f"The URL of a study cannot have the {mark} of the output directory {path}.", hint=hint)
+    if not decodable(path):
+        raise InputError(f"The output directory {printable(str(path))} has a name that is not UTF-8.", hint=hint)
     try:
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir()}
@@ -119,6 +124,21 @@ def open_output(directory: str | Path) -> Output:
     if found - _OWN_NAMES and _RUN_FILE not in found:
         raise InputError(f"The output directory {path} holds other files and no run of autotune.", hint=hint)
     return Output(path)
+
+
+@contextmanager
+def _opened(lock: Path) -> Iterator[int]:
+    """Open the file of a lock, which may be there; what it is a link to belongs to somebody else."""
+    try:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        hint = "Choose another --output, or remove the file if no run is going on."
+        raise InputError(f"{lock}, by which runs keep one another out, cannot be opened: {why}.", hint=hint) from error
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _slug(name: str) -> str:

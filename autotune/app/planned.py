@@ -22,6 +22,7 @@ from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
+from autotune.inspection.paths import exists
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.sources import source_digest
 from autotune.probing.tracing import ServerTracer
@@ -167,7 +168,9 @@ def planned_workload(
     cache: Cache,
     listener: Listener,
     evaluation: DatasetSource | None = None,
+    *,
     checked: tuple[str, ...] | None = None,
+    most_seconds: float | None = None,
 ) -> Workload:
     """Return the workload, with the self-test of those attention implementations that run on a CPU.
 
@@ -177,6 +180,7 @@ def planned_workload(
         dataset: None: a placeholder of a few words, whose lengths are not meaningful.
         evaluation: the rows that training is evaluated on, or None.
         checked: the attention implementations to test; None: all that the options leave.
+        most_seconds: time after which reading and tokenising is ended; None: never.
 
     Raises:
         InputError: the model or the dataset cannot be used.
@@ -193,7 +197,7 @@ def planned_workload(
     known = _kept(cache, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
-    reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
+    reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)
     rows = dataset or _stand_in(options.trainer, tracer.folder)
     adapter = fixed_peft(options)
     workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter)
@@ -238,7 +242,7 @@ def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:
 def state_of(name: str) -> list[tuple[str, int, int]] | None:
     """Return names, sizes and times of change of the files that a path names, or None where it names none."""
     path = Path(name)
-    if not path.exists():
+    if not exists(path):
         return None
     return sorted(_files(path))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from autotune.confidential import hidden_values
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
+from autotune.core.json_text import read_json
 from autotune.core.result import SCHEMA, Result
 from autotune.emit.bundle import RESULT
 from autotune.emit.files import write_text
@@ -53,7 +53,7 @@ def read_result(file: Path) -> Result:
         InputError: there is none, or it is of another schema.
     """
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = read_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"There is no result to report on: {file} cannot be read ({error.strerror}).",

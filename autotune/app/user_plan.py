@@ -20,6 +20,7 @@ from autotune.core.configuration import Configuration
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
+from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import EVALUATED
@@ -209,7 +210,7 @@ def _check_template(path: object) -> None:
     Raises:
         InputError: it is not.
     """
-    if path is None or (Path(str(path)).is_file() and str(path).endswith(_TEMPLATE_FILES)):
+    if path is None or (is_file(str(path)) and str(path).endswith(_TEMPLATE_FILES)):
         return
     raise InputError(
         f"{CHAT_TEMPLATE}={path} is no file of a template ({' or '.join(_TEMPLATE_FILES)}) here. Of a model, TRL also "

@@ -23,11 +23,13 @@ class WorkloadReader:
 
     Attributes:
         directory: where the jobs' folders and the tokenised rows go.
+        most_seconds: time after which reading and tokenising is ended; None: never.
     """
 
     server: JobServer
     directory: Path
     listener: Listener
+    most_seconds: float | None = None
 
     def read(
         self,
@@ -52,7 +54,7 @@ class WorkloadReader:
         tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
         rollouts, adapter = rollouts or Rollouts(), peft_config.configuration(peft)
         request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, rollouts, adapter)
-        reply = prepare(self.server, request, self.directory / "prepare")
+        reply = prepare(self.server, request, self.directory / "prepare", self.most_seconds)
         return Workload(
             trainer,
             model,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from autotune.cli.parser import Command, read_arguments
 from autotune.cli.programs import resume_command
+from autotune.cli.streams import open_closed_streams
 from autotune.confidential import MASK, hidden, hidden_words, secrets_in
 from autotune.errors import AutotuneError
 
@@ -20,7 +21,11 @@ USAGE = 2
 BUG = os.EX_SOFTWARE
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What no file of autotune's own can meet, and any of the user's.
+_OF_FILES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -29,6 +34,7 @@ def run(argv: Sequence[str]) -> int:
     0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted, 141 the reader of the output closed the pipe,
     70 a bug.
     """
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.
@@ -68,8 +74,9 @@ def _guarded(argv: Sequence[str]) -> int:
         say("The memory of this machine ran out. Free some, or use a smaller dataset.")
         return USAGE
     except Exception as error:  # noqa: BLE001 - the process ends here after any error
-        if isinstance(error, OSError) and error.errno in _FULL:
-            say(f"{error.filename or 'A file'} cannot be written: {error.strerror}. Free some space.")
+        if isinstance(error, OSError) and error.errno in _OF_FILES:
+            what, hint = _OF_FILES[error.errno]
+            say(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
             return USAGE
         say("This is a bug of autotune; please report it with the lines above.", trace=True)
         return BUG

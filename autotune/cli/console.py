@@ -28,5 +28,5 @@ def stderr_console() -> Console:
 
 def write_json(document: object) -> None:
     """Write a dataclass to stdout as JSON in UTF-8, whatever the locale is."""
-    sys.stdout.buffer.write(json_text(document).encode())
+    sys.stdout.buffer.write(json_text(document).encode(errors="backslashreplace"))
     sys.stdout.buffer.flush()

@@ -43,7 +43,12 @@ def decode(kind: type[T], document: Any) -> T:
     Raises:
         DecodeError: a field is missing or has another type than its hint says.
     """
-    return cast(T, _decode(kind, document, kind.__name__))
+    try:
+        return cast(T, _decode(kind, document, kind.__name__))
+    except DecodeError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:  # a key that is no number, or what a class refuses
+        raise DecodeError(f"{kind.__name__} cannot be made of it: {error}") from error
 
 
 @cache

@@ -45,7 +45,7 @@ def write_document(file: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk is full, or the directory cannot be written.
     """
-    with written_beside(file, shared=True) as part:
+    with written_beside(file) as part:
         part.write_text(json.dumps(document), encoding="utf-8")
 
 

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import os
+import glob
+import secrets
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# Whoever still writes a directory has changed it within this time.
+_LEFT_SECONDS = 86_400.0
 
 
 @contextmanager
-def written_beside(target: Path, *, shared: bool = False) -> Iterator[Path]:
+def written_beside(target: Path) -> Iterator[Path]:
     """Yield a path beside ``target`` to write a file or a directory to, and rename it to ``target`` on success.
 
-    The directory of ``target`` has to exist. An earlier ``target`` stays until the new one is complete.
-
-    Args:
-        shared: whether several processes may write the same target at a time; each then gets its own path.
+    The directory of ``target`` has to exist. An earlier ``target`` stays until the new one is complete. Each call has a
+    path of its own, so that several processes, on one machine or on several that share the folder, may write the same
+    target at a time: the last one stays.
 
     Raises:
         OSError: the disk is full, or the directory cannot be written.
     """
-    part = target.with_name(f".{target.name}.{os.getpid()}.part" if shared else f".{target.name}.part")
-    _remove_directory(part)  # a process that was killed left it
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         yield part
         if part.is_dir():
+            _remove_left(target)
             _remove_directory(target)  # a directory with files in it cannot be renamed over
         part.replace(target)
     finally:
         _remove_directory(part)
         part.unlink(missing_ok=True)
+
+
+def _remove_left(target: Path) -> None:
+    """Remove what processes that were killed have left; rows take much space, and nobody else looks for them."""
+    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > _LEFT_SECONDS:
+                _remove_directory(part)
 
 
 def _remove_directory(path: Path) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 from autotune.emit.arguments import launch_arguments, training_arguments
+from autotune.emit.comment import filled
 from autotune.emit.handover import Handover
 from autotune.emit.launch import launch_keys
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
 from autotune.emit.serving import SERVE, TRAIN, visible
-
-_WIDTH = 100
+from autotune.emit.yaml_text import yaml_text
 
 
 def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
     """Return the YAML document, the user's own if the training changes one, with its provenance above as a comment."""
-    import yaml
-
     plan = given.plan
     if given.base is not None and given.base.text:
         body = given.base.text
@@ -29,7 +26,7 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
             **launch_arguments(given.hardware.processes, given.threads),
             **launch_keys(plan, directory),
         }
-        body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
+        body = yaml_text(document)
     command = f"trl {plan.trainer} --config config.yaml"
     run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if given.server is not None else command
     # In `env` of this file, it would take the place of what the user has set.
@@ -39,16 +36,5 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
     )
     shown = [several] if given.on_one_gpu and given.server is None else []
     lines = [f"Run with: {run}", *shown, *provenance(given, rows)]
-    head = "\n".join(_comment(line) for line in lines)
+    head = "\n".join(filled(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"
-
-
-def _comment(sentence: str) -> str:
-    return textwrap.fill(
-        sentence,
-        _WIDTH,
-        initial_indent="# ",
-        subsequent_indent="#   ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -36,7 +36,8 @@ def write_text(file: Path, text: str, *, executable: bool = False) -> None:
         InputError: the directory cannot be made or written, or the disk is full.
     """
     with written(file) as part:
-        part.write_text(text, encoding="utf-8")
+        # A lone surrogate, a byte of a file's name that is no UTF-8, becomes what JSON reads as one.
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
         if executable:
             part.chmod(part.stat().st_mode | 0o111)
 

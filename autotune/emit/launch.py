@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.core.plan import TrainingPlan
+from autotune.emit.yaml_text import yaml_text
 
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
@@ -55,12 +56,10 @@ def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] 
     Args:
         own: the user's document for ``accelerate launch``; empty without one.
     """
-    import yaml
-
     if not launches(plan) and not own:
         return {}
     document = accelerate_document(plan, directory, own)
-    files = {ACCELERATE: yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10_000)}
+    files = {ACCELERATE: yaml_text(document)}
     if plan.args.get("deepspeed"):
         files[DEEPSPEED] = json.dumps(plan.args["deepspeed"], indent=2) + "\n"
     return files

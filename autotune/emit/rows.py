@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.emit.files import remove, write_text, written
+from autotune.emit.yaml_text import yaml_text
 from autotune.trainers import Trainer, find_trainer
 
 if TYPE_CHECKING:
@@ -124,11 +125,9 @@ def remove_rows(directory: Path, but: Collection[str] = ()) -> None:
 
 def _card(files: Mapping[str, DatasetSource]) -> str:
     """Return the dataset card that names the file of each split, as ``datasets`` reads it."""
-    import yaml
-
     listed = [{"split": split, "path": source.data_files} for split, source in files.items()]
     document = {"configs": [{"config_name": "default", "data_files": listed}]}
-    return f"---\n{yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10_000)}---\n"
+    return f"---\n{yaml_text(document)}---\n"
 
 
 def cut_length(workload: Workload, plan: TrainingPlan) -> int | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from string import Template
 
 from autotune.core.bundle import Basis
 from autotune.core.plan import TrainingPlan
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
+from autotune.emit.comment import filled, one_line
 from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, launches
 from autotune.emit.provenance import provenance
@@ -17,7 +17,6 @@ from autotune.emit.serving import training_gpus, visible
 from autotune.trainers import Trainer, find_trainer
 
 _PEFT_FROM_FILE = f'PeftConfig.from_peft_type(**json.loads((BUNDLE / "{PEFT_CONFIG}").read_text(encoding="utf-8")))'
-_WIDTH = 100
 _CLASSES = ("ModelConfig", "TrlParser")
 _FUNCTIONS = ("get_peft_config", "get_quantization_config")
 _EVALUATED = """\
@@ -221,5 +220,4 @@ def _imports(trainer: Trainer, plan: TrainingPlan, *, evaluates: bool) -> str:
 
 
 def _docstring_lines(sentence: str) -> str:
-    escaped = sentence.replace("\\", "\\\\").replace('"""', r"\"\"\"")
-    return textwrap.fill(escaped, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return filled(one_line(sentence).replace("\\", "\\\\").replace('"""', r"\"\"\""))

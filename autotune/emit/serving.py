@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.vllm import ServerSplit
+from autotune.emit.comment import one_line
 
 SERVE, TRAIN = "serve.sh", "train.sh"
 SCRIPTS = (SERVE, TRAIN)
@@ -97,5 +98,5 @@ def in_bundle(name: str) -> str:
 
 def _script(said: str, command: str, *before: str) -> str:
     # In the place of the shell, so that what ends the script ends the command.
-    lines = ["#!/usr/bin/env bash", f"# {' '.join(said.split())}", "set -euo pipefail", *before]
+    lines = ["#!/usr/bin/env bash", f"# {one_line(said)}", "set -euo pipefail", *before]
     return "\n".join([*lines, f'exec env {command} "$@"']) + "\n"

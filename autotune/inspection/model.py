@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from autotune.core.json_text import read_json
 from autotune.core.workload import Init, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.paths import local_path
@@ -71,7 +71,7 @@ def _directory(path: Path) -> Path:
 
 def _check_config(file: Path) -> None:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are both ValueErrors

@@ -5,11 +5,28 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from autotune.core.text import decodable, printable
 from autotune.errors import InputError
 
 # The hub's own rule: huggingface_hub.utils._validators.REPO_ID_REGEX and validate_repo_id.
 _HUB_ID = re.compile(r"(\b[\w\-.]+\b/)?\b[\w\-.]{1,96}\b")
 _PATH_STARTS = (".", "/", "~")
+
+
+def exists(path: str | Path) -> bool:
+    """Return whether something is there; not for a text that is too long for a name, or that may not be looked at."""
+    try:
+        return bool(str(path)) and Path(path).exists()
+    except OSError:
+        return False
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether a file is there; not for a text that is too long for a name, or that may not be looked at."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
 
 
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
@@ -32,7 +49,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     try:
         path = Path(text).expanduser().absolute()
         if path.exists():
-            return path.resolve()
+            return _readable(path.resolve(), kind)
         if text.startswith(_PATH_STARTS) or text.count("/") > 1 or Path(text).suffix.lower() in suffixes:
             raise InputError(f"The {kind} {text!r} does not exist.", hint=_nearest(path))
     except OSError as error:
@@ -44,6 +61,15 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
             f"The {kind} {text!r} is no path and cannot be a hub id.", hint="A hub id is NAME or ORG/NAME."
         )
     return None
+
+
+def _readable(path: Path, kind: str) -> Path:
+    if not decodable(path):
+        raise InputError(
+            f"The {kind} {printable(str(path))} has a name that is not UTF-8.",
+            hint="Rename it; datasets cannot load it.",
+        )
+    return path
 
 
 def _nearest(path: Path) -> str:

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 
-import yaml
-
 from autotune.errors import InputError
 from autotune.inspection.gpus import gpus, listed_gpu
+from autotune.inspection.yaml_file import MAX_BYTES, loaded
 
 _EXAMPLE = "Write a line such as H100-80GB: 2.99 (YAML) or H100-80GB,2.99 (CSV)."
-_MOST_BYTES = 128 * 1024
 
 
 def read_prices(file: str | Path) -> Mapping[str, float]:
@@ -24,8 +22,8 @@ def read_prices(file: str | Path) -> Mapping[str, float]:
     """
     path = Path(file)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path} has more than {_MOST_BYTES:,} bytes, so it is no list of prices.", hint=_EXAMPLE)
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path} has more than {MAX_BYTES:,} bytes, so it is no list of prices.", hint=_EXAMPLE)
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.", hint="Give a file of prices.") from error
@@ -61,7 +59,7 @@ def checked_prices(prices: Iterable[tuple[object, object]], where: str) -> Mappi
 def _number(price: object, what: str) -> float:
     try:
         number = float(price) if isinstance(price, int | float | str) and not isinstance(price, bool) else None
-    except ValueError:
+    except (ValueError, OverflowError):
         number = None
     if number is None or not isfinite(number) or number <= 0:
         raise InputError(f"{what} is {price!r}, which is no number above zero.", hint="Write for instance 2.99.")
@@ -69,12 +67,7 @@ def _number(price: object, what: str) -> float:
 
 
 def _of_yaml(path: Path, text: str) -> Iterator[tuple[object, object]]:
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark is not None else ""
-        raise InputError(f"{path} is not YAML{line}.", hint=_EXAMPLE) from error
+    _, document = loaded(text, path)
     if document is not None and not isinstance(document, Mapping):
         raise InputError(f"{path} does not map names of GPUs to prices.", hint=_EXAMPLE)
     yield from (document or {}).items()

@@ -6,6 +6,7 @@ import codecs
 import json
 from pathlib import Path
 
+from autotune.core.json_text import read_json
 from autotune.errors import InputError
 from autotune.units import MIB
 
@@ -68,11 +69,13 @@ def _check_lines(file: Path, limit_bytes: int) -> int | None:
 
 def _document(file: Path) -> object:
     try:
-        return json.loads(file.read_bytes())
+        return read_json(file.read_bytes())
     except json.JSONDecodeError as error:
         raise InputError(f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
+    except ValueError as error:
+        raise InputError(f"{file} cannot be read: {error}.") from error
 
 
 def _decoded(file: Path, number: int, line: bytes) -> str:
@@ -89,18 +92,20 @@ def _check_line(file: Path, number: int, text: str) -> None:
     shown = text.strip()
     shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
     try:
-        row = json.loads(text.rstrip("\r\n"))
+        row = read_json(text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         raise InputError(
             f"Line {number} of {file} is not JSON: {error.msg} at column {error.colno}.", hint=f"It reads: {shown}"
         ) from error
+    except ValueError as error:
+        raise InputError(f"Line {number} of {file} cannot be read: {error}.", hint=f"It reads: {shown}") from error
     if not isinstance(row, dict):
         raise InputError(f"Line {number} of {file} is {_kind(row)}, not an object.", hint=f"It reads: {shown}")
 
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(read_json(line), dict)
     except ValueError:
         return False
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from autotune.core.text import printable
 from autotune.errors import InputError
 from autotune.inspection.yaml_tree import Node, TreeError, tree
 
@@ -78,6 +79,23 @@ def parsed(text: str, path: Path) -> YamlFile:
     Raises:
         InputError: as :func:`read_yaml` says.
     """
+    root, values = loaded(text, path)
+    if root is None or not isinstance(values, dict):
+        what = "is empty" if values is None else f"holds a {_kind(root)}"
+        raise InputError(
+            f"{place(path)} {what}; a TRL configuration is a YAML mapping.", hint="Write lines of the form key: value."
+        )
+    _check_words(root, path)
+    return YamlFile(path, text, values, root)
+
+
+def loaded(text: str, path: Path) -> tuple[Node | None, object]:
+    """Return a document of YAML as a tree, and its values as PyYAML loads them; ``path`` is for messages.
+
+    Raises:
+        InputError: it is no YAML, has a key twice, asks for objects, or is larger or more nested than a document that
+            people write.
+    """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _too_large(path, len(text))
     # TRL opens its file as text, so that every line end is a newline; the tree keeps the places in the real text.
@@ -92,13 +110,7 @@ def parsed(text: str, path: Path) -> YamlFile:
         raise InputError(f"{place(path, line)}: {shown(str(error.problem))}.") from error
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{place(path)} cannot be loaded: {shown(str(error))}.") from error
-    if root is None or not isinstance(values, dict):
-        what = "is empty" if values is None else f"holds a {_kind(root)}"
-        raise InputError(
-            f"{place(path)} {what}; a TRL configuration is a YAML mapping.", hint="Write lines of the form key: value."
-        )
-    _check_words(root, path)
-    return YamlFile(path, text, values, root)
+    return root, values
 
 
 def place(path: Path, line: int | None = None) -> str:
@@ -107,9 +119,8 @@ def place(path: Path, line: int | None = None) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text with control characters, terminal escapes among them, escaped, and what is too long cut."""
-    cut = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
+    """Return a text with what is not printable escaped, and what is too long cut."""
+    return printable(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
 def _text(path: Path) -> str:

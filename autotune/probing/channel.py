@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -51,6 +51,9 @@ class Channel(ABC):
         self._commands = commands
         self._events = events
         self._unread = b""
+        # Neither limited to descriptors under 1,024, as select() is, nor a descriptor itself, as epoll is.
+        self._readable = selectors.PollSelector()
+        self._readable.register(events, selectors.EVENT_READ)
         self.ready = False
 
     @property
@@ -61,6 +64,10 @@ class Channel(ABC):
     @abstractmethod
     def close(self) -> str:
         """End the server and return the end of its standard error."""
+
+    def status(self) -> int | None:
+        """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
+        return None
 
     def send(self, **command: object) -> None:
         """Send a command.
@@ -83,8 +90,7 @@ class Channel(ABC):
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while b"\n" not in self._unread:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            readable, _, _ = select.select([self._events], [], [], left)
-            if not readable:
+            if not self._readable.select(left):
                 return None
             try:
                 received = os.read(self._events, 65536)
@@ -154,6 +160,13 @@ class Started(Channel):
         """The server's process id."""
         return self._process.pid
 
+    def status(self) -> int | None:
+        """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
+        try:
+            return self._process.wait(_CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
     def close(self) -> str:
         """End the server and return the end of its standard error."""
         if not self.ready:
@@ -220,6 +233,16 @@ class Twin(Channel):
                 pass
             return False
         return True
+
+
+def signal_name(number: int | None) -> str:
+    """Return the name of a signal; empty for None."""
+    if number is None:
+        return ""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
 
 
 def _end_of(file: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.probing.channel import signal_name
 from autotune.probing.server import Ending
 from autotune.units import format_bytes, format_duration
 
@@ -29,7 +30,7 @@ def classify(
         limit_bytes: the limit that it enforced on itself, or None.
         kills: number of processes that the kernel killed out of memory meanwhile, as counted by its control groups.
     """
-    name = _signal_name(ending.signal)
+    name = signal_name(ending.signal)
     if ending.timed_out:
         return Measurement(ProbeStatus.TIMEOUT, f"killed after {format_duration(ending.wall_seconds)}")
     if kills > 0 and (ending.signal == signal.SIGKILL or ending.server_died):
@@ -64,12 +65,3 @@ def _tells_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> 
 def _of_device(line: str, device: DeviceKind) -> bool:
     """Whether the memory that ran out is that which the budget limits."""
     return device == "cpu" or _DEVICE_OUT_OF_MEMORY in line.lower()
-
-
-def _signal_name(number: int | None) -> str:
-    if number is None:
-        return ""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "a real-time signal"

@@ -39,19 +39,30 @@ from autotune.probing.cgroup import out_of_memory_kills
 from autotune.probing.classify import classify
 from autotune.probing.log import last_lines
 from autotune.probing.server import Ending, JobServer
+from autotune.units import format_duration
 
 R = TypeVar("R")
 _SHOWN_LINES = 5
 
 
-def prepare(server: JobServer, request: PrepareRequest, folder: Path) -> PrepareReply:
+def prepare(
+    server: JobServer, request: PrepareRequest, folder: Path, timeout_seconds: float | None = None
+) -> PrepareReply:
     """Read the model, tokenise the dataset, and return the profiles of both.
 
     Raises:
         InputError: the model or the dataset cannot be used.
+        JobLostError: it took longer than it may.
         AutotuneError: the job failed in another way; the message names its log.
     """
-    return _expect(PrepareReply, server.run(Job.PREPARE, request, folder), folder)
+    ending = server.run(Job.PREPARE, request, folder, timeout_seconds)
+    if ending.timed_out:
+        raise JobLostError(
+            f"Reading {request.model.name} and tokenising {request.dataset.name} was ended after "
+            f"{format_duration(ending.wall_seconds)}.",
+            hint="Give fewer rows with --dataset, or look whether the chat template comes to an end.",
+        )
+    return _expect(PrepareReply, ending, folder)
 
 
 def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path) -> CheckPackingReply:

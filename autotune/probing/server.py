@@ -16,7 +16,7 @@ from typing import Any
 from autotune.core.exchange import write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.errors import InputError, ProbeServerError
-from autotune.probing.channel import Channel, Gone, Started, Twin
+from autotune.probing.channel import Channel, Gone, Started, Twin, signal_name
 
 # Time within which the server has to report the end of a process that it has killed.
 _KILLING_SECONDS = 10.0
@@ -46,7 +46,7 @@ class JobServer:
     """Starts one process per job, by a server process that has preloaded the imports.
 
     The server starts in the background when this object is made; the first job waits for it. A server that dies is
-    replaced at the next job, once: when two die with no job completed in between, jobs cannot be run.
+    replaced, once: when two die with no job completed in between, or one fails to start, jobs cannot be run.
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it.
@@ -84,6 +84,7 @@ class JobServer:
         self._environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
+        self._interrupted = False
         started = Started(self._arguments, self._environment, twins)
         self._channel: Channel | None = started
         self.twins: tuple[JobServer, ...] = tuple(map(self._twin, started.twins))
@@ -169,6 +170,7 @@ class JobServer:
             if channel.ready:
                 channel.send(kill=True)
             elif channel.pid is not None:
+                self._interrupted = True
                 os.kill(channel.pid, signal.SIGKILL)
 
     def _ready_channel(self) -> Channel:
@@ -178,7 +180,13 @@ class JobServer:
             while not self._channel.ready:
                 self._channel.receive()
         except Gone as error:
-            raise self._given_up("could not be started") from error
+            status = self._channel.status()
+            if self._interrupted or (status is not None and status >= 0):
+                raise self._given_up("could not be started") from error
+            # Such as by the kernel, for want of memory that a moment later may be free.
+            killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"
+            self._count_death(f"{killed} twice while it started")
+            return self._ready_channel()
         return self._channel
 
     @staticmethod
@@ -207,10 +215,10 @@ class JobServer:
             raise Gone
         return event
 
-    def _count_death(self) -> None:
+    def _count_death(self, twice: str = "died twice") -> None:
         self._deaths += 1
         if self._deaths > 1:
-            raise self._given_up("died twice")
+            raise self._given_up(twice)
         self.close()
 
     def _given_up(self, what: str) -> ProbeServerError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import signal
 import sys
 import traceback
@@ -94,11 +94,14 @@ class Server:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, _wake)
+        self._awaited = selectors.PollSelector()
+        for file in (0, self._woken):
+            self._awaited.register(file, selectors.EVENT_READ)
 
     def _listen(self, jobs: Mapping[str, JobType]) -> None:
         unread = b""
         while os.getppid() == self._parent:
-            readable, _, _ = select.select([0, self._woken], [], [], _PARENT_CHECK_SECONDS)
+            readable = [key.fd for key, _ in self._awaited.select(_PARENT_CHECK_SECONDS)]
             if self._woken in readable:
                 os.read(self._woken, 4096)
                 self._reap()

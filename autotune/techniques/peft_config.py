@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.json_text import read_json
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques import lora
@@ -47,7 +48,7 @@ class PeftConfig(Technique):
             return NONE
         try:
             written = asked if asked.startswith("{") else Path(asked).expanduser().read_text(encoding="utf-8")
-            document = json.loads(written)
+            document = read_json(written)
         except OSError as error:
             raise self._refused(asked, f"the file cannot be read ({error.strerror})") from error
         except ValueError as error:
@@ -80,7 +81,7 @@ class PeftConfig(Technique):
 
 def configuration(choice: Choice) -> dict[str, Any]:
     """Return the configuration that a choice is, empty for ``none``."""
-    return {} if choice == NONE else dict(json.loads(str(choice)))
+    return {} if choice == NONE else dict(read_json(str(choice)))
 
 
 TECHNIQUE = PeftConfig()

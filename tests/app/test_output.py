@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,29 @@ def test_a_second_run_in_one_directory_is_told_how_to_search_together(tmp_path: 
         assert "--storage" in caught.value.hint
     with open_output(tmp_path).held():
         assert open_output(tmp_path).directory == tmp_path
+
+
+def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays(tmp_path: Path) -> None:
+    mine = tmp_path / "thesis.tex"
+    mine.write_text("words")
+    made = open_output(tmp_path / "run")
+    (made.directory / ".lock").symlink_to(mine)
+    with pytest.raises(InputError, match=r"\.lock, .*: it is a symbolic link"), made.held():
+        pass
+    assert mine.read_text() == "words"
+
+
+def test_a_lock_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    made = open_output(tmp_path)
+    (tmp_path / ".lock").mkdir()  # another user's file is writable for root, as whom tests may run
+    with pytest.raises(InputError, match=r"\.lock, .*: Is a directory"), made.held():
+        pass
+
+
+@pytest.mark.parametrize("name", ["x" * 300, os.fsdecode(b"caf\xe9")], ids=["too long", "not UTF-8"])
+def test_a_name_that_no_directory_can_have_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"File name too long|not UTF-8"):
+        open_output(tmp_path / name)
 
 
 def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:

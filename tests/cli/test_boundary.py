@@ -230,3 +230,10 @@ def test_no_way_to_end_tells_a_secret_of_the_command(
     assert "planted" not in out + err
     assert "me:***@host/name?sslpassword=***' --debug --resume" in err
     assert "Write what is secret in the place of ***" in err
+
+
+def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(("autotune", "report", "x" * 300)) == 2
+    assert (
+        capsys.readouterr().err == f"autotune: {'x' * 300} cannot be opened: File name too long. Name another file.\n"
+    )

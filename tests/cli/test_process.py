@@ -71,6 +71,16 @@ def test_a_reader_that_goes_away_is_no_error_and_not_nothing_fits(words: list[st
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"), [(["lengths", "M", "D"], 0), (["probe", "M", "D", "--json"], 0), (["probe"], 2)]
+)
+def test_a_closed_stream_changes_no_exit_code(words: list[str], code: int, closed: str) -> None:
+    command = ["bash", "-c", f'exec "$@" {closed}', "-", *with_an_api(words)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
 def test_an_error_is_coloured_only_in_a_terminal() -> None:
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_file_replaces_the_one_that_was_there(tmp_path: Path, shared: bool) -> None:
+def test_a_file_replaces_the_one_that_was_there(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text("old", encoding="utf-8")
-    with written_beside(file, shared=shared) as part:
+    with written_beside(file) as part:
         part.write_text("new", encoding="utf-8")
         assert file.read_text(encoding="utf-8") == "old"
     assert file.read_text(encoding="utf-8") == "new"
@@ -47,11 +47,14 @@ def test_a_directory_replaces_the_one_that_was_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["tokenized"]
 
 
-def test_a_directory_that_a_killed_process_left_half_written_is_no_obstacle(tmp_path: Path) -> None:
-    write_folder(tmp_path / ".tokenized.part", "half")
+def test_a_directory_that_a_killed_process_left_half_written_is_removed_after_a_day(tmp_path: Path) -> None:
+    left, going_on = tmp_path / ".tokenized.1.part", tmp_path / ".tokenized.2.part"
+    write_folder(left, "half")
+    os.utime(left, (0, 0))
+    write_folder(going_on, "half")
     with written_beside(tmp_path / "tokenized") as part:
         write_folder(part, "new")
-    assert names(tmp_path) == ["tokenized"]
+    assert names(tmp_path) == [going_on.name, "tokenized"]
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
@@ -66,13 +69,10 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == "old"
 
 
-def test_two_processes_that_share_a_target_write_to_paths_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with written_beside(tmp_path / "a.json", shared=True) as first:
-        monkeypatch.setattr("os.getpid", lambda: 1)
-        with written_beside(tmp_path / "a.json", shared=True) as second:
-            assert first != second
-            first.write_text("1", encoding="utf-8")
-            second.write_text("2", encoding="utf-8")
+def test_two_that_write_a_target_at_a_time_write_to_paths_of_their_own(tmp_path: Path) -> None:
+    """Processes of two machines may have the same id."""
+    with written_beside(tmp_path / "a.json") as first, written_beside(tmp_path / "a.json") as second:
+        assert first != second
+        first.write_text("1", encoding="utf-8")
+        second.write_text("2", encoding="utf-8")
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == "1"

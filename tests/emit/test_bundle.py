@@ -215,10 +215,11 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert "--output" in raised.value.hint
 
 
-def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bundle(a_result(), tmp_path)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * size)
     before = (tmp_path / "result.json").read_bytes()
-    (tmp_path / ".result.json.part").symlink_to("/dev/full")
+    (tmp_path / f".result.json.{'0' * 8}.part").symlink_to("/dev/full")
     with pytest.raises(InputError, match=r"result\.json cannot be written: No space left on device") as raised:
         write_bundle(a_result(confirmed=False), tmp_path)
     assert "Free some space" in raised.value.hint
@@ -279,3 +280,27 @@ def test_the_file_goes_with_the_recommendation_that_needed_it(tmp_path: Path) ->
 def test_a_configuration_file_that_trl_would_not_train_by_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(AutotuneError, match="cannot train by this"):
         ProbeResult(with_peft(a_result(), peft_type="IA3")).to_yaml(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["\u2028", "\x85", "\u2029", "\n", "\r", "\x1b[2J", '"""', "\udce9", "\\"],
+    ids=lambda mark: repr(mark)[1:-1],
+)
+def test_no_name_breaks_out_of_a_comment(tmp_path: Path, mark: str) -> None:
+    name = f"a{mark}max_steps: 1{mark}b.jsonl"
+    workload = a_workload()
+    source = DatasetSource(name=name, path="json", data_files=f"/data/{name}")
+    profile = replace(workload.dataset, name=name)
+    write_bundle(
+        a_result(workload=replace(workload, dataset=profile, dataset_source=source, model_source=ModelSource(name))),
+        tmp_path / "odd",
+    )
+    write_bundle(a_result(), tmp_path / "plain")
+    odd, plain = the_config(tmp_path / "odd"), the_config(tmp_path / "plain")
+    assert odd.keys() == plain.keys()
+    assert odd["datasets"] == [{"path": "json", "data_files": f"/data/{name}", "split": "train"}]
+    bodies = [ast.parse((tmp_path / each / "train.py").read_text(encoding="utf-8")).body for each in ("odd", "plain")]
+    assert [type(each) for each in bodies[0]] == [type(each) for each in bodies[1]]
+    read = json.loads((tmp_path / "odd" / "result.json").read_text(encoding="utf-8"))
+    assert read["workload"]["dataset"]["name"] == name

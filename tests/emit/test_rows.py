@@ -65,8 +65,9 @@ def test_rows_are_cut_where_one_token_is_too_many() -> None:
     assert cut_length(a_workload(), TrainingPlan("sft", truncate_to=longest - 1)) == longest - 1
 
 
-def test_a_full_disk_is_named(tokenized_directory: Path, tmp_path: Path) -> None:
-    (tmp_path / ".rows.parquet.part").symlink_to("/dev/full")
+def test_a_full_disk_is_named(tokenized_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * size)
+    (tmp_path / f".rows.parquet.{'0' * 8}.part").symlink_to("/dev/full")
     with pytest.raises(InputError, match=r"rows\.parquet cannot be written"):
         write_copied_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
 

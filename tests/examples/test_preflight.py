@@ -142,7 +142,7 @@ def test_the_action_takes_files_and_options_on_lines_of_their_own(project: Proje
     given = {"CONFIG": "a.yaml\nb.yaml\n", "OPTIONS": "--when-unsure\nfail\n", "TRAINER": "", "GPU": ""}
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     ended = project.run("bash", "-eo", "pipefail", "-c", command, **given, PATH=path)
-    assert (ended.returncode, ended.stdout) == (0, "check|a.yaml|b.yaml|--when-unsure|fail|--no-fit|")
+    assert (ended.returncode, ended.stdout) == (0, "check|--when-unsure|fail|--no-fit|--|a.yaml|b.yaml|")
 
 
 def test_the_hook_leaves_the_files_of_tools_alone() -> None:
@@ -157,7 +157,7 @@ def test_the_hook_leaves_the_files_of_tools_alone() -> None:
 @pytest.mark.slow
 def test_the_hook_refuses_a_key_that_is_none(project: Project) -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
-    entry = [*shlex.split(hook["entry"]), "--trainer", "sft"]
+    entry = [*shlex.split(hook["entry"]), "--trainer", "sft", *hook["args"]]
     ended = project.run(*entry, CONFIGURATION, "broken.yaml")
     assert ended.returncode == 2
     assert "Did you mean packing?" in ended.stdout

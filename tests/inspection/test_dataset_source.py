@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -232,3 +233,10 @@ def test_trl_loads_rows_to_train_and_to_evaluate_on_in_one_call(tmp_path: Path) 
     ):
         with pytest.raises(InputError, match="`trl` cannot load"):
             check_one_load(train, test)
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    file.write_bytes(GOOD)
+    with pytest.raises(InputError, match=r"caf\\udce9.jsonl has a name that is not UTF-8"):
+        dataset_source(str(file))

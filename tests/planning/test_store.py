@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
@@ -50,6 +53,40 @@ def test_requests_of_one_trace_are_run_once_for_all_their_replays(tmp_path: Path
     tracer = AnalyticTracer()
     Traces(tracer, Cache(tmp_path), "model", {}).get([request(GROWING), request(EMPTIED)])
     assert [set(asked.replayed) for asked in tracer.requests] == [{AllocatorUse(), EMPTIED, GROWING}]
+
+
+def same(key: str) -> str:
+    return json.dumps({"kind": "same", "body": key})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        same("KEY"), same("../" * 9 + "x"), same("x\0"), "[" * 10_000, "[]", '{"kind": ["same"], "body": {}}',
+        '{"kind": "reply", "body": {"peaks": {"a": 1e999}}}',
+    ],
+    ids=["itself", "outside", "no name", "deep", "list", "kind", "shape"],
+)  # fmt: skip
+def test_a_broken_document_of_the_cache_is_written_anew(tmp_path: Path, broken: str) -> None:
+    tracer = AnalyticTracer()
+    replays(tmp_path, tracer)
+    (file,) = tmp_path.glob("*.json")
+    before = file.read_text(encoding="utf-8")
+    file.write_text(broken.replace("KEY", file.stem), encoding="utf-8")
+    replays(tmp_path, tracer)
+    assert (len(tracer.requests), file.read_text(encoding="utf-8")) == (2, before)
+
+
+def test_a_document_may_name_one_that_names_another(tmp_path: Path) -> None:
+    """As after two runs, of which each found another's trace to stand for its own."""
+    tracer = AnalyticTracer()
+    replays(tmp_path, tracer)
+    (file,) = tmp_path.glob("*.json")
+    file.rename(tmp_path / f"{'b' * 32}.json")
+    (tmp_path / f"{'a' * 32}.json").write_text(same("b" * 32), encoding="utf-8")
+    file.write_text(same("a" * 32), encoding="utf-8")
+    assert replays(tmp_path, tracer) == [AllocatorUse()]
+    assert len(tracer.requests) == 1
 
 
 A100, H100, H200 = map(find_gpu, ("A100-80GB", "H100-SXM", "H200"))

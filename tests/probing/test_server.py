@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -92,6 +94,19 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         probe(server, request("behave"), tmp_path)
 
 
+@pytest.mark.slow
+def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert probe(server, request("behave"), tmp_path / "1").ok
+    with (
+        JobServer("cpu", jobs_module="tests.probing.killed_at_import") as server,
+        pytest.raises(ProbeServerError, match=r"was killed by signal 9 \(SIGKILL\) twice while it started"),
+    ):
+        probe(server, request("behave"), tmp_path / "2")
+
+
 def test_a_spawned_job_leads_a_group_that_ends_with_it(tmp_path: Path) -> None:
     with JobServer("cpu", spawn=True, jobs_module=MODULE) as server:
         assert probe(server, request("leave_a_process_behind"), tmp_path).ok
@@ -145,6 +160,18 @@ def test_a_folder_that_cannot_be_made_is_told_as_such(misbehaving_server: JobSer
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
         probe(misbehaving_server, request("behave"), tmp_path / "file" / "folder")
+
+
+def test_a_process_with_many_open_files_can_run_jobs(tmp_path: Path) -> None:
+    """A user's own process, which calls autotune's functions, may have more than select() can number."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        while stack.enter_context(open(os.devnull)).fileno() < 1100:  # noqa: PTH123
+            pass
+        with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
+            assert all(probe(each, request("behave"), tmp_path).ok for each in (server, *server.twins))
 
 
 def test_modules_of_the_working_directory_do_not_stand_in_for_libraries(

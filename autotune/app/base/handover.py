@@ -17,6 +17,7 @@ from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
 from autotune.emit.files import write_text
 from autotune.emit.launch import launch_files
+from autotune.emit.yaml_text import yaml_text
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import unified_diff
 from autotune.probing import JobServer
@@ -37,18 +38,13 @@ def handed_over(
     Args:
         folder: where the configuration is written to be read again; it need not exist.
     """
-    import yaml
-
     edits, note = edits_of(base, wanted, trainer, setting), ""
     # What it names is in the bundle when that is written, and beside it here.
     again = edits_of(base, replace(wanted, bundle=folder), trainer, setting)
     try:
         text, here = rewritten(base, edits), rewritten(base, again)
     except InputError as error:
-        text, here = (
-            yaml.safe_dump(values_after(base, each), sort_keys=False, allow_unicode=True, width=10_000)
-            for each in (edits, again)
-        )
+        text, here = (yaml_text(values_after(base, each)) for each in (edits, again))
         note = f"config.yaml has the values of {base.name} without its comments. {error.message}"
     file = folder / "config.yaml"
     for name, content in {file.name: here, **launch_files(wanted.plan, folder, base.launching.document)}.items():

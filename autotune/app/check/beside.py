@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from autotune.core.bundle import PlannedBundle
 from autotune.core.codec import DecodeError, decode
 from autotune.core.configuration import Configuration
+from autotune.core.json_text import read_json
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Result
 from autotune.core.verdict import Finding, Severity
@@ -66,6 +66,6 @@ def _decoded(kind: type[_Document], file: Path) -> _Document | None:
 
 def _read(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return read_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

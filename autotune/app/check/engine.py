@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
@@ -14,7 +13,9 @@ from autotune.app.check.launch import NO_PRECISION, Launching
 from autotune.app.check.task import UnreadError
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
+from autotune.core.json_text import read_json
 from autotune.errors import InputError
+from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
 
 _FSDP = "fsdp_"
@@ -267,9 +268,9 @@ def _document(named: object, folder: Path) -> Mapping[str, object]:
     if isinstance(named, Mapping):
         return {str(name): value for name, value in without_secrets(named).items()}
     path = Path(str(named))
-    path = path if path.is_absolute() or path.is_file() else folder / path
+    path = path if path.is_absolute() or is_file(path) else folder / path
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = read_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"DeepSpeed's document {named} cannot be read: {error.strerror}.", hint="Give the path of a JSON file."

@@ -45,6 +45,9 @@ from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.prompts import NO_REWARD
 
+# A check stands before a job that waits for it, and a chat template may never come to an end.
+_READING_SECONDS = 3600.0
+
 
 @dataclass(frozen=True)
 class Fitting:
@@ -160,12 +163,12 @@ class Fitting:
         wanted = (attention,) if packs and technique.unavailable(attention, here) is None else ()
         if self.task.asked.probe:
             # The rows themselves are needed, which are not kept.
-            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
+            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, _READING_SECONDS)
             workload = reader.read(trainer.name, named.model, named.dataset, named.evaluation, options.rollouts)
             workload = reader.check_attention(workload, here, wanted) if wanted else workload
         else:
             rows = named.dataset, tracer, cache, listener, named.evaluation
-            workload = planned_workload(options, named.model, *rows, checked=wanted)
+            workload = planned_workload(options, named.model, *rows, checked=wanted, most_seconds=_READING_SECONDS)
         started = self.launching
         args = {**plan.args, **engine_args(started.document, self.config, started.folder, started.processes)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))

@@ -16,6 +16,7 @@ from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.errors import InputError
 from autotune.inspection.command_line import ACCELERATE, TRL
+from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
@@ -218,12 +219,12 @@ def _own(written: Written) -> Mapping[str, object]:
 
 def _document(name: str) -> tuple[Mapping[str, object], Path]:
     path = Path(name)
-    if not path.is_file():
+    if not is_file(path):
         spec = importlib.util.find_spec("trl")
         folders = spec.submodule_search_locations if spec is not None else None
         shipped = [Path(folder, "accelerate_configs", f"{name}.yaml") for folder in folders or ()]
-        path = next((file for file in shipped if file.is_file()), path)
-        if not path.is_file():
+        path = next((file for file in shipped if is_file(file)), path)
+        if not is_file(path):
             raise InputError(
                 f"The accelerate configuration {name} is neither a file nor one of TRL's.",
                 hint="Look into trl/accelerate_configs, or give the path of a file.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,12 @@ from autotune.app.check.need import needs_more
 from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned, state_of
 from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.json_text import read_json
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection.machine import environment
+from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.sources import package_digest
@@ -89,7 +90,7 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     if asked.probe or asked.imports:
         return None
     words = sorted(set(_words(asked, written)))
-    named = {word: _state(Path(word)) for word in words if _exists(word)}
+    named = {word: _state(Path(word)) for word in words if exists(word)}
     further = {str(file): _state(file) for file in _named_further(words)}
     text = written.file.text if written.file is not None else ""
     local = _local(asked, written)
@@ -122,7 +123,7 @@ def _named_further(words: Iterable[str]) -> list[Path]:
     folders, names, read = {Path()}, set(words), 0
     while True:
         here = (folder / name for name in sorted(names) for folder in sorted(folders))
-        found |= dict.fromkeys(file for file in here if _is_file(file))
+        found |= dict.fromkeys(file for file in here if is_file(file))
         if len(found) == read:
             return list(found)
         for file in list(found)[read:]:
@@ -140,7 +141,7 @@ def _inside(file: Path) -> frozenset[str]:
     except (OSError, ValueError):
         return frozenset()
     try:
-        return frozenset(_strings(json.loads(text)))
+        return frozenset(_strings(read_json(text)))
     except (ValueError, RecursionError):
         pass
     try:
@@ -168,20 +169,6 @@ def _local(asked: Asked, written: Written) -> list[str]:
     entries = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     files = DatasetSource("", "", mixture=entries).places if entries else ()
     return [str(name) for name in (model, data, *(() if data else files)) if name]
-
-
-def _exists(word: str) -> bool:
-    try:
-        return bool(word) and Path(word).exists()
-    except (OSError, ValueError):
-        return False
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _state(path: Path) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autotune.app.check.asked import Asked
 from autotune.app.check.mixture import Loaded, of_entries
@@ -16,6 +15,7 @@ from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.model import model_source
+from autotune.inspection.paths import exists, is_file
 
 _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
@@ -81,7 +81,7 @@ def _rows(asked: Asked, read: ReadCommand) -> Loaded:
         raise InputError(
             "The configuration names no dataset.", hint="Write datasets or dataset_name, or give --dataset."
         )
-    if Path(name).is_file():
+    if is_file(name):
         raise InputError(
             f"dataset_name is the file {name}, which TRL does not find: it takes hub ids and directories by it.",
             hint="Write datasets, with path (json, csv or parquet) and data_files.",
@@ -114,7 +114,7 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
         UnreadError: they are not on this machine.
         InputError: they refuse it.
     """
-    if not all(Path(place).exists() for place in rows.places):
+    if not all(exists(place) for place in rows.places):
         raise UnreadError("The lengths of rows that are streamed from elsewhere are not known.", hint=_HINT)
     steps = config.values.get("max_steps")
     if not isinstance(steps, int) or steps <= 0:

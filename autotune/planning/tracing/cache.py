@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autotune.core.codec import encode
+from autotune.core.codec import DecodeError, encode
 from autotune.core.exchange import write_document
+from autotune.core.json_text import read_json
 from autotune.errors import InputError
 from autotune.units import MIB, parse_size
 
@@ -19,6 +21,7 @@ DEFAULT_LIMIT_BYTES = 512 * MIB
 """Size limit for all documents together, unless the user's environment sets another."""
 _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
+_KEY = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 # The directory is scanned again after this share of the limit was written, so it may exceed the limit by that much.
 _CHECKED_SHARE = 1 / 16
 
@@ -61,6 +64,17 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(json.dumps(encode(parts), sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
+def checked_key(key: object) -> str:
+    """Return a key that a document names, which may be anything.
+
+    Raises:
+        DecodeError: it is none that :func:`fingerprint` makes.
+    """
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise DecodeError("it names no document")
+    return key
+
+
 class Cache:
     """A directory of JSON documents, which several processes may share.
 
@@ -93,7 +107,7 @@ class Cache:
         if not self._limit_bytes:
             return None
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
+            document = read_json(file.read_text(encoding="utf-8"))
         except OSError:
             return None
         except ValueError:

@@ -9,7 +9,7 @@ from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
-from autotune.planning.tracing.cache import Cache, fingerprint
+from autotune.planning.tracing.cache import Cache, checked_key, fingerprint
 from autotune.probing.tracing import Traced, Untraceable
 
 Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
@@ -128,25 +128,32 @@ class Traces:
         self._cache.put(key, {"kind": kind, "body": encode(traced)})
 
     def _find(self, key: str) -> bool:
-        if self._found_at(key) in self._known:
-            return True
+        place, passed = self._found_at(key), set[str]()
+        while place not in self._known:
+            passed.add(place)
+            named = self._read(place)
+            # What a document names may have been removed from the cache; or processes named each other's.
+            if named is None or (named in passed and named not in self._known):
+                return False
+            place = named
+        if place != key:
+            self._same[key] = place
+        return True
+
+    def _read(self, key: str) -> str | None:
+        """Read a document of the cache; return the key of the trace that it has or names, None where it has none."""
         document = self._cache.get(key)
         if document is None:
-            return False
+            return None
         try:
             if document["kind"] == "same":
-                # What it names may have been removed from the cache before.
-                self._same[key] = str(document["body"])
-                found = self._find(self._same[key])
-                if not found:
-                    del self._same[key]
-                return found
+                return checked_key(document["body"])
             kind: type[Traced] = Untraceable if document["kind"] == "untraceable" else TraceReply
             self._known[key] = decode(kind, document["body"])
         except (DecodeError, KeyError, TypeError):
             self._cache.drop(key)
-            return False
-        return True
+            return None
+        return key
 
 
 def _of(traced: Traced, request: TraceRequest) -> Traced | None:

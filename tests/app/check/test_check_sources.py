@@ -49,6 +49,12 @@ def entry(file: str, **more: object) -> dict[str, object]:
     return {"path": "json", "data_files": file, "split": "train", **more}
 
 
+@pytest.mark.parametrize("more", [{}, {"dataset_config": "en", "dataset_streaming": True}], ids=["plain", "streamed"])
+def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(find: Find, more: dict[str, object]) -> None:
+    with pytest.raises((InputError, UnreadError), match=r"File name too long|not known"):
+        find(dataset_name="x" * 300, **more)
+
+
 def test_a_single_file_is_as_with_the_option_dataset(find: Find, files: list[str]) -> None:
     found = find([entry(files[0])]).dataset
     assert (found.path, found.data_files, found.mixture) == ("json", files[0], ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from accelerate.utils import DistributedType
 import autotune
 from autotune.api import ranks
 from autotune.api.launched import launching_of
+from autotune.api.preflight import _Said
 from autotune.api.ranks import ApartError, StoreRanks, ranks_of
+from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.errors import AutotuneError
 
 ENDED = "its connection ended"
@@ -81,6 +84,20 @@ def test_the_first_gets_what_all_have_and_all_get_what_it_says(store: Any, monke
         ([{"rank": 1}], "fits"),
         ([{"rank": 2}], "fits"),
     ]
+
+
+def test_a_verdict_reaches_the_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = meeting(store, 2, monkeypatch)
+    said = _Said(verdict=Verdict(1, Outcome.FITS, "fits", need=Need(Source.TRACED, 5, 4, 6, 1, 2)))
+    assert run(lambda: first.told(said), lambda: second.told(_Said())) == [said, said]
+
+
+def test_what_runs_code_when_it_is_unpickled_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_MEETINGS", iter([7]))
+    store = dist.HashStore()
+    store.set("autotune/7/0", pickle.dumps(_Said()))
+    with pytest.raises(ApartError, match="cannot be read"):
+        StoreRanks(store, 1, 2).told(_Said())
 
 
 def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,16 @@ import pytest
 from trl import SFTConfig
 
 from autotune.app.base.reading import sources_of
+from autotune.app.check import fitting
 from autotune.app.user_plan import configuration_of, reading_of, user_plan
 from autotune.core.verdict import Outcome, Verdict
-from autotune.errors import InputError
+from autotune.errors import InputError, JobLostError
 from tests.app.bases import a_base
 from tests.app.check.conftest import Checked
 from tests.small import messages_rows, prompt_completion_rows, write_rows, write_small_model
 
 Check = Callable[..., Verdict]
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
 FEW = "output_dir: out\nreport_to: none\nmax_length: null\nper_device_train_batch_size: 2\n"
 
 
@@ -46,6 +48,15 @@ def tokens_of(verdict: Verdict) -> int:
     assert (verdict.outcome, verdict.reason) == (Outcome.FITS, "")
     assert verdict.need is not None
     return verdict.need.tokens
+
+
+def test_a_chat_template_that_comes_to_no_end_is_ended(
+    of: Check, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_READING_SECONDS", 1.0)
+    template.write_text(ENDLESS)
+    with pytest.raises(JobLostError, match=r"rows\.jsonl was ended after .* chat template comes to an end"):
+        of(messages_rows(["a b c", "d"]), f"chat_template_path: {template}\n")
 
 
 def test_rows_are_as_long_as_the_template_of_the_file_makes_them(of: Check, template: Path) -> None:

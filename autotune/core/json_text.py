@@ -1,0 +1,45 @@
+"""Reads JSON from outside: whatever a text holds, it is read or is no acceptable document."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_DEPTH = 64
+"""Arrays and objects inside one another; what works on a document recurses, so Python's own limit is not far above."""
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the value that a JSON text is.
+
+    Raises:
+        ValueError: it is no JSON (a ``json.JSONDecodeError`` or a ``UnicodeDecodeError``), is nested too deeply, or has
+            a number that is too long.
+    """
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError as error:
+        raise ValueError("a number has too many digits") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if _opened(text) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise ValueError("it is nested too deeply")
+    return value
+
+
+def _opened(text: str | bytes) -> int:
+    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+
+
+def _depth(value: Any) -> int:
+    """Return the depth of a value, or one that is too deep, whichever is less."""
+    depth, level = 0, [value]
+    while depth <= MAX_DEPTH:
+        level = [each for each in level if isinstance(each, (dict, list))]
+        if not level:
+            break
+        depth += 1
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+    return depth

@@ -1,0 +1,31 @@
+"""Comments of the files in a bundle: sentences with names in them that nobody here has chosen."""
+
+from __future__ import annotations
+
+import textwrap
+
+from autotune.core.text import printable
+
+_WIDTH = 100
+
+
+def filled(sentence: str, first: str = "", further: str = "") -> str:
+    """Return a sentence as lines of a comment.
+
+    Args:
+        first: what the first line begins with.
+        further: what the others do.
+    """
+    return textwrap.fill(
+        one_line(sentence),
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def one_line(sentence: str) -> str:
+    """Return a sentence that ends no comment of YAML, a shell or Python before its own end."""
+    return printable(sentence.replace("\n", " "))

@@ -1,0 +1,49 @@
+"""Whatever a file holds where JSON is expected, it is read, or one sentence says why it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.api.report import report
+from autotune.core.codec import DecodeError, decode
+from autotune.core.json_text import read_json
+from autotune.core.spread import Interval
+from autotune.errors import InputError
+from autotune.inspection.model import model_source
+from autotune.inspection.rows import check_json
+from autotune.techniques.peft_config import TECHNIQUE
+
+HOSTILE = {
+    "deep": '{"a": ' + "[" * 100 + "]" * 100 + "}",
+    "deeper": "[" * 100_000,
+    "long": '{"a": ' + "9" * 5_000 + "}",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_document_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|too many digits"):
+        read_json(text)
+    for name in ("result.json", "config.json", "rows.jsonl"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"result\.json"):
+        report(tmp_path)
+    with pytest.raises(InputError, match=r"config\.json"):
+        model_source(str(tmp_path), "random")
+    with pytest.raises(InputError, match=r"rows\.jsonl cannot be read: "):
+        check_json(tmp_path / "rows.jsonl")
+    with pytest.raises(InputError, match="peft_config"):
+        TECHNIQUE.parse(str(tmp_path / "rows.jsonl"))
+
+
+def test_a_document_that_opens_many_brackets_beside_one_another_is_read() -> None:
+    value = {"rows": [[number] for number in range(1000)], "deep": json.loads("[" * 60 + "]" * 60)}
+    assert read_json(json.dumps(value)) == value
+
+
+def test_a_number_that_is_too_large_is_none_of_a_document() -> None:
+    with pytest.raises(DecodeError, match="too large"):
+        decode(Interval, {"low": 10**400, "high": 1.0})
