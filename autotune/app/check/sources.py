@@ -15,7 +15,7 @@ from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.model import model_source
-from autotune.inspection.paths import exists, is_file
+from autotune.inspection.paths import exists, is_file, local_path
 
 _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
@@ -89,6 +89,7 @@ def _rows(asked: Asked, read: ReadCommand) -> Loaded:
     streams = bool(script.get("dataset_streaming"))
     config = script.get("dataset_config")
     if config is not None:
+        local_path(name, "dataset", frozenset())
         entry = {"path": name, "name": config, "split": train}
         return Loaded(DatasetSource(f"{name} ({config})", name, split=train, mixture=(entry,)), test, streams)
     return Loaded(replace(dataset_source(name), split=train), test, streams)
