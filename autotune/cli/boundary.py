@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.cli.parser import Command, read_arguments
 from autotune.cli.programs import resume_command
+from autotune.cli.signals import Signals
 from autotune.errors import AutotuneError
 
 USAGE = 2
@@ -25,8 +26,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def run(argv: Sequence[str]) -> int:
     """Run the command that ``argv`` names and return the exit code.
 
-    0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted, 141 the reader of the output closed the pipe,
-    70 a bug.
+    0 found, 1 nothing fits, 2 the input cannot be used, 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and SIGTERM, 141
+    the reader of the output closed the pipe, 70 a bug.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -34,10 +35,12 @@ def run(argv: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")
     # Read before parsing, since parsing can fail too.
     debug = "--debug" in argv
-    code = _guarded(lambda: _read_and_run(argv), debug)
-    if code == INTERRUPTED:
+    with Signals() as signals:
+        code = _guarded(lambda: _read_and_run(argv), debug)
+        if code != INTERRUPTED:
+            return code
         _tell_interrupted(argv)
-    return code
+        return INTERRUPTED if signals.received is None else 128 + signals.received
 
 
 def _read_and_run(argv: Sequence[str]) -> int:

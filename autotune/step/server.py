@@ -20,6 +20,8 @@ from autotune.step.process import die_with, kill_group
 
 # Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
+# A scheduler may send these to every process of a job. This one ends with its parent, which ends a probe in order.
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Server:
@@ -68,6 +70,7 @@ class Server:
         finally:
             if self._running is not None:
                 kill_group(self._running)
+                os.waitpid(self._running, 0)
         return 0
 
     def _complete(self) -> None:
@@ -94,6 +97,8 @@ class Server:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, _wake)
+        for asking in _ASKING:
+            signal.signal(asking, signal.SIG_IGN)
 
     def _listen(self, jobs: Mapping[str, JobType]) -> None:
         unread = b""
@@ -133,7 +138,8 @@ class Server:
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, *_ASKING):
+                signal.signal(number, signal.SIG_DFL)
             die_with(server)
             os.close(self._events)
             redirect_output(folder)
@@ -146,7 +152,7 @@ class Server:
     def _spawned(self, folder: Path) -> int:
         arguments = [sys.executable, "-P", "-m", "autotune.step", *self._arguments]
         arguments += ["--parent", str(os.getpid()), "--once", str(folder)]
-        return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD])
+        return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD, *_ASKING])
 
     def _reap(self) -> None:
         """Report the end of the running job, after killing the rest of its process group."""

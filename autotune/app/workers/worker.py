@@ -18,8 +18,10 @@ from autotune.probing.tracing import ServerTracer
 
 def main(connection: Connection) -> None:
     """Search until nothing is left to do, or the first worker is gone; a failure is told and not raised."""
-    # A command that was started in the background ignores Ctrl-C, and its workers must not.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A command that was started in the background ignores Ctrl-C, and its workers must not. A scheduler may end all
+    # processes of a job at once.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         try:
             _search(connection)
