@@ -1,16 +1,17 @@
-"""The use case behind ``autotune report``: reads ``result.json`` and writes a page about it."""
+"""Writes what a run found: its bundle and page, or for ``autotune report`` a page from ``result.json``."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
 from autotune.core.result import SCHEMA, Result
-from autotune.emit.bundle import RESULT
+from autotune.emit.bundle import RESULT, write_bundle
 from autotune.emit.files import write_text
-from autotune.errors import InputError
+from autotune.errors import InputError, UnwrittenError
 
 PAGE = "report.html"
 _FILES = {"html": PAGE, "markdown": "report.md"}
@@ -31,6 +32,23 @@ def write_report(what: Path | Plan, output: Path | None, form: str) -> Path:
     target = output if output is not None else source.parent / _FILES[form]
     write_page(result, target, form)
     return target
+
+
+def write_result(result: Result, directory: Path) -> Result:
+    """Write the bundle and its page, and return the result, with a note where there is no page.
+
+    Raises:
+        UnwrittenError: the bundle cannot be written.
+    """
+    try:
+        write_bundle(result, directory)
+    except InputError as error:
+        raise UnwrittenError(error, result) from error
+    try:
+        write_page(result, directory / PAGE)
+    except InputError as error:
+        return replace(result, notes=(*result.notes, f"There is no page: {error.message}"))
+    return result
 
 
 def write_page(document: Result | Plan, file: Path, form: str = "html") -> None:

@@ -9,8 +9,9 @@ import pytest
 
 import autotune
 from autotune.api.report import report
+from autotune.app.report import read_result, write_result
 from autotune.emit.document import json_text
-from autotune.errors import InputError
+from autotune.errors import InputError, UnwrittenError
 from autotune.reporting.page import html, markdown
 from tests.reporting.examples import a_result
 from tests.reporting.plans import a_plan
@@ -31,6 +32,20 @@ def test_the_page_lies_beside_the_result_and_is_that_of_the_result(written: Path
 def test_the_file_itself_can_be_named_and_so_can_the_page(written: Path, tmp_path: Path) -> None:
     file = report(written / "result.json", output=tmp_path / "further" / "page.md", format="markdown")
     assert file.read_text(encoding="utf-8") == markdown(a_result())
+
+
+def test_a_page_that_cannot_be_written_is_a_note_on_a_result_that_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "report.html" / "in the way").mkdir(parents=True)
+    noted = write_result(a_result(), tmp_path).notes[-1]
+    assert noted == f"There is no page: {tmp_path / 'report.html'} cannot be written: Is a directory."
+    assert read_result(tmp_path / "result.json") == a_result().written
+
+
+def test_a_result_whose_bundle_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnwrittenError, match="Choose another directory with --output") as caught:
+        write_result(a_result(), tmp_path / "file")
+    assert caught.value.document == a_result()
 
 
 def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
