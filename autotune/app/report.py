@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
-from autotune.core.result import SCHEMA, Result
-from autotune.emit.bundle import RESULT, write_bundle
+from autotune.core.result import SCHEMA, Result, Timelines
+from autotune.emit.bundle import RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
 from autotune.errors import InputError, UnwrittenError
 
@@ -85,8 +85,16 @@ def read_result(file: Path) -> Result:
             hint="Run `autotune probe` with this version.",
         )
     try:
-        return decode(Result, document)
+        return decode(Result, document).with_moments(_timelines(file.with_name(TIMELINE)))
     except DecodeError as error:
         raise InputError(
             f"{file} was written by another version: {error}.", hint="Run `autotune probe` with this version."
         ) from error
+
+
+def _timelines(file: Path) -> Timelines:
+    """Return the timelines in a file, or none: a page can do without them."""
+    try:
+        return decode(Timelines, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, DecodeError):
+        return Timelines(None, None)
