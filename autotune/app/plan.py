@@ -80,7 +80,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     started = time.monotonic()
     check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     seq_len = asked.seq_len
-    source = model_source(asked.model, "random")
+    source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None

@@ -300,6 +300,18 @@ def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
 
 
 @pytest.mark.slow
+def test_rows_of_one_length_are_planned_from_a_configuration_alone(model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "llama8b.json"
+    shutil.copy(model / "config.json", bare)
+    words = ("--seq-len", 32, "--gpu", "RTX4090", *fixing(per_device_train_batch_size="2"), "--json")
+    alone, whole = (process(tmp_path / "cache", source, *words) for source in (bare, model))
+    assert (alone.returncode, whole.returncode) == (0, 0), alone.stderr + whole.stderr
+    found = decode(Plan, json.loads(alone.stdout))
+    assert found.model == str(bare)
+    assert found.estimates == decode(Plan, json.loads(whole.stdout)).estimates
+
+
+@pytest.mark.slow
 def test_what_cannot_be_traced_is_left_to_a_probe_with_the_operator_named(
     first: tuple[Path, Plan],
     asked: Sequence[object],

@@ -53,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prices", metavar="FILE", help="with --gpu all: prices of GPU hours, in YAML as H100-80GB: 2.99, or in CSV"
     )
-    parser.add_argument("--seq-len", type=int, metavar="TOKENS", help="tokens of every row, instead of a dataset")
+    parser.add_argument(
+        "--seq-len",
+        type=int,
+        metavar="TOKENS",
+        help="tokens of every row, instead of a dataset; MODEL needs no tokenizer then, and may be any configuration file",
+    )
     add_memory_budget(parser, "all of it")
     add_same_training(parser, batch="8 per process; with --num-processes auto 8 in all", max_length="all")
     add_space(parser)
