@@ -21,7 +21,9 @@ from autotune.step.process import die_with, kill_group
 # Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
 # A scheduler may send these to every process of a job. This one ends with its parent, which ends a probe in order.
-_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ASKING = tuple(
+    number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+)
 
 
 class Server:

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seq-len",
         type=int,
         metavar="TOKENS",
-        help="tokens of every row, instead of a dataset; MODEL needs no tokenizer then, and may be any configuration file",
+        help="tokens of every row, instead of a dataset; MODEL needs no tokenizer, and may be any configuration file",
     )
     add_memory_budget(parser, "all of it")
     add_same_training(parser, batch="8 per process; with --num-processes auto 8 in all", max_length="all")
