@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.confidential import hidden
 
 
@@ -25,6 +27,18 @@ class AutotuneError(Exception):
 
 class InputError(AutotuneError):
     """The user's input cannot be used."""
+
+
+class UnwrittenError(InputError):
+    """A result is there, and its files could not be written.
+
+    Attributes:
+        document: the result, a :class:`autotune.core.result.Result` or an :class:`autotune.Plan`.
+    """
+
+    def __init__(self, cause: InputError, document: Any) -> None:
+        super().__init__(cause.message, hint=cause.hint)
+        self.document = document
 
 
 class StudyMismatchError(AutotuneError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from autotune.api.launched import launching_of
 from autotune.api.ranks import ApartError, Ranks, ranks_of
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
+from autotune.probing.scratch import ScratchFolder
 from autotune.units import MIB
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         if processor is None:
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
         peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
-        with tempfile.TemporaryDirectory(prefix="autotune-") as name:
-            folder = Path(name)
+        with ScratchFolder() as folder:
             base = model.get_base_model() if peft_config is not None else model
             quantization = _saved(base, processor, folder / "model")
             return verdict(

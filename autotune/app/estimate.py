@@ -43,7 +43,7 @@ def estimate(
     user = user_plan(configuration_of(config), peft_words(peft_config), evaluates=eval_shape is not None)
     plan = user.plan
     check_evaluation(find_trainer(plan.trainer), evaluates=eval_shape is not None)
-    source, planned = model_source(model, "random"), planned_machine(gpu)
+    source, planned = model_source(model, "random", tokenizes=False), planned_machine(gpu)
     options = checked_options(trainer=plan.trainer, exclude=("attention",))
     cache = user_cache()
     rows, tokens = shape[0], _padded(shape[1], plan.args)

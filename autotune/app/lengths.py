@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import Listener
 from autotune.core.length_report import LengthReport, length_report
@@ -12,6 +9,7 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
+from autotune.probing.scratch import ScratchFolder
 from autotune.trainers import find_trainer
 
 
@@ -20,5 +18,5 @@ def lengths(model: str, dataset: str, trainer: str, listener: Listener) -> Lengt
     name = find_trainer(trainer).name
     source, rows = model_source(model, "random"), dataset_source(dataset)
     inspect_machine("cpu")
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder, JobServer("cpu") as server:
-        return length_report(WorkloadReader(server, Path(folder), listener).read(name, source, rows))
+    with ScratchFolder() as folder, JobServer("cpu") as server:
+        return length_report(WorkloadReader(server, folder, listener).read(name, source, rows))

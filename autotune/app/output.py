@@ -41,7 +41,12 @@ class Output:
     @property
     def study_url(self) -> str:
         """URL of the study that lies in the directory."""
-        return f"sqlite:///{self.directory / 'study.db'}"
+        return f"sqlite:///{self.study_file}"
+
+    @property
+    def study_file(self) -> Path:
+        """The database of that study."""
+        return self.directory / "study.db"
 
     @contextmanager
     def held(self) -> Iterator[None]:

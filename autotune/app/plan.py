@@ -27,13 +27,15 @@ from autotune.app.servers import check_server, server_splits
 from autotune.app.tracking import Tracking
 from autotune.app.vllm import vllm_outlook
 from autotune.app.workload import WorkloadReader
+from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, uncomposed
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
-from autotune.errors import InputError
+from autotune.core.vllm import ServerSplit
+from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.machine import environment
@@ -78,7 +80,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     started = time.monotonic()
     check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     seq_len = asked.seq_len
-    source = model_source(asked.model, "random")
+    source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
@@ -117,14 +119,14 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
         vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
         servers = server_splits(problem, options, target, traces, uncomposed(estimates), asked.server_gpus)
-        bundle, unwritten = None, ""
+        bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
             wanted = problem, options, planned, budget_bytes, asked.server_gpus, asked.settings
-            bundle, unwritten = PlanWriter(folder, *wanted, reader).write(best, servers)
+            bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, servers)
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
     traced = uncomposed(estimates)
-    return Plan(
+    found = Plan(
         schema=SCHEMA,
         model=workload.model.name,
         dataset=workload.dataset.name,
@@ -154,6 +156,23 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
     )
+    return _kept(found, failure)
+
+
+def _written(
+    writer: PlanWriter, best: Sequence[Estimate], servers: Sequence[ServerSplit]
+) -> tuple[PlannedBundle | None, str, InputError | None]:
+    """Return the bundle, or why there is none, and the failure if that is not for the plan to say."""
+    try:
+        return *writer.write(best, servers), None
+    except InputError as error:
+        return None, error.message.rstrip("."), error
+
+
+def _kept(found: Plan, failure: InputError | None) -> Plan:
+    if failure is not None:
+        raise UnwrittenError(failure, found)
+    return found
 
 
 def check_rows(asked: Asked, *, token_coverage: float | None, prompt_coverage: float | None) -> None:

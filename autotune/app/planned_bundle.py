@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from autotune.core.estimate import Estimate
 from autotune.core.vllm import ServerSplit
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import PLAN, remove_planned_bundle, write_planned_bundle
+from autotune.emit.files import check_writable
 from autotune.emit.planned import planned as handover_of
 from autotune.emit.rows import copies_rows
 from autotune.emit.serving import asking
@@ -38,7 +38,8 @@ def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: Da
     """Return the absolute path of the folder for a bundle, which is not made yet.
 
     Raises:
-        InputError: there are no rows that ``trl`` could load, or the folder holds something else than such a bundle.
+        InputError: there are no rows that ``trl`` could load, or the folder holds something else than such a bundle or
+            cannot be written.
     """
     folder = Path(output).expanduser().absolute()
     if rows is None:
@@ -53,8 +54,7 @@ def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: Da
         raise InputError(f"The output directory {folder} cannot be used: {error.strerror}.", hint=_CHOOSE) from error
     if found and PLAN not in found:
         raise InputError(f"The output directory {folder} holds other files and no plan of autotune.", hint=_CHOOSE)
-    if found and not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"The output directory {folder} is not writable.", hint=_CHOOSE)
+    check_writable(folder)
     return folder
 
 

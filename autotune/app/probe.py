@@ -23,7 +23,7 @@ from autotune.app.options import Options, check_evaluation
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
-from autotune.app.report import PAGE, write_page
+from autotune.app.report import write_result
 from autotune.app.search import Run
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
@@ -32,7 +32,6 @@ from autotune.core.events import Listener, StageStarted, WorkloadReady
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
-from autotune.emit.bundle import write_bundle
 from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.budget import memory_budget as checked_budget
@@ -40,7 +39,7 @@ from autotune.inspection.dataset import check_one_load, dataset_source, evaluati
 from autotune.inspection.machine import divided
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
-from autotune.study import SearchOutcome
+from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -82,6 +81,8 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         out.held(),
         JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,
     ):
+        out.remember_budget(budget_bytes)
+        _check_study(asked, out)
         base = None
         if asked.base is not None:
             listener(StageStarted(f"Reading {asked.base.place} with TRL's parser"))
@@ -98,7 +99,6 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         else:
             problem = problem_of(options, workload, machine, start.batch, start.base, start.token_coverage)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
-        out.remember_budget(budget_bytes)
         limit_bytes = int(budget_bytes * (1 - options.margin))
         traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
         with traced as ahead:
@@ -135,9 +135,17 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         timelines=timelines,
     )
     result = result_of(outcome, problem, facts)
-    write_bundle(result, out.directory)
-    write_page(result, out.directory / PAGE)
-    return result
+    return write_result(result, out.directory)
+
+
+def _check_study(asked: Asked, out: Output) -> None:
+    """Check before the work that its study can be kept.
+
+    Raises:
+        InputError: the storage cannot be used, or the study exists and is not to be resumed.
+    """
+    if asked.storage is not None or out.study_file.exists():
+        check_storage(asked.storage or out.study_url, asked.study or out.directory.name, resume=asked.resume)
 
 
 def _processes(asked: Asked, options: Options) -> int | None:

@@ -77,7 +77,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
     """
     started = time.monotonic()
     check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
-    source = model_source(asked.model, "random")
+    source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]

@@ -1,17 +1,18 @@
-"""The use case behind ``autotune report``: reads ``result.json`` and writes a page about it."""
+"""Writes what a run found: its bundle and page, or for ``autotune report`` a page from ``result.json``."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.confidential import hidden_values
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
 from autotune.core.json_text import read_json
-from autotune.core.result import SCHEMA, Result
-from autotune.emit.bundle import RESULT
+from autotune.core.result import SCHEMA, Result, Timelines
+from autotune.emit.bundle import RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
-from autotune.errors import InputError
+from autotune.errors import InputError, UnwrittenError
 
 PAGE = "report.html"
 _FILES = {"html": PAGE, "markdown": "report.md"}
@@ -32,6 +33,23 @@ def write_report(what: Path | Plan, output: Path | None, form: str) -> Path:
     target = output if output is not None else source.parent / _FILES[form]
     write_page(result, target, form)
     return target
+
+
+def write_result(result: Result, directory: Path) -> Result:
+    """Write the bundle and its page, and return the result, with a note where there is no page.
+
+    Raises:
+        UnwrittenError: the bundle cannot be written.
+    """
+    try:
+        write_bundle(result, directory)
+    except InputError as error:
+        raise UnwrittenError(error, result) from error
+    try:
+        write_page(result, directory / PAGE)
+    except InputError as error:
+        return replace(result, notes=(*result.notes, f"There is no page: {error.message}"))
+    return result
 
 
 def write_page(document: Result | Plan, file: Path, form: str = "html") -> None:
@@ -69,8 +87,16 @@ def read_result(file: Path) -> Result:
         )
     try:
         # Earlier versions wrote what is secret, too.
-        return decode(Result, hidden_values(document))
+        return decode(Result, hidden_values(document)).with_moments(_timelines(file.with_name(TIMELINE)))
     except DecodeError as error:
         raise InputError(
             f"{file} was written by another version: {error}.", hint="Run `autotune probe` with this version."
         ) from error
+
+
+def _timelines(file: Path) -> Timelines:
+    """Return the timelines in a file, or none: a page can do without them."""
+    try:
+        return decode(Timelines, read_json(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, DecodeError):
+        return Timelines(None, None)

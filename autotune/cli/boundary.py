@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from autotune.cli.parser import Command, read_arguments
 from autotune.cli.programs import resume_command
+from autotune.cli.signals import Signals
 from autotune.cli.streams import open_closed_streams
 from autotune.confidential import MASK, hidden, hidden_words, secrets_in
 from autotune.errors import AutotuneError
@@ -31,18 +32,20 @@ _OF_FILES = {
 def run(argv: Sequence[str]) -> int:
     """Run the command that ``argv`` names and return the exit code.
 
-    0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted, 141 the reader of the output closed the pipe,
-    70 a bug.
+    0 found, 1 nothing fits, 2 the input cannot be used, 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and SIGTERM, 141
+    the reader of the output closed the pipe, 70 a bug.
     """
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.
             stream.reconfigure(errors="replace")
-    code = _guarded(argv)
-    if code == INTERRUPTED:
+    with Signals() as signals:
+        code = _guarded(argv)
+        if code != INTERRUPTED:
+            return code
         _tell_interrupted(argv)
-    return code
+        return INTERRUPTED if signals.received is None else 128 + signals.received
 
 
 def _read_and_run(argv: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ examples:
   autotune lengths Qwen/Qwen2.5-0.5B data.jsonl
   autotune techniques
 
-exit codes: 0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted
+exit codes: 0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted (by SIGTERM 143, by SIGHUP 129)
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from autotune.core.bundle import PlannedBundle
@@ -166,11 +166,31 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """The number of a plan's candidates.
+
+    Attributes:
+        candidates: all legal ones that were looked at.
+        fitting: predicted to fit by traces of their own.
+        too_large: predicted not to fit by traces of their own.
+        composed: added up from traces of others; see :class:`Origin`.
+        unknown: without an estimate.
+    """
+
+    candidates: int
+    fitting: int
+    too_large: int
+    composed: int
+    unknown: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The result of ``autotune plan``. Encoded by ``core.codec``, this is its JSON document.
 
     Attributes:
         estimates: of the legal candidates: those that fit first, the fastest first.
+        counts: of all candidates, where ``estimates`` has the best alone; None where it has all.
         baseline: TRL's default at the same global batch, legal or not.
         changes: for those that do not fit and were asked about.
         trace_count: traces that the estimates stand on.
@@ -218,6 +238,20 @@ class Plan:
     servers: tuple[ServerSplit, ...] = ()
     bundle: PlannedBundle | None = None
     unwritten: str = ""
+    counts: Counts | None = None
+
+    def summary(self, top: int) -> Plan:
+        """Return the plan with the estimates of the ``top`` best candidates alone, as a table shows them."""
+        traced = [estimate for estimate in uncomposed(self.estimates) if estimate.memory is not None]
+        fitting, known = sum(estimate.fits for estimate in traced), uncomposed(self.estimates)
+        counts = Counts(
+            candidates=len(self.estimates),
+            fitting=fitting,
+            too_large=len(traced) - fitting,
+            composed=len(self.estimates) - len(known),
+            unknown=len(known) - len(traced),
+        )
+        return replace(self, estimates=distinct(known, top), counts=counts)
 
     @property
     def best(self) -> Estimate | None:

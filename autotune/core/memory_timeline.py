@@ -57,6 +57,11 @@ class MemoryTimeline:
     micro_batches: int
 
     @property
+    def outline(self) -> MemoryTimeline:
+        """The timeline without its moments."""
+        return replace(self, marks=(), levels={})
+
+    @property
     def moments(self) -> int:
         """Number of moments."""
         return max(map(len, self.levels.values()), default=0)

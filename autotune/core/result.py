@@ -198,6 +198,14 @@ class BaseFile:
 
 
 @dataclass(frozen=True)
+class Timelines:
+    """The memory of recommendation and baseline through a step; encoded by ``core.codec``, ``timeline.json``."""
+
+    recommended: MemoryTimeline | None
+    baseline: MemoryTimeline | None
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of a run. Encoded by ``core.codec``, this is ``result.json``.
 
@@ -250,5 +258,28 @@ class Result:
 
     @property
     def written(self) -> Result:
-        """The result as it is written to ``result.json``."""
-        return replace(self, workload=self.workload.summary)
+        """The result as it is written to ``result.json``: the moments of timelines have a file of their own."""
+        outlines = [timeline and timeline.outline for timeline in (self.timelines.recommended, self.timelines.baseline)]
+        return replace(self._with(*outlines), workload=self.workload.summary)
+
+    @property
+    def timelines(self) -> Timelines:
+        """The memory of recommendation and baseline through a step."""
+        return Timelines(*(one.timeline if one is not None else None for one in (self.recommended, self.baseline)))
+
+    def with_moments(self, timelines: Timelines) -> Result:
+        """Return the result with the moments of timelines; those of another result are left out."""
+        own = self.timelines
+        return self._with(
+            *(
+                full if outline is not None and full is not None and full.outline == outline else outline
+                for outline, full in ((own.recommended, timelines.recommended), (own.baseline, timelines.baseline))
+            )
+        )
+
+    def _with(self, recommended: MemoryTimeline | None, baseline: MemoryTimeline | None) -> Result:
+        return replace(
+            self,
+            recommended=self.recommended and replace(self.recommended, timeline=recommended),
+            baseline=self.baseline and replace(self.baseline, timeline=baseline),
+        )

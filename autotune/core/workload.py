@@ -23,14 +23,16 @@ class ModelSource:
     """Where a model comes from.
 
     Attributes:
-        name: hub id, or absolute path of a local directory, or of a directory that holds a lone ``config.json``.
+        name: hub id, or absolute path of a local directory, or of a file with a model's configuration.
         init: ``random`` builds weights from the configuration; ``pretrained`` loads them.
         revision: hub revision.
+        tokenizer: whether it has a tokenizer, as it must for rows to be tokenised; otherwise a stand-in is taken.
     """
 
     name: str
     init: Init = "random"
     revision: str = "main"
+    tokenizer: bool = True
 
 
 @dataclass(frozen=True)

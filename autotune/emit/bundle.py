@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from autotune.core.bundle import PlannedBundle
-from autotune.core.result import Result
+from autotune.core.result import Result, Timelines
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.config import config_text
@@ -24,11 +24,13 @@ from autotune.trainers import find_trainer
 CONFIG = "config.yaml"
 SCRIPT = "train.py"
 RESULT = "result.json"
+TIMELINE = "timeline.json"
 PLAN = "plan.json"
 
 
 def write_bundle(result: Result, directory: Path) -> None:
-    """Write ``result.json``, and for a recommendation ``config.yaml``, ``train.py`` and the files that they need.
+    """Write ``result.json`` with its ``timeline.json``, and for a recommendation ``config.yaml``, ``train.py`` and the
+    files that they need.
 
     There is no ``config.yaml`` where TRL's command line cannot train by the plan.
 
@@ -42,6 +44,10 @@ def write_bundle(result: Result, directory: Path) -> None:
         _write_training(measured(result, result.recommended), directory)
     elif result.status is not RunStatus.INTERRUPTED:
         _remove_training(directory)
+    if result.timelines != Timelines(None, None):
+        write_text(directory / TIMELINE, json_text(result.timelines))
+    else:
+        remove(directory / TIMELINE)
     write_text(directory / RESULT, json_text(result))
 
 

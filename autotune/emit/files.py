@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,20 @@ def write_text(file: Path, text: str, *, executable: bool = False) -> None:
             part.chmod(part.stat().st_mode | 0o111)
 
 
+def check_writable(directory: Path, option: str = "--output") -> None:
+    """Check that files can be written to a directory or, where it does not exist, that it can be made.
+
+    Raises:
+        InputError: they cannot, so that another one has to be given with ``option``.
+    """
+    try:
+        nearest = next(each for each in (directory, *directory.parents) if each.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise _cannot_write(directory, error, option) from error
+
+
 def remove(file: Path) -> None:
     """Remove a file if it is there.
 
@@ -54,9 +69,9 @@ def remove(file: Path) -> None:
         raise _cannot_write(file, error) from error
 
 
-def _cannot_write(file: Path, error: OSError) -> InputError:
+def _cannot_write(file: Path, error: OSError, option: str = "--output") -> InputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "Free some space, or choose another directory with --output."
+        hint = f"Free some space, or choose another directory with {option}."
     else:
-        hint = "Choose another directory with --output."
+        hint = f"Choose another directory with {option}."
     return InputError(f"{file} cannot be written: {error.strerror or error}.", hint=hint)

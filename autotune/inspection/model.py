@@ -23,13 +23,18 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_WITHOUT = "`autotune plan --seq-len` takes a configuration alone, in a file of any name."
 _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 
 
-def model_source(text: str, init: Init) -> ModelSource:
+def model_source(text: str, init: Init, *, tokenizes: bool = True) -> ModelSource:
     """Return where the model ``text`` names comes from: a local directory, a ``config.json``, or a hub id.
 
     A hub id is taken as it is: whether it exists shows when its configuration is fetched.
+
+    Args:
+        tokenizes: whether rows will be tokenised. If not, no tokenizer is needed, and the configuration may be a file
+            of any name.
 
     Raises:
         InputError: the path is missing or holds no model, no tokenizer, or no weights where they are asked for.
@@ -37,19 +42,23 @@ def model_source(text: str, init: Init) -> ModelSource:
     path = local_path(text, "model", _FILE_SUFFIXES)
     if path is None:
         return ModelSource(name=text, init=init)
+    if not tokenizes and path.is_file() and path.name != CONFIG_FILE:
+        _check_config(path)
+        return ModelSource(name=str(path), init=init, tokenizer=False)
     directory = _directory(path)
     _check_config(directory / CONFIG_FILE)
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    tokenizer = any((directory / name).is_file() for name in TOKENIZER_FILES)
+    if tokenizes and not tokenizer:
         raise InputError(
             f"{directory} has no tokenizer.",
-            hint=f"Save one beside {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}.",
+            hint=f"Save one beside {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_WITHOUT}",
         )
     if init == "pretrained" and not any(any(directory.glob(pattern)) for pattern in _WEIGHT_FILES):
         raise InputError(
             f"{directory} has no weights to load.",
             hint="Use --init random: memory and speed do not depend on the weights' values.",
         )
-    return ModelSource(name=str(directory), init=init)
+    return ModelSource(name=str(directory), init=init, tokenizer=tokenizer)
 
 
 def _directory(path: Path) -> Path:
@@ -57,7 +66,7 @@ def _directory(path: Path) -> Path:
         if path.name != CONFIG_FILE:
             raise InputError(
                 f"{path} is a file, but no {CONFIG_FILE}.",
-                hint=f"Give the model's directory, its {CONFIG_FILE}, or a hub id.",
+                hint=f"Give the model's directory, its {CONFIG_FILE}, or a hub id. {_WITHOUT}",
             )
         return path.parent
     if not path.is_dir():

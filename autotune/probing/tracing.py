@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -17,6 +16,7 @@ from autotune.core.events import Listener, StageStarted, Tracing, ignore
 from autotune.core.protocol import TRACED_FILE, TraceReply, TraceRequest
 from autotune.errors import JobLostError
 from autotune.probing.jobs import trace_all
+from autotune.probing.scratch import ScratchFolder
 from autotune.probing.server import JobServer
 from autotune.techniques.traits import libraries_of, same_step
 
@@ -62,7 +62,7 @@ class ServerTracer:
         self._listener = listener
         self._lent = len(lent)
         self._servers = list(lent)
-        self._folder = tempfile.TemporaryDirectory(prefix="autotune-")
+        self._folder = ScratchFolder()
         self._numbers = count()
         self._given_up = False
 
@@ -74,7 +74,7 @@ class ServerTracer:
     ) -> None:
         for server in reversed(self._servers[self._lent :]):
             server.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
@@ -88,7 +88,7 @@ class ServerTracer:
     @property
     def folder(self) -> Path:
         """The directory for the folders of jobs."""
-        return Path(self._folder.name)
+        return self._folder.path
 
     @property
     def server(self) -> JobServer:

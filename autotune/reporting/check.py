@@ -10,6 +10,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
+from autotune.reporting.copied import copied, show
 from autotune.reporting.words import printable
 from autotune.units import format_bytes, format_rate, format_share
 
@@ -35,7 +36,7 @@ def show_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
     if name:
         console.print(Text(printable(name), style="bold underline"), soft_wrap=True)
     for part in drawn_verdict(verdict):
-        _show(part, console)
+        show(part, console)
     if name:
         console.print()
 
@@ -125,7 +126,7 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> Iterator[RenderableType]:
 def show_fixed(fixed: Fixed, console: Console) -> None:
     """Print what was rewritten in a file, and what is left to do by hand."""
     if fixed.diff:
-        _show(_diff(fixed.diff), console)
+        show(_diff(fixed.diff), console)
         console.print(Text(f"wrote {printable(fixed.file)}", style="bold"), soft_wrap=True)
     else:
         console.print(Text("No key can be rewritten; the file stays as it is."))
@@ -153,9 +154,4 @@ def _diff(diff: str) -> Text:
     """Return a diff whose lines are whole: one that is cut at the edge of the terminal cannot be taken over."""
     shown = Syntax("", "diff", theme="ansi_light", background_color="default").highlight(printable(diff).rstrip("\n"))
     shown.rstrip()
-    return Text("\n", no_wrap=True).join(Text.assemble(_INDENT, line) for line in shown.split("\n"))
-
-
-def _show(part: RenderableType, console: Console) -> None:
-    """Print a part; what is not to be wrapped is left to the terminal, which keeps its lines when they are copied."""
-    console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
+    return copied("\n").join(Text.assemble(_INDENT, line) for line in shown.split("\n"))

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autotune.core.estimate import Plan, distinct, uncomposed
+from autotune.reporting.copied import show
 from autotune.reporting.explanation import drawn_explanation
 from autotune.reporting.listing import listing
 from autotune.reporting.outlook import said_left_out, said_unlockable
@@ -33,7 +34,7 @@ from autotune.reporting.vllm import drawn_vllm
 def show_plan(plan: Plan, console: Console, top: int) -> None:
     """Print a plan, with the ``top`` best candidates."""
     for part in drawn_plan(plan, console.width, top):
-        console.print(part)
+        show(part, console)
 
 
 def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autotune.core.estimate import Plan
 from autotune.core.vllm import ServerSplit
+from autotune.reporting.copied import copied
 from autotune.reporting.plan_words import said_choices
 from autotune.units import format_bytes, format_seconds
 
@@ -36,9 +37,7 @@ def drawn_servers(plan: Plan) -> Iterable[RenderableType]:
         style = "" if split.fits else "red"
         yield Padding(Text(_said(split, plan), style=style), (0, 0, 0, 2), expand=False)
         for command in _commands(split):
-            # On several lines as a shell reads them, so that it can be copied.
-            lines = command.replace(" --", " \\\n  --")
-            yield Padding(Text(lines, overflow="fold"), (0, 0, 0, 4), expand=False)
+            yield copied("    ", command)
     if any(split.fits for split in plan.servers):
         yield Padding(Text(_UNKNOWN_TIME), (0, 0, 0, 2), expand=False)
 

@@ -24,6 +24,7 @@ from autotune.reporting.comparison import (
     said_runs,
     said_steps,
 )
+from autotune.reporting.copied import copied, show
 from autotune.reporting.listing import listing
 from autotune.reporting.outlook import (
     next_command,
@@ -47,7 +48,7 @@ _NARROW = 100
 def show_summary(result: Result, console: Console, trl: str = "trl") -> None:
     """Print a result; ``trl`` is the command that starts TRL on this machine."""
     for part in summary(result, console.width, trl):
-        console.print(part)
+        show(part, console)
 
 
 def summary(result: Result, width: int, trl: str = "trl") -> Iterable[RenderableType]:
@@ -168,6 +169,6 @@ def _ending(result: Result, trl: str) -> Iterable[RenderableType]:
     if not result.output_directory:
         return
     yield Text()
-    yield Text(f"The bundle is in {said_path(Path(result.output_directory))}", overflow="fold")
+    yield copied(f"The bundle is in {said_path(Path(result.output_directory))}")
     if result.recommended is not None:
-        yield Text.assemble("Train with:  ", (next_command(result, trl), "bold"), overflow="fold")
+        yield copied("Train with:  ", (next_command(result, trl), "bold"))

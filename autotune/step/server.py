@@ -20,6 +20,10 @@ from autotune.step.process import die_with, kill_group
 
 # Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
+# A scheduler may send these to every process of a job. This one ends with its parent, which ends a probe in order.
+_ASKING = tuple(
+    number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+)
 
 
 class Server:
@@ -68,6 +72,7 @@ class Server:
         finally:
             if self._running is not None:
                 kill_group(self._running)
+                os.waitpid(self._running, 0)
         return 0
 
     def _complete(self) -> None:
@@ -97,6 +102,8 @@ class Server:
         self._awaited = selectors.PollSelector()
         for file in (0, self._woken):
             self._awaited.register(file, selectors.EVENT_READ)
+        for asking in _ASKING:
+            signal.signal(asking, signal.SIG_IGN)
 
     def _listen(self, jobs: Mapping[str, JobType]) -> None:
         unread = b""
@@ -136,7 +143,8 @@ class Server:
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, *_ASKING):
+                signal.signal(number, signal.SIG_DFL)
             die_with(server)
             os.close(self._events)
             redirect_output(folder)
@@ -149,7 +157,7 @@ class Server:
     def _spawned(self, folder: Path) -> int:
         arguments = [sys.executable, "-P", "-m", "autotune.step", *self._arguments]
         arguments += ["--parent", str(os.getpid()), "--once", str(folder)]
-        return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD])
+        return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD, *_ASKING])
 
     def _reap(self) -> None:
         """Report the end of the running job, after killing the rest of its process group."""

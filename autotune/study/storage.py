@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import optuna
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
+from optuna.storages import BaseStorage
 
 from autotune.confidential import hidden_url
 from autotune.core.events import Listener, Noted
@@ -42,6 +43,21 @@ class OpenStudy:
     study: optuna.Study
     storage: PatientStorage
     study_id: int
+
+
+def check_storage(url: str, name: str, *, resume: bool) -> None:
+    """Check that a storage answers, and that it has no study of that name unless that is to be resumed.
+
+    Raises:
+        InputError: it does not, or it has.
+    """
+    with _quiet():
+        backend, close = connected(url, _RETURN_SECONDS if resume else 0.0)
+        try:
+            if not resume and _has_begun(backend, name):
+                raise _exists(name, url)
+        finally:
+            close()
 
 
 def begin(storage: StudyStorage, listener: Listener) -> None:
@@ -111,12 +127,23 @@ def _study(patient: PatientStorage, storage: StudyStorage, listener: Listener) -
             )
         return study
     if not storage.resume:
-        raise InputError(
-            f"The study {storage.name!r} already exists in {hidden_url(storage.url)}.",
-            hint="Add --resume to continue or to join it, or choose another --output or --study.",
-        )
+        raise _exists(storage.name, storage.url)
     _require_same(storage.name, study.user_attrs.get(_FINGERPRINT, {}), storage.fingerprint)
     return study
+
+
+def _exists(name: str, url: str) -> InputError:
+    return InputError(
+        f"The study {name!r} already exists in {hidden_url(url)}.",
+        hint="Add --resume to continue or to join it, or choose another --output or --study.",
+    )
+
+
+def _has_begun(backend: BaseStorage, name: str) -> bool:
+    try:
+        return _FINGERPRINT in backend.get_study_user_attrs(backend.get_study_id_from_name(name))
+    except KeyError:
+        return False
 
 
 def _is_left_empty(study: optuna.Study) -> bool:

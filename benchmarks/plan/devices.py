@@ -56,7 +56,7 @@ def main() -> None:
             words += ["--network", str(arguments.network)]
         environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        done = subprocess.run([*words, "--json"], env=environment, stdout=subprocess.PIPE, check=False)
+        done = subprocess.run([*words, "--json", "--all"], env=environment, stdout=subprocess.PIPE, check=False)
         wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         # 1 says that nothing fits, which is an answer too.
         if done.returncode not in (0, 1):

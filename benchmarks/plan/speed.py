@@ -34,7 +34,7 @@ def main() -> None:
         write_model(model, LLAMA_8B)
         print("| what | cache | wall | processor | largest process | candidates | traces run |")
         print("|---|---|--:|--:|--:|--:|--:|", flush=True)
-        command = ["plan", str(model), "--seq-len", str(arguments.seq_len), "--gpu", arguments.gpu, "--json"]
+        command = ["plan", str(model), "--seq-len", str(arguments.seq_len), "--gpu", arguments.gpu, "--json", "--all"]
         command += ["--trainer", arguments.trainer]
         for cache in ("empty", "filled"):
             found = _row("the whole space", cache, command, Path(folder, "cache"))

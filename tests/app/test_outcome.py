@@ -235,6 +235,6 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
     assert found.baseline is not None
     assert found.baseline.timeline == traced
     document = encode(found.written)
-    assert decode(Result, document).baseline == found.baseline
+    assert decode(Result, document).with_moments(found.timelines).baseline == found.baseline
     del document["baseline"]["timeline"]
     assert decode(Result, document).baseline == replace(found.baseline, timeline=None)

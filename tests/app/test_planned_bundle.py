@@ -12,8 +12,9 @@ import autotune
 from autotune.core.bundle import Basis
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Plan
+from autotune.core.events import Event
 from autotune.core.verdict import Outcome
-from autotune.errors import InputError
+from autotune.errors import InputError, UnwrittenError
 from tests.planning.stand_in import AnalyticTracer
 from tests.small import write_rows, write_small_model
 
@@ -107,6 +108,30 @@ def test_where_nothing_fits_nothing_is_left_to_start(model: str, rows: str, plan
 def test_rows_of_a_length_alone_make_no_bundle(model: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--seq-len names none"):
         autotune.plan(model, seq_len=8, gpu="RTX4090", output=tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("name", ["file", "file/further/down"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(
+    name: str, model: str, rows: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    told: list[Event] = []
+    with pytest.raises(InputError, match=r"Not a directory.*--output"):
+        autotune.plan(model, rows, gpu="RTX4090", output=tmp_path / name, listener=told.append)
+    assert told == []
+
+
+def test_a_plan_whose_folder_cannot_be_written_in_the_end_is_not_lost(
+    model: str, rows: str, planned: Plan, tmp_path: Path
+) -> None:
+    in_the_way = tmp_path / "bundle"
+    with pytest.raises(UnwrittenError, match="cannot be written: File exists") as caught:
+        autotune.plan(
+            model, rows, gpu="RTX4090", fix=ONE_WAY, max_length=CUT, output=in_the_way,
+            listener=lambda _: in_the_way.touch(),
+        )  # fmt: skip
+    assert caught.value.document.fastest == planned.fastest
+    assert (caught.value.document.bundle, in_the_way.is_file()) == (None, True)
 
 
 def test_a_folder_with_something_else_is_left_alone(model: str, rows: str, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import pytest
 
 import autotune
 from autotune.api.report import report
-from autotune.app.report import write_report
-from autotune.core.result import BaseFile
+from autotune.app.report import read_result, write_report, write_result
+from autotune.core.codec import encode
+from autotune.core.result import BaseFile, Timelines
 from autotune.emit.document import json_text
-from autotune.errors import InputError
+from autotune.errors import InputError, UnwrittenError
 from autotune.reporting.page import html, markdown
-from tests.reporting.examples import a_result
+from autotune.units import MIB
+from tests.reporting.examples import a_result, a_timeline, traced
 from tests.reporting.plans import a_plan
 
 
@@ -42,6 +44,45 @@ def test_the_page_lies_beside_the_result_and_is_that_of_the_result(written: Path
 def test_the_file_itself_can_be_named_and_so_can_the_page(written: Path, tmp_path: Path) -> None:
     file = report(written / "result.json", output=tmp_path / "further" / "page.md", format="markdown")
     assert file.read_text(encoding="utf-8") == markdown(a_result())
+
+
+def test_a_page_that_cannot_be_written_is_a_note_on_a_result_that_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "report.html" / "in the way").mkdir(parents=True)
+    noted = write_result(a_result(), tmp_path).notes[-1]
+    assert noted == f"There is no page: {tmp_path / 'report.html'} cannot be written: Is a directory."
+    assert read_result(tmp_path / "result.json") == a_result().written
+
+
+def test_a_result_whose_bundle_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnwrittenError, match="Choose another directory with --output") as caught:
+        write_result(a_result(), tmp_path / "file")
+    assert caught.value.document == a_result()
+
+
+def test_moments_of_memory_lie_in_a_file_beside_the_result_from_where_the_page_has_them(tmp_path: Path) -> None:
+    whole = traced()
+    write_result(whole, tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    for one in (document["recommended"], document["baseline"]):
+        assert (one["timeline"]["levels"], one["timeline"]["marks"]) == ({}, [])
+        assert one["timeline"]["breakdown"]
+    assert read_result(tmp_path / "result.json").timelines == whole.timelines
+    with_moments = report(tmp_path).read_text(encoding="utf-8")
+    assert 'id="step_recommended"' in with_moments
+    (tmp_path / "timeline.json").unlink()
+    assert 'id="step_recommended"' not in report(tmp_path).read_text(encoding="utf-8")
+    (tmp_path / "result.json").write_text(json.dumps(encode(whole)), encoding="utf-8")
+    assert report(tmp_path).read_text(encoding="utf-8") == with_moments
+
+
+def test_moments_of_another_result_are_not_taken(tmp_path: Path) -> None:
+    write_result(traced(), tmp_path)
+    other = json_text(Timelines(a_timeline(MIB), a_timeline(MIB)))
+    (tmp_path / "timeline.json").write_text(other, encoding="utf-8")
+    assert read_result(tmp_path / "result.json") == traced().written
+    write_result(a_result(), tmp_path)
+    assert not (tmp_path / "timeline.json").exists()
 
 
 def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from autotune.units import GIB, parse_duration, parse_size
 
 COMMANDS: dict[str, Callable[..., object]] = {"probe": autotune.probe, "plan": autotune.plan}
 # What these write is another form of the same result; prices are for the table of GPUs, which has no page.
-OF_THE_OUTPUT = {"help", "json", "html", "debug", "prices"}
+OF_THE_OUTPUT = {"help", "json", "all", "html", "debug", "prices"}
 ROWS = {"model": "a model", "dataset": "rows of mine.jsonl"}
 
 

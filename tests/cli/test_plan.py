@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -139,12 +140,32 @@ def test_the_exit_code_tells_whether_something_fits(
     assert plan("M", "--seq-len", 8) == code
 
 
-def test_json_is_the_whole_plan_and_all_that_is_on_stdout(
+def test_json_is_all_that_is_on_stdout_with_the_estimates_of_the_table_or_on_request_all(
     found: Callable[[Plan], dict[str, Any]], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    found(a_plan())
+    whole = a_plan()
+    assert "all" not in found(whole)
     plan("M", "--seq-len", 8, "--top", 1, "--json")
-    assert decode(Plan, json.loads(capfdbinary.readouterr().out)) == a_plan()
+    shown = decode(Plan, json.loads(capfdbinary.readouterr().out))
+    assert (shown.estimates, shown.fastest) == (whole.estimates[:1], whole.fastest)
+    assert shown.counts is not None
+    assert shown.counts.candidates == len(whole.estimates) > 1
+    assert replace(shown, estimates=whole.estimates, counts=None) == whole
+    plan("M", "--seq-len", 8, "--top", 1, "--json", "--all")
+    assert decode(Plan, json.loads(capfdbinary.readouterr().out)) == whole
+
+
+def test_the_counts_of_a_summary_add_up() -> None:
+    composed = replace(UNKNOWN, origin=Origin.COMPOSED)
+    counts = a_plan(estimates=(*a_plan().estimates, DEFAULT, UNKNOWN, composed)).summary(1).counts
+    assert counts is not None
+    assert counts.fitting + counts.too_large + counts.composed + counts.unknown == counts.candidates
+    assert min(counts.fitting, counts.too_large, counts.composed, counts.unknown) > 0
+
+
+def test_all_is_for_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("M", "--seq-len", 8, "--all") == 2
+    assert "--all is for --json." in capsys.readouterr().err
 
 
 def test_a_page_is_written_beside_what_is_shown(
@@ -202,7 +223,7 @@ def asked(model: Path, small_dataset_file: Path) -> tuple[object, ...]:
 def first(asked: Sequence[object], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
     """A real plan of a real dataset; and the cache that it left."""
     cache = tmp_path_factory.mktemp("cache")
-    done = process(cache, *asked, "--json")
+    done = process(cache, *asked, "--json", "--all")
     assert done.returncode == 0, done.stderr
     return cache, decode(Plan, json.loads(done.stdout))
 
@@ -231,7 +252,7 @@ def test_a_broken_entry_of_the_cache_is_traced_again_and_the_others_are_not(
     cache, before = first
     entries = [file for file in (cache / "autotune").glob("*.json") if '"kind"' in file.read_text(encoding="utf-8")]
     entries[0].write_text("{", encoding="utf-8")
-    done = process(cache, *asked, "--json")
+    done = process(cache, *asked, "--json", "--all")
     after = decode(Plan, json.loads(done.stdout))
     assert after.new_trace_count == 1
     assert after.estimates == before.estimates
@@ -276,6 +297,18 @@ def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
     assert "The longest row has 128 tokens; the model was made for 64 positions." in out
     assert "1 candidate: 1 fitting." in out
     assert "The speed of 24GiB is not known" in out
+
+
+@pytest.mark.slow
+def test_rows_of_one_length_are_planned_from_a_configuration_alone(model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "llama8b.json"
+    shutil.copy(model / "config.json", bare)
+    words = ("--seq-len", 32, "--gpu", "RTX4090", *fixing(per_device_train_batch_size="2"), "--json")
+    alone, whole = (process(tmp_path / "cache", source, *words) for source in (bare, model))
+    assert (alone.returncode, whole.returncode) == (0, 0), alone.stderr + whole.stderr
+    found = decode(Plan, json.loads(alone.stdout))
+    assert found.model == str(bare)
+    assert found.estimates == decode(Plan, json.loads(whole.stdout)).estimates
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +15,7 @@ from autotune.cli.boundary import run
 from autotune.core.bundle import PlannedBundle
 from autotune.core.codec import decode
 from autotune.core.estimate import Plan
+from autotune.errors import InputError, UnwrittenError
 from tests.emit.planned_bundles import a_bundle
 from tests.reporting.plans import a_plan
 
@@ -47,6 +50,51 @@ def test_what_was_written_or_why_not_is_told_and_ends_the_command(
     shown = capsys.readouterr()
     assert decode(Plan, json.loads(shown.out)).bundle == bundle
     assert shown.err.splitlines()[-1] == said
+
+
+@pytest.fixture
+def planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Plan]], None]:
+    """Put a function in the place of the API's, which needs torch and minutes."""
+
+    def put(function: Callable[..., Plan]) -> None:
+        module = ModuleType("autotune.api.plan")
+        vars(module)["plan"] = function
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    return put
+
+
+def test_a_plan_is_shown_though_its_bundle_cannot_be_written(
+    planning: Callable[[Callable[..., Plan]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unwritten(**_: object) -> Plan:
+        raise UnwrittenError(InputError("/out/config.yaml cannot be written: No space left on device."), a_plan())
+
+    planning(unwritten)
+    assert run(["autotune", "plan", "M", "D", "--output", "out", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["model"] == a_plan().model
+    assert shown.err.splitlines()[-1] == "autotune: /out/config.yaml cannot be written: No space left on device."
+
+
+def test_a_page_that_cannot_be_written_is_a_note_beside_the_plan(
+    planning: Callable[[Callable[..., Plan]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.html" / "in the way").mkdir(parents=True)
+    planning(lambda **_: a_plan())
+    assert run(["autotune", "plan", "M", "D", "--html", str(tmp_path / "plan.html"), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["model"] == a_plan().model
+    assert shown.err.splitlines()[-1].startswith("There is no page: ")
+
+
+def test_where_a_page_cannot_be_written_nothing_is_planned(
+    planning: Callable[[Callable[..., Plan]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    planning(lambda **_: pytest.fail("planned"))
+    assert run(["autotune", "plan", "M", "D", "--html", str(tmp_path / "file" / "plan.html")]) == 2
+    assert "Choose another directory with --html." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["--output out", "--server-gpus 2"])

@@ -58,6 +58,15 @@ def test_a_missing_model_is_named(small_dataset_file: Path, tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
+def test_a_storage_that_does_not_answer_ends_a_search_before_anything_is_read(
+    small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
+) -> None:
+    words = ["probe", str(small_model_directory), str(small_dataset_file), "--output", str(tmp_path / "out")]
+    done = run(*words, "--storage", "sqlite:////no/such/directory/study.db")
+    assert (done.returncode, "Reading " in done.stderr) == (2, False)
+    assert "unable to open database file" in done.stderr
+
+
 @pytest.mark.slow
 def test_ctrl_c_while_the_model_is_read_prints_how_to_go_on(
     small_model_directory: Path, small_dataset_file: Path, tmp_path: Path

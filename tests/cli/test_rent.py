@@ -70,8 +70,8 @@ def test_json_is_the_whole_table_and_all_that_is_on_stdout(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("M D --gpu all --html plan.html", "--html writes one plan, not a table."),
-        ("M D --num-processes auto --html plan.html", "--html writes one plan, not a table."),
+        ("M D --gpu all --html plan.html", "--html is for one plan, not for a table."),
+        ("M D --num-processes auto --html plan.html", "--html is for one plan, not for a table."),
         ("M D --gpu all --explain", "--explain is for one plan"),
         ("M D --gpu all --top 3", "--top is for one plan"),
         ("M D --gpu T4 --prices p.yaml", "--prices is for a table of GPUs. Add --gpu all"),

@@ -85,8 +85,8 @@ def test_two_files_are_planned_for(small_model_directory: Path, data: Path, tmp_
     fixed = ("gradient_checkpointing=on", "attention=sdpa", "liger=off", "per_device_train_batch_size=1",
              "precision=float32", "optimizer=adamw_torch", "padding_free=off", "packing=none")  # fmt: skip
     words += [word for fix in (*fixed, "lora=none") for word in ("--fix", fix)]
-    plain = autotune(*words, "--json", folder=tmp_path)
-    more = autotune(*words, "--eval-dataset", data / "test.jsonl", "--json", folder=tmp_path)
+    plain = autotune(*words, "--json", "--all", folder=tmp_path)
+    more = autotune(*words, "--eval-dataset", data / "test.jsonl", "--json", "--all", folder=tmp_path)
     assert (plain.code, more.code) == (0, 0), plain.err + more.err
     assert {item["candidate"]["per_device_eval_batch_size"] for item in plain.document["estimates"]} == {8}
     sizes = {item["candidate"]["per_device_eval_batch_size"] for item in more.document["estimates"]}

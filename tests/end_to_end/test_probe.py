@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -209,16 +208,19 @@ def test_a_killed_run_goes_on_with_nothing_lost_or_repeated_and_leaves_nothing_r
     assert {file: file.stat().st_mtime_ns for file in replies} == replies
 
 
-def test_ctrl_c_keeps_what_was_found_and_says_how_to_go_on(
-    small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+def test_an_interruption_keeps_what_was_found_and_says_how_to_go_on(
+    number: signal.Signals, small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
 ) -> None:
     words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--output", "stopped")
     running = start(*words, folder=tmp_path)
     _wait(lambda: len(list((tmp_path / "stopped" / "probes").glob("*/request.json"))) == 2, running)
     family = descendants(running.pid)
-    os.kill(running.pid, signal.SIGINT)
+    # A scheduler sends it to all processes of a job.
+    for process in [psutil.Process(running.pid), *family]:
+        process.send_signal(number)
     _, said = running.communicate(timeout=60)
-    assert running.returncode == 130
+    assert running.returncode == 128 + number
     assert "--resume" in said
     assert "Traceback" not in said
     assert json.loads((tmp_path / "stopped" / "result.json").read_text())["status"] == "interrupted"

@@ -36,6 +36,25 @@ def test_a_config_file_stands_for_its_directory(directory: Path) -> None:
     assert model_source(str(directory / "config.json"), "random").name == str(directory)
 
 
+def test_where_nothing_is_tokenised_a_configuration_is_enough(directory: Path) -> None:
+    assert model_source(str(directory), "random", tokenizes=False) == model_source(str(directory), "random")
+    (directory / "tokenizer.json").unlink()
+    bare = ModelSource(str(directory), tokenizer=False)
+    assert model_source(str(directory), "random", tokenizes=False) == bare
+    assert model_source(str(directory / "config.json"), "random", tokenizes=False) == bare
+    named = (directory / "config.json").rename(directory / "llama8b.json")
+    assert model_source(str(named), "random", tokenizes=False) == ModelSource(str(named), tokenizer=False)
+    with pytest.raises(InputError, match=r"no config\.json\..*--seq-len"):
+        model_source(str(named), "random")
+
+
+@pytest.mark.parametrize(("text", "said"), [("[1]", "names no model_type"), ("not JSON", "is not JSON")])
+def test_a_file_that_is_no_configuration_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(InputError, match=said):
+        model_source(str(tmp_path / "rows.json"), "random", tokenizes=False)
+
+
 def test_a_home_relative_path_is_expanded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(directory.parent))
     assert model_source("~/model", "random").name == str(directory)

@@ -52,7 +52,8 @@ def widest(text: str) -> int:
 @WIDTHS
 @pytest.mark.parametrize("result", [a_result(), nothing_fits(), interrupted()], ids=lambda result: str(result.status))
 def test_a_summary_fits_the_console(result: Result, width: int) -> None:
-    assert widest(drawn(result, width)) <= width
+    text, _, _ = drawn(result, width).partition("The bundle is in ")
+    assert widest(text) <= width
 
 
 @WIDTHS
@@ -75,6 +76,14 @@ def test_a_summary_tells_what_was_found_and_what_to_do(width: int) -> None:
         "trl sft --config /runs/autotune-Qwen2.5-0.5B-chats/config.yaml",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_a_command_to_copy_is_one_line_whatever_the_width(width: int) -> None:
+    folder = "/runs/" + "a-long-name/" * 12
+    lines = drawn(a_result(output_directory=folder), width).splitlines()
+    assert lines[-1] == f"Train with:  CUDA_VISIBLE_DEVICES=0 trl sft --config {folder}config.yaml"
+    assert lines[-2] == f"The bundle is in {folder.rstrip('/')}"
 
 
 def test_a_summary_admits_that_a_recommendation_is_unconfirmed() -> None:

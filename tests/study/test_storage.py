@@ -16,7 +16,7 @@ import sqlalchemy
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
-from autotune.study import ProbeRun
+from autotune.study import ProbeRun, check_storage
 from tests.study.replayed import ReplayedTable
 from tests.study.running import Run, probed
 
@@ -42,6 +42,17 @@ def test_a_storage_that_cannot_be_opened_is_the_users_to_change(url: str, words:
         Run(url)(ReplayedTable())
     assert "secret" not in str(caught.value)
     assert caught.value.hint
+
+
+def test_a_storage_is_checked_before_the_work_whose_results_it_is_to_keep(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unable to open database file"):
+        check_storage("sqlite:////no/such/directory/study.db", "study", resume=False)
+    kept = Run(f"sqlite:///{tmp_path / 'study.db'}")
+    check_storage(kept.url, "s", resume=False)
+    kept(ReplayedTable(), trials=1)
+    with pytest.raises(InputError, match=r"already exists.*--resume"):
+        check_storage(kept.url, "s", resume=False)
+    check_storage(kept.url, "s", resume=True)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -18,8 +18,12 @@ from autotune.probing.tracing import ServerTracer
 
 def main(connection: Connection) -> None:
     """Search until nothing is left to do, or the first worker is gone; a failure is told and not raised."""
-    # A command that was started in the background ignores Ctrl-C, and its workers must not.
+    # A command that was started in the background ignores Ctrl-C, and its workers must not. A scheduler may end all
+    # processes of a job at once.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         try:
             _search(connection)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.arguments import (
     AUTO,
@@ -20,6 +21,10 @@ from autotune.cli.arguments import (
     options_of,
     trainer_names,
 )
+from autotune.errors import InputError, UnwrittenError
+
+if TYPE_CHECKING:
+    from autotune.core.estimate import Plan
 
 SUMMARY = "predict what fits and how fast it is, with no GPU"
 DESCRIPTION = (
@@ -48,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prices", metavar="FILE", help="with --gpu all: prices of GPU hours, in YAML as H100-80GB: 2.99, or in CSV"
     )
-    parser.add_argument("--seq-len", type=int, metavar="TOKENS", help="tokens of every row, instead of a dataset")
+    parser.add_argument(
+        "--seq-len",
+        type=int,
+        metavar="TOKENS",
+        help="tokens of every row, instead of a dataset; MODEL needs no tokenizer, and may be any configuration file",
+    )
     add_memory_budget(parser, "all of it")
     add_same_training(parser, batch="8 per process; with --num-processes auto 8 in all", max_length="all")
     add_space(parser)
@@ -70,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with vllm=server: of these GPUs, those of the server (default: any)",
     )
     parser.add_argument("--html", metavar="FILE", help="write a page about the plan, such as plan.html")
-    add_json(parser, "all estimates")
+    add_json(parser, "the plan, with the estimates that the table would show,")
+    parser.add_argument("--all", action="store_true", help="with --json: the estimates of all candidates")
 
 
 def epilog() -> str:
@@ -95,69 +106,102 @@ def epilog() -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, show the estimates, and return the exit code: 1 where nothing is predicted to fit."""
-    from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.errors import InputError
-    from autotune.reporting.gpus import show_gpus
-    from autotune.reporting.plan import show_plan
-    from autotune.reporting.watch import watching
-
     options, as_json = options_of(arguments)
-    page = options.pop("html", None)
+    form = {name: options.pop(name, None) for name in ("html", "all")}
+    if form["all"] and not as_json:
+        raise InputError("--all is for --json.", hint="Give both, or --top N for a longer table.")
     if options.get("gpu") == _LIST:
-        from autotune.inspection.gpus import gpus
-
-        if as_json:
-            write_json(gpus())
-        else:
-            show_gpus(gpus(), stdout_console())
-        return 0
+        return _list(as_json=as_json)
     if options.get("model") is None:
         raise InputError("There is no MODEL.", hint="See autotune plan --help.")
 
     if options.get("gpu") == _ALL or options.get("num_processes") == AUTO:
-        if page is not None:
-            raise InputError(
-                "--html writes one plan, not a table.",
-                hint="Leave it out, or name the GPU and the number of processes.",
-            )
+        for name in (name for name, given in form.items() if given is not None):
+            raise _for_one_plan(name)
         return _compare(options, as_json=as_json)
     if "prices" in options:
         raise InputError("--prices is for a table of GPUs.", hint="Add --gpu all, or --num-processes auto.")
+    return _plan(options, form["html"], as_json=as_json, whole=form["all"] is True)
 
-    from autotune.api.plan import plan
 
-    with watching(stderr_console()) as listener:
-        found = plan(**options, listener=listener)
+def _list(*, as_json: bool) -> int:
+    """Show the known GPUs, and return the exit code."""
+    from autotune.cli.console import stdout_console, write_json
+    from autotune.inspection.gpus import gpus
+    from autotune.reporting.gpus import show_gpus
+
     if as_json:
-        write_json(found)
+        write_json(gpus())
     else:
-        show_plan(found, stdout_console(), int(options.get("top", _TOP)))
-    if page is not None:
-        from autotune.api.report import report
+        show_gpus(gpus(), stdout_console())
+    return 0
 
-        stderr_console().print(f"wrote {report(found, output=page)}", soft_wrap=True, markup=False, highlight=False)
+
+def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bool) -> int:
+    """Plan for one GPU, show the estimates, and return the exit code."""
+    from autotune.api.plan import plan
+    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.emit.files import check_writable
+    from autotune.reporting.plan import show_plan
+    from autotune.reporting.watch import watching
+
+    if page is not None:
+        check_writable(Path(page).expanduser().absolute().parent, "--html")
+    found: Plan
+    with watching(stderr_console()) as listener:
+        try:
+            found, failure = plan(**options, listener=listener), None
+        except UnwrittenError as error:
+            found, failure = error.document, error
+    top = int(options.get("top", _TOP))
+    if as_json:
+        write_json(found if whole else found.summary(top))
+    else:
+        show_plan(found, stdout_console(), top)
+    if page is not None:
+        _say(_page(found, page))
+    if failure is not None:
+        raise failure
     if "output" not in options:
         return 0 if found.fastest is not None else 1
     where = f"wrote {found.bundle.directory}, planned and not measured" if found.bundle is not None else ""
-    said = where or f"Nothing was written: {found.unwritten}."
-    stderr_console().print(said, soft_wrap=True, markup=False, highlight=False)
+    _say(where or f"Nothing was written: {found.unwritten}.")
     return 0 if found.bundle is not None else 1
+
+
+def _page(found: Plan, page: str) -> str:
+    """Write the page, and return what to say of it: the plan is there, with a page or without."""
+    from autotune.api.report import report
+
+    try:
+        return f"wrote {report(found, output=page)}"
+    except InputError as error:
+        return f"There is no page: {error}"
+
+
+def _say(text: str) -> None:
+    from autotune.cli.console import stderr_console
+
+    stderr_console().print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _for_one_plan(name: str) -> InputError:
+    return InputError(
+        f"--{name.replace('_', '-')} is for one plan, not for a table.",
+        hint="Leave it out, or name the GPU and the number of processes.",
+    )
 
 
 def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     """Compare GPUs, show the table, and return the exit code: 1 where nothing is predicted to fit on any."""
     from autotune.api.rent import rent
     from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.errors import InputError
     from autotune.reporting.rent import show_rent
     from autotune.reporting.watch import watching
 
     for name in ("top", "explain", "output", "server_gpus"):
         if name in options:
-            raise InputError(
-                f"--{name.replace('_', '-')} is for one plan, not for a table.",
-                hint="Leave it out, or name the GPU and the number of processes.",
-            )
+            raise _for_one_plan(name)
     # Without a name, it is this machine's GPU whose numbers are compared.
     options.setdefault("gpu", None)
     with watching(stderr_console()) as listener:

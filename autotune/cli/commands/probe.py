@@ -23,7 +23,7 @@ from autotune.cli.arguments import (
 )
 from autotune.core.effort import EFFORTS
 from autotune.core.status import RunStatus
-from autotune.errors import InputError
+from autotune.errors import InputError, UnwrittenError
 
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
@@ -122,10 +122,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = stderr_console()
     with watching(console) as listener:
-        result = probe(**options, listener=listener).document
+        try:
+            result, failure = probe(**options, listener=listener).document, None
+        except UnwrittenError as error:
+            result, failure = error.document, error
     show_summary(result, console, program("trl"))
     if as_json:
         write_json(result)
+    if failure is not None:
+        raise failure
     return _EXIT_CODES[result.status]
 
 

@@ -69,7 +69,9 @@ def result_values(result: Result) -> Values:
         steps=tuple(
             Step(role, name, one.timeline, _said_measured(one))
             for role, name, one in known
-            if one.timeline is not None and (role == "recommended" or one.timeline != (chosen and chosen.timeline))
+            if one.timeline is not None
+            and one.timeline.moments
+            and (role == "recommended" or one.timeline != (chosen and chosen.timeline))
         ),
         untraced=said_untraced(
             (name for _, name, one in known if one.timeline is None), predicted=result.settings.get("plan") is not False

@@ -42,14 +42,19 @@ class LoadedRows:
     format: DatasetFormat
 
 
-def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: ModelSource) -> LoadedRows:
+def load_rows(
+    trainer: Trainer, source: DatasetSource, processor: Any, model: ModelSource, folder: Path | None = None
+) -> LoadedRows:
     """Load a dataset and check that a trainer can use it with this model's tokenizer.
+
+    Args:
+        folder: for temporary files, which are left there when the process is killed.
 
     Raises:
         InputError: it is missing, broken, has images, fewer than two rows or no usable column, or needs something that
             the tokenizer lacks.
     """
-    rows = _loaded(source)
+    rows = _loaded(source, folder)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
@@ -62,9 +67,9 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     return loaded
 
 
-def _loaded(source: DatasetSource) -> Dataset:
+def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
     try:
-        with _writable_cache():
+        with _writable_cache(folder):
             rows = _of_trl(source) if source.mixture else _of_one(source)
             if source.test_size is not None:
                 # Which rows it takes is left to chance; whether it can take so many is not.
@@ -97,12 +102,12 @@ def _of_trl(source: DatasetSource) -> Dataset:
 
 
 @contextmanager
-def _writable_cache() -> Iterator[None]:
+def _writable_cache(beside: Path | None) -> Iterator[None]:
     """Read rows into memory where the cache of ``datasets`` cannot be written."""
     if _can_be_written(Path(datasets.config.HF_DATASETS_CACHE)):
         yield
         return
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=beside) as folder, ExitStack() as stack:
         for name, value in (("HF_DATASETS_CACHE", Path(folder)), ("IN_MEMORY_MAX_SIZE", sys.maxsize)):
             stack.enter_context(mock.patch.object(datasets.config, name, value))
         yield

@@ -41,7 +41,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
         check_peft(request.peft, config)
 
     def read(asked: PrepareRequest) -> DatasetProfile:
-        loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model)
+        loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model, context.folder)
         rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
         profile = dataset_profile(asked, loaded, rows)
         if not profile.documents.tokens:

@@ -19,6 +19,7 @@ from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.distributed.group import world_size
 from autotune.step.models.heads import Head
+from autotune.step.models.stand_in import stand_in
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 _WEIGHT_DEVIATION = 0.02
@@ -46,7 +47,7 @@ def model_class(config: Any) -> type[Any]:
 
 
 def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -> Any:
-    """Return the tokenizer or processor, as TRL loads it.
+    """Return the tokenizer or processor, as TRL loads it; a stand-in for a source without one.
 
     Args:
         auto_class: transformers' class by which it does.
@@ -54,6 +55,8 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
     Raises:
         InputError: there is none, or it cannot be read.
     """
+    if not source.tokenizer:
+        return stand_in()
     try:
         return auto_class.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
