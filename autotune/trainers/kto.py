@@ -233,7 +233,8 @@ def _mismatched(kept: Numbers, rows: int, limit: int) -> Numbers:
     answers = kept[:, 1] - prompts
     before = np.arange(-1, len(kept) - 1)
     before[::rows] = np.minimum(before[::rows] + rows, len(kept) - 1)
-    return np.minimum(prompts + answers[before], limit)
+    mismatched: Numbers = prompts + answers[before]
+    return mismatched.clip(max=limit)
 
 
 def _within(value: int, least: int, most: int) -> int:
