@@ -23,15 +23,12 @@ PROBE_BUDGET := 900MiB
 PROBE_EFFORT := quick
 PROBE_TIMEOUT := 240s
 PROBE_OUTPUT := autotune-small
-# A model this small has nothing for a second thread to do, and threads that wait for one another on cores that others
-# use too make steps many times slower.
-PROBE_THREADS := 1
 
 .PHONY: probe test test-more test-wheel test-lowest test-trl lint docs gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
-	OMP_NUM_THREADS=$(PROBE_THREADS) $(BIN)/autotune probe $(SMALL)/model $(SMALL)/data.jsonl --memory-budget $(PROBE_BUDGET) --effort $(PROBE_EFFORT) --timeout $(PROBE_TIMEOUT) --output $(PROBE_OUTPUT)
+	$(BIN)/autotune probe $(SMALL)/model $(SMALL)/data.jsonl --memory-budget $(PROBE_BUDGET) --effort $(PROBE_EFFORT) --timeout $(PROBE_TIMEOUT) --output $(PROBE_OUTPUT)
 
 # Two workers: a test that waits for a process leaves its core to the other. They take files in the order of
 # `tests/conftest.py`: the longest first, so that both end at about the same time.

@@ -172,7 +172,8 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
     Raises:
         AutotuneError: they could not be measured.
     """
-    key = fingerprint("speeds", machine.hardware.name, machine.hardware.threads, machine.packages.get("torch"))
+    hardware = machine.hardware
+    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.openmp, machine.packages.get("torch"))
     document: Any = cache.get(key)
     with suppress(DecodeError):
         if document is not None:

@@ -217,7 +217,7 @@ def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
         name=f"rows of {tokens} tokens",
         lengths=LengthDistribution({tokens: rows}),
         trainable_tokens=rows * trainable,
-        several=None if workload.dataset.several is None else Documents(((rows, *trainer.document(parts)),)),
+        several=None if workload.dataset.several is None else Documents.of_groups([(rows, *trainer.document(parts))]),
     )
     return replace(workload, dataset=dataset)
 

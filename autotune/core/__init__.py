@@ -1,1 +1,1 @@
-"""The project's shared data types as frozen dataclasses; imports the standard library only."""
+"""The project's shared data types as frozen dataclasses; imports the standard library, and numpy to count rows."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from operator import neg
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
 
 
 class Layout(StrEnum):
@@ -123,12 +129,12 @@ def has_padding(lengths: Iterable[int], multiple: int = 1) -> bool:
 
 
 def worst_micro_batches(
-    longest_first: Sequence[int],
+    longest_first: Sequence[int] | Numbers,
     rows: int,
     *,
     padded: bool,
     multiple: int = 1,
-    shortest: Sequence[int] | None = None,
+    shortest: Sequence[int] | Numbers | None = None,
 ) -> tuple[tuple[int, ...], ...]:
     """Return the micro-batches that may need the most memory, each as positions in ``longest_first``.
 
@@ -149,11 +155,11 @@ def worst_micro_batches(
     """
     known, most = len(longest_first), longest_first[0]
     longest = tuple(position % known for position in range(rows))
-    lengths = [tokens[position] for tokens in (longest_first, shortest or ()) if tokens for position in longest]
+    lengths = [tokens[position] for tokens in (longest_first, shortest) if tokens is not None for position in longest]
     if not padded or has_padding(lengths, multiple):
         return (longest,)
-    shorter = next((position for position in range(known) if longest_first[position] < most), None)
+    shorter = bisect_right(longest_first, -most, key=neg)
     # In a micro-batch of one row, a shorter row needs padding and is as large only if rounding up makes it as long.
-    if shorter is None or (rows == 1 and rounded_up(longest_first[shorter], multiple) < most):
+    if shorter == known or (rows == 1 and rounded_up(longest_first[shorter], multiple) < most):
         return (longest,)
     return ((*longest[:-1], shorter), longest)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from autotune.core.batch_geometry import has_padding, rounded_up
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
+
+# Blocks that are compared at a time; an epoch may have millions.
+_COMPARED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -26,30 +31,71 @@ class Block:
     beside: int = 0
     beside_padded: bool = False
 
-    @property
-    def needs(self) -> tuple[int, ...]:
-        """What memory grows with: tokens and the square of the length in each tensor, and the masks."""
-        sizes = (self.rows * size**power for size in (self.tokens, self.beside) for power in (1, 2))
-        return (*sizes, self.padded, self.beside_padded)
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The micro-batches of an epoch, each attribute of :class:`Block` as an array with a number for each block."""
+
+    rows: Numbers
+    tokens: Numbers
+    padded: Numbers
+    beside: Numbers
+    beside_padded: Numbers
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block]) -> Blocks:
+        """Return blocks that are given one by one."""
+        import numpy as np
+
+        columns = ([getattr(block, name) for block in blocks] for name in Block.__dataclass_fields__)
+        return cls(*map(np.array, columns))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> Block:
+        rows, tokens, beside = (int(column[place]) for column in (self.rows, self.tokens, self.beside))
+        return Block(rows, tokens, bool(self.padded[place]), beside, bool(self.beside_padded[place]))
+
+    def needs(self, places: Numbers) -> Numbers:
+        """Return what the memory of some blocks grows with; shape (blocks, needs).
+
+        That is tokens and the square of the length in each tensor, and the masks.
+        """
+        import numpy as np
+
+        rows = self.rows[places].astype(np.int64)
+        sizes = [
+            rows * size[places].astype(np.int64) ** power for size in (self.tokens, self.beside) for power in (1, 2)
+        ]
+        return np.stack([*sizes, self.padded[places], self.beside_padded[places]], axis=1)
 
 
-def blocks_of(lengths: Sequence[int], beside: Sequence[int] | None, rows: int, multiple: int = 1) -> list[Block]:
+def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1) -> Blocks:
     """Return the blocks of so many successive rows, in order; the last one may have fewer.
 
     Args:
-        lengths: tokens of each row's sequence after cutting; not empty.
+        lengths: tokens of each row's sequence after cutting; an array or a sequence, not empty.
         beside: tokens of each row's sequence in the second tensor after cutting, or None without one.
         multiple: the length of a tensor is rounded up to a multiple of this.
     """
-    found = []
-    for start in range(0, len(lengths), rows):
-        own, other = lengths[start : start + rows], beside[start : start + rows] if beside is not None else None
-        second = (rounded_up(max(other), multiple), has_padding(other, multiple)) if other is not None else (0, False)
-        found.append(Block(len(own), rounded_up(max(own), multiple), has_padding(own, multiple), *second))
-    return found
+    import numpy as np
+
+    starts = np.arange(0, len(lengths), rows)
+    held = np.diff(starts, append=len(lengths))
+
+    def tensor(tokens: Any) -> tuple[Numbers, Numbers]:
+        width = -(-np.maximum.reduceat(tokens, starts) // multiple) * multiple
+        return width, np.minimum.reduceat(tokens, starts) < width
+
+    nothing = np.zeros_like(held)
+    return Blocks(held, *tensor(lengths), *((nothing, nothing > 0) if beside is None else tensor(beside)))
 
 
-def worst_blocks(blocks: Sequence[Block]) -> list[int]:
+def worst_blocks(blocks: Blocks) -> list[int]:
     """Return the positions of the blocks of which each may need the most memory, the widest first.
 
     Any other block needs at most as much as one of these. Which of these needs the most depends on the model: a block
@@ -58,14 +104,23 @@ def worst_blocks(blocks: Sequence[Block]) -> list[int]:
     Example: of blocks with widths (9, 4), (8, 7) and (7, 6), the first two are returned: the third is narrower than the
     second in both tensors.
     """
-    first: dict[Block, int] = {}
-    for position, block in enumerate(blocks):
-        first.setdefault(block, position)
-    front: list[Block] = []
+    import numpy as np
+
+    front: Numbers = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(blocks), _COMPARED):
+        front = _front(blocks, np.append(front, np.arange(start, min(start + _COMPARED, len(blocks)))))
+    keys = blocks.beside, blocks.padded, blocks.tokens
+    return [int(place) for place in front[np.lexsort([key[front] for key in keys])][::-1]]
+
+
+def _front(blocks: Blocks, places: Numbers) -> Numbers:
+    """Return those of some blocks that need more than each other one in some respect; of equal ones, the first."""
+    import numpy as np
+
+    front, needs = [], blocks.needs(places)
     # A block that needs at least as much in every respect comes before those that it makes superfluous.
-    for block in sorted(first, key=lambda block: block.needs, reverse=True):
-        needs = block.needs
-        if not any(all(map(int.__ge__, other.needs, needs)) for other in front):
-            front.append(block)
-    widest_first = sorted(front, key=lambda block: (block.tokens, block.padded, block.beside), reverse=True)
-    return [first[block] for block in widest_first]
+    left = np.lexsort([places, *(-needs.T[::-1])])
+    while len(left):
+        front.append(places[left[0]])
+        left = left[(needs[left] > needs[left[0]]).any(axis=1)]
+    return np.array(front)

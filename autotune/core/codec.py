@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from autotune.core.candidate import Candidate
+from autotune.core.table import Table
 
 T = TypeVar("T")
 
@@ -21,12 +22,28 @@ class DecodeError(ValueError):
     """A document does not have the expected structure; the message names the place."""
 
 
+def _table(text: str) -> Table:
+    try:
+        return Table.of_text(text)
+    except ValueError as error:
+        raise DecodeError(str(error)) from error
+
+
+# Classes with a form of their own: how they are made of it, and of which type it is.
+_OWN: Mapping[Any, tuple[Callable[[Any], Any], type[Any]]] = {
+    Candidate: (Candidate, Mapping),
+    Table: (_table, str),
+}
+
+
 def encode(value: object) -> Any:
     """Return ``value`` as what ``json.dumps`` takes: dataclasses and mappings become objects, tuples become arrays."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, Table):
+        return value.text
     if isinstance(value, Mapping):
         # Counts by length are sorted, so that a document does not depend on the order of the rows.
         counts = all(isinstance(key, int) for key in value)
@@ -68,8 +85,9 @@ def _decode(hint: Any, document: Any, place: str) -> Any:
         return _decode_dataclass(cast(type, hint), document, place)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(_check(document in [member.value for member in hint], document, place))
-    if hint is Candidate:
-        return Candidate(_check(isinstance(document, Mapping), document, place))
+    if hint in _OWN:
+        of, kind = _OWN[hint]
+        return of(_check(isinstance(document, kind), document, place))
     if origin in (Mapping, dict):
         _check(isinstance(document, Mapping), document, place)
         key_hint, value_hint = args

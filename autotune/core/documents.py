@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from autotune.core.lengths import LengthDistribution
+from autotune.core.table import Table
 
-Document = tuple[int, ...]
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
+
+Document = tuple[Any, ...]
 """A document: the smallest maximum length at which it is kept, then the tokens of each sequence that it sends through
-the model, before any cutting.
+the model, before any cutting. They are numbers; or arrays with a number for each row, where all rows are meant at once.
 
 Examples: a conversation of 700 tokens is ``(1, 700)``: it can be cut anywhere. A preference pair with a prompt of 100
 tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` for DPO: it is dropped if no token of the
@@ -24,72 +28,102 @@ sequence is too long.
 class Documents:
     """The number of documents of each length in a dataset. A document is one row of the dataset, as the user wrote it.
 
-    Instances compare by identity, so that they are cheap keys for caching what is computed from them.
+    Instances compare by identity, so that they are cheap keys for caching what is computed from them. Millions of
+    documents may all be distinct, so that there is no Python object for each.
 
     Attributes:
-        groups: ``(count, *document)`` of each distinct document; not empty. All have equally many sequences.
+        groups: a row of the table for each distinct document, with its count and the document; at least one.
         order: for each document in the order of the dataset, the index of its group; None where no micro-batch depends
             on the order.
     """
 
-    groups: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...] | None = None
+    groups: Table
+    order: Table | None = None
+
+    @classmethod
+    def of_groups(cls, groups: Iterable[tuple[int, ...]]) -> Documents:
+        """Return documents of which the count and the document is given, ``(count, *document)``."""
+        return cls(Table(list(zip(*groups, strict=True))))
 
     @classmethod
     def of_lengths(cls, lengths: LengthDistribution) -> Documents:
         """Return documents of one sequence each, which can be cut anywhere."""
-        return cls(tuple((count, 1, tokens) for tokens, count in lengths.counts.items()))
+        return cls.of_groups((count, 1, tokens) for tokens, count in lengths.counts.items())
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Document], *, ordered: bool) -> Documents:
+    def of_rows(cls, rows: Any, *, ordered: bool) -> Documents:
         """Return the documents of a dataset.
 
         Args:
-            rows: the document of each row; not empty.
+            rows: the document of each row, an array of shape (rows, numbers of a document); not empty.
             ordered: whether their order is kept.
         """
-        counts = Counter(rows)
-        places = {item: place for place, item in enumerate(sorted(counts))}
-        groups = tuple((counts[item], *item) for item in places)
-        return cls(groups, tuple(places[item] for item in rows) if ordered else None)
+        import numpy as np
+
+        rows = np.asarray(rows)
+        ascending = np.lexsort(rows.T[::-1])
+        differs = np.zeros(len(rows), dtype=bool)
+        for column in rows.T:
+            differs[1:] |= np.diff(column[ascending]) != 0
+        starts = np.flatnonzero(np.append(~differs[:1], differs[1:]))
+        distinct = rows[ascending[starts]]
+        groups = Table([np.diff(starts, append=len(rows)), *distinct.T])
+        if not ordered:
+            return cls(groups)
+        places = np.empty(len(rows), dtype=np.int32)
+        places[ascending] = np.cumsum(differs, dtype=np.int32)
+        return cls(groups, Table([places]))
 
     @property
     def sequences(self) -> int:
         """Sequences that each document sends through the model."""
-        return len(self.groups[0]) - 2
+        return self.groups.width - 2
 
     @cached_property
     def rows(self) -> int:
         """Number of documents."""
-        return sum(group[0] for group in self.groups)
+        return _at(self._rows_kept, None)
 
     @cached_property
     def tokens(self) -> int:
         """Number of tokens in the sequences of all documents."""
-        return sum(group[0] * sum(group[2:]) for group in self.groups)
+        return self.tokens_kept(None)
 
     @cached_property
     def first_kept(self) -> int:
         """The smallest maximum length, in tokens, at which any document is kept."""
-        return min(group[1] for group in self.groups)
+        return min(int(part[:, 1].min()) for part in self.groups.parts())
 
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence: the maximum length at which nothing is cut."""
-        return max(max(group[1:]) for group in self.groups)
+        return max(int(part[:, 1:].max()) for part in self.groups.parts())
 
-    def kept(self, max_length: int | None, *, dropping: bool = True) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the count of each distinct document that is kept, and the tokens of its sequences once cut.
+    def kept(self, max_length: int | None, *, dropping: bool = True) -> Iterator[tuple[Numbers, Numbers]]:
+        """Yield the counts of distinct documents that are kept, and the tokens of their sequences once cut.
+
+        Their shapes are (documents,) and (documents, sequences).
 
         Args:
             max_length: tokens to which sequences are cut; None: they are not cut.
             dropping: whether documents that need a larger maximum length are dropped; TRL does not drop when it packs.
         """
-        for count, needs, *sequences in self.groups:
+        for part in self.groups.parts():
             if max_length is None:
-                yield count, tuple(sequences)
-            elif needs <= max_length or not dropping:
-                yield count, tuple(min(tokens, max_length) for tokens in sequences)
+                yield part[:, 0], part[:, 2:]
+            else:
+                left = part[part[:, 1] <= max_length] if dropping else part
+                yield left[:, 0], left[:, 2:].clip(max=max_length)
+
+    def by_width(self, max_length: int | None = None, *, dropping: bool = True) -> dict[int, int]:
+        """Return how many documents are kept at a maximum length by the tokens of their longest sequence, ascending."""
+        import numpy as np
+
+        found = np.zeros(self.longest + 1, dtype=np.int64)
+        for counts, sequences in self.kept(max_length, dropping=dropping):
+            np.add.at(found, sequences.max(axis=1), counts)
+        widths = np.flatnonzero(found)
+        return dict(zip(widths.tolist(), found[widths].tolist(), strict=True))
 
     def up_to(self, tokens: int) -> Documents:
         """Return the documents of which no sequence has more tokens before any cutting.
@@ -99,26 +133,22 @@ class Documents:
         """
         if self.order is not None:
             raise ValueError("documents in the order of the dataset cannot be left out by length")
-        return Documents(tuple(group for group in self.groups if max(group[2:]) <= tokens))
+        groups = self.groups.rows()
+        return Documents(Table(groups[groups[:, 2:].max(axis=1) <= tokens].T))
 
-    def in_order(self, max_length: int | None, *, dropping: bool = True) -> Iterator[Document]:
-        """Yield the documents that are kept at a maximum length, uncut, in the order of the dataset.
+    def in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
+        """Return the documents that are kept at a maximum length, uncut, in the order of the dataset.
 
-        Without a known order, equal documents follow one another.
+        Its shape is (documents, numbers of a document). Without a known order, equal documents follow one another.
         """
-        order = (
-            self.order
-            if self.order is not None
-            else (place for place, group in enumerate(self.groups) for _ in range(group[0]))
-        )
-        for place in order:
-            document = self.groups[place][1:]
-            if max_length is None or document[0] <= max_length or not dropping:
-                yield document
+        groups = self.groups.rows(self.order)
+        found = groups[:, 1:] if self.order is not None else groups[:, 1:].repeat(groups[:, 0], axis=0)
+        return found if max_length is None or not dropping else found[found[:, 0] <= max_length]
 
     def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
         """Return the tokens that are left at a maximum length."""
-        return sum(count * sum(sequences) for count, sequences in self.kept(max_length, dropping=dropping))
+        kept = self._tokens_kept if dropping and max_length is not None else self._tokens_cut
+        return _at(kept, max_length)
 
     def coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of tokens, 0 to 1, that is left at a maximum length."""
@@ -126,15 +156,15 @@ class Documents:
 
     def row_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of documents, 0 to 1, that is left at a maximum length, whole or cut."""
-        return sum(count for count, _ in self.kept(max_length, dropping=dropping)) / self.rows
+        return _at(self._rows_kept, max_length if dropping else None) / self.rows
 
     def rows_dropped(self, max_length: int) -> int:
         """Return how many documents are dropped whole at a maximum length."""
-        return sum(group[0] for group in self.groups if group[1] > max_length)
+        return self.rows - _at(self._rows_kept, max_length)
 
     def rows_cut(self, max_length: int) -> int:
         """Return how many documents are kept at a maximum length but cut."""
-        return sum(group[0] for group in self.groups if group[1] <= max_length < max(group[2:]))
+        return _at(self._rows_kept, max_length) - _at(self._rows_whole, max_length)
 
     def shortest_covering(self, coverage: float) -> int:
         """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens."""
@@ -146,3 +176,51 @@ class Documents:
             else:
                 low = middle + 1
         return low
+
+    @cached_property
+    def _tokens_kept(self) -> Numbers:
+        """The tokens that are left at each maximum length, with documents that need a larger one dropped."""
+        return self._tokens_at(needed=True)
+
+    @cached_property
+    def _tokens_cut(self) -> Numbers:
+        """The tokens that are left at each maximum length, with none dropped."""
+        return self._tokens_at(needed=False)
+
+    def _tokens_at(self, *, needed: bool) -> Numbers:
+        import numpy as np
+
+        # From the length on at which it is kept, a sequence has a token more with each length until it is whole.
+        first, further = np.zeros((2, self.longest + 1), dtype=np.int64)
+        for part in self.groups.parts():
+            counts, needs = part[:, 0], part[:, 1] * needed
+            for tokens in part[:, 2:].T:
+                np.add.at(first, needs, counts * np.minimum(tokens, needs))
+                np.add.at(further, needs, counts)
+                np.add.at(further, np.maximum(tokens, needs), -counts)
+        further = further.cumsum().cumsum()
+        first = first.cumsum()
+        first[1:] += further[:-1]
+        return first
+
+    @cached_property
+    def _rows_kept(self) -> Numbers:
+        """The documents that are kept at each maximum length, whole or cut."""
+        return self._rows_up_to(slice(1, 2))
+
+    @cached_property
+    def _rows_whole(self) -> Numbers:
+        """The documents that are kept whole at each maximum length."""
+        return self._rows_up_to(slice(1, None))
+
+    def _rows_up_to(self, columns: slice) -> Numbers:
+        import numpy as np
+
+        found = np.zeros(self.longest + 1, dtype=np.int64)
+        for part in self.groups.parts():
+            np.add.at(found, part[:, columns].max(axis=1), part[:, 0])
+        return found.cumsum()
+
+
+def _at(by_length: Numbers, max_length: int | None) -> int:
+    return int(by_length[-1 if max_length is None else min(max_length, len(by_length) - 1)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from autotune.core.documents import Documents
 from autotune.core.workload import Workload
@@ -115,17 +114,21 @@ def limit(documents: Documents, max_length: int) -> LengthLimit:
 
 def histogram(documents: Documents) -> tuple[LengthBin, ...]:
     """Return at most :data:`MOST_BINS` bins from the shortest row to the longest; empty ones in between included."""
-    groups = [(max(sequences), count, count * sum(sequences)) for count, _, *sequences in documents.groups]
-    shortest, longest = min(length for length, _, _ in groups), max(length for length, _, _ in groups)
+    import numpy as np
+
+    by_width = documents.by_width()
+    shortest, longest = min(by_width), max(by_width)
     halves = [bound for bound in _bounds(longest) if bound >= shortest]
     powers = [bound for bound in halves if bound & (bound - 1) == 0 or bound == halves[-1]]
     bounds = halves if len(halves) <= MOST_BINS else powers
-    bins = []
-    for below, high in pairwise([shortest - 1, *bounds]):
-        inside = [(rows, tokens) for length, rows, tokens in groups if below < length <= high]
-        rows, tokens = (sum(amounts) for amounts in zip(*inside, strict=True)) if inside else (0, 0)
-        bins.append(LengthBin(low=below + 1, high=min(high, longest), rows=rows, tokens=tokens))
-    return tuple(bins)
+    rows, tokens = np.zeros((2, len(bounds)), dtype=np.int64)
+    for counts, sequences in documents.kept(None):
+        places = np.searchsorted(bounds, sequences.max(axis=1))
+        np.add.at(rows, places, counts)
+        np.add.at(tokens, places, counts * sequences.sum(axis=1))
+    lows = (below + 1 for below in (shortest - 1, *bounds))
+    held = zip(lows, bounds, rows.tolist(), tokens.tolist(), strict=False)
+    return tuple(LengthBin(low, min(high, longest), *amounts) for low, high, *amounts in held)
 
 
 def _bounds(longest: int) -> list[int]:

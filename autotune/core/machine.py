@@ -25,6 +25,8 @@ class Hardware:
         machines: how many machines they run on, the same number on each.
         cores: CPU cores that this process may use.
         driver: version of the device's driver, or None.
+        openmp: how the threads of a training on a CPU wait for one another: variables of OpenMP as a shell sets them,
+            such as ``OMP_WAIT_POLICY=PASSIVE``; empty with a GPU.
     """
 
     kind: DeviceKind
@@ -36,6 +38,12 @@ class Hardware:
     cores: int = 1
     driver: str | None = None
     machines: int = 1
+    openmp: str = ""
+
+    @property
+    def openmp_variables(self) -> dict[str, str]:
+        """The variables that ``openmp`` sets, by name."""
+        return dict(pair.split("=", 1) for pair in self.openmp.split())
 
     @property
     def threads(self) -> int:

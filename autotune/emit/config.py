@@ -35,6 +35,9 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
         f"{visible([0])} {command}."
     )
     shown = [several] if given.on_one_gpu and given.server is None else []
+    if given.hardware.openmp:
+        # `env` of this file is read after torch, and with it OpenMP, is loaded.
+        shown.append(f"Threads wait for one another as in the probes with {given.hardware.openmp} {command}.")
     lines = [f"Run with: {run}", *shown, *provenance(given, rows)]
     head = "\n".join(filled(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"

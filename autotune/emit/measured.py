@@ -46,7 +46,8 @@ def _where(result: Result) -> str:
     processes = "1 process" if hardware.processes == 1 else f"{hardware.processes} processes"
     software = said_software(result.environment)
     device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
-    return f"Measured on {device}, {processes}, with {software}." if software else f"Measured on {device}, {processes}."
+    known = ", ".join(part for part in (device, processes, hardware.openmp, software and f"with {software}") if part)
+    return f"Measured on {known}."
 
 
 def _measured(chosen: Choosable) -> str:

@@ -158,7 +158,7 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     return _SCRIPT.substitute(
         **(_BY_NAME if trainer.loads_by_name else _ADAPTED if plan.peft else _LOADED),
         **_rewards(scores=bool(plan.rewards)),
-        standard=_standard(plan, env, first_gpu=given.on_one_gpu),
+        standard=_standard(given, env),
         title=trainer.title,
         origin=f"as {_WORDS[given.basis]} by autotune{_UNMEASURED[given.basis]}",
         usage=_usage(given, command),
@@ -186,12 +186,16 @@ def _usage(given: Handover, command: str) -> str:
     )
 
 
-def _standard(plan: TrainingPlan, env: Mapping[str, str], *, first_gpu: bool) -> str:
+def _standard(given: Handover, env: Mapping[str, str]) -> str:
     """Return the first imports, and the variables that have to be set before torch is imported."""
-    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env or first_gpu, "sys": plan.rewards}
+    plan, first_gpu, waiting = given.plan, given.on_one_gpu, given.hardware.openmp_variables
+    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env or first_gpu or waiting, "sys": plan.rewards}
     lines = [f"import {name}" for name, needed in wanted.items() if needed]
     lines += ["from dataclasses import dataclass, field"] if plan.rewards else []
     variables = [f"os.environ[{name!r}] = {value!r}" for name, value in env.items()]
+    if waiting:
+        variables.append("# How threads wait for one another, as in the probes; torch reads it when it is imported.")
+        variables += [f"os.environ.setdefault({name!r}, {value!r})" for name, value in waiting.items()]
     variables += [_FIRST_GPU] if first_gpu else []
     return "\n".join([*lines, "from pathlib import Path", "", *variables, *([""] if variables else [])])
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from autotune.core.machine import Hardware
 
+# How long a thread spins before it sleeps: for all runtimes of OpenMP, and for GNU's, and for LLVM's and Intel's.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -51,6 +54,7 @@ def described_cpu(root: Path) -> Hardware:
         memory_bytes=total_bytes,
         used_by_others_bytes=total_bytes - min(total_bytes, memory.available, left_bytes),
         cores=int(min(len(core_numbers(root)), openmp_threads())),
+        openmp=" ".join(f"{name}={value}" for name, value in openmp_waiting().items()),
     )
 
 
@@ -79,6 +83,17 @@ def openmp_threads() -> float:
     """Return the threads that OMP_NUM_THREADS leaves to a training (OpenMP 5.2, section 21.2.1), or infinity."""
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(said) if said.isdigit() and int(said) > 0 else math.inf
+
+
+def openmp_waiting() -> dict[str, str]:
+    """Return the variables of OpenMP by which the threads of a training on a CPU wait for one another.
+
+    They sleep, unless the user's environment says otherwise. A thread that spins keeps the core from the one that it
+    waits for where other programs run too. All runtimes know the standard's variable when they are loaded: GNU's, which
+    torch's wheels for Linux bring, LLVM's and Intel's.
+    """
+    said = {name: "".join(os.environ.get(name, "").split()) for name in _WAITING}
+    return {name: value for name, value in said.items() if value} or {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def control_group_limits(root: Path) -> Limits:

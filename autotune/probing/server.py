@@ -16,6 +16,7 @@ from typing import Any
 from autotune.core.exchange import write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.errors import InputError, ProbeServerError
+from autotune.inspection.cpu import openmp_waiting
 from autotune.probing.channel import Channel, Gone, Started, Twin, signal_name
 
 # Time within which the server has to report the end of a process that it has killed.
@@ -49,7 +50,8 @@ class JobServer:
     replaced, once: when two die with no job completed in between, or one fails to start, jobs cannot be run.
 
     Args:
-        device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it.
+        device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it. On a
+            CPU, threads wait for one another as :func:`autotune.inspection.cpu.openmp_waiting` says.
         threads: CPU threads of a process, set by OMP_NUM_THREADS; None leaves the variable unchanged.
         processes: most processes of a job, each with a GPU of its own.
         share: the part of the machine that the server and its jobs see and run on.
@@ -82,6 +84,7 @@ class JobServer:
         self._arguments += ["--jobs", jobs_module] if jobs_module is not None else []
         self._arguments += ["--early"] if early else []
         self._environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        self._environment |= openmp_waiting() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
         self._interrupted = False

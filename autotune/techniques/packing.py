@@ -66,10 +66,10 @@ def _packed_at_once(documents: Documents, strategy: str, length: int, count: int
     """Return the number of rows that ``count`` documents, spread evenly over all lengths, are packed into."""
     chosen: Counter[int] = Counter()
     seen = taken = 0
-    for group in sorted(documents.groups, key=lambda group: group[2:]):
-        seen += group[0]
+    for tokens, many in documents.by_width().items():
+        seen += many
         upto = round(seen * count / documents.rows)
-        chosen[sum(group[2:])] += upto - taken
+        chosen[tokens] = upto - taken
         taken = upto
     if strategy == WRAPPED:
         return -(-sum(tokens * many for tokens, many in chosen.items()) // length)

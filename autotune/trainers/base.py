@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
@@ -148,11 +148,11 @@ class Trainer(ABC):
         return techniques_of(self)
 
     @abstractmethod
-    def document(self, lengths: tuple[int, ...]) -> Document:
+    def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return a row as a document: the maximum length at which it is kept, and the tokens of its sequences.
 
         Args:
-            lengths: tokens of each of :attr:`parts`, before any cutting.
+            lengths: tokens of each of :attr:`parts`, before any cutting: numbers, or arrays with one for each row.
         """
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
@@ -55,7 +55,7 @@ class PreferenceOptimization(FusedHead):
 
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "chosen": " a b", "rejected": " b a b"}
 
-    def document(self, lengths: tuple[int, ...]) -> Document:
+    def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return both sequences; TRL drops a pair whose prompt alone fills the maximum length."""
         prompt, chosen, rejected = lengths
         return (prompt + 1, prompt + chosen, prompt + rejected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, rounded_up
 from autotune.core.candidate import Candidate
@@ -44,7 +45,7 @@ class Generating(Prompted):
         """Return what the plan says, and the completions of a generation batch (``max_num_seqs``)."""
         return number(plan, "vllm_max_model_length"), rows_of(plan) * steps_per_generation(plan)
 
-    def document(self, lengths: tuple[int, ...]) -> Document:
+    def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the prompt, which is kept at any length."""
         return (1, lengths[0])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, has_padding, rounded_up, worst_micro_batches
@@ -12,6 +12,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.techniques.packing import CUTTING, packed_rows
 
 _REMEMBERED = 4096
+# Lengths at which documents are looked through; a search space has a few.
+_LENGTHS = 256
 
 
 def rows_of(plan: TrainingPlan) -> int:
@@ -47,15 +49,8 @@ def padded(
         length: to which sequences are cut, or None.
         multiple: to which the widest is rounded up.
     """
-    by_width: dict[int, int] = {}
-    shortest: dict[int, int] = {}
-    total = tokens = 0
-    for count, sequences in _kept(documents, length):
-        width = max(sequences)
-        by_width[width] = by_width.get(width, 0) + count
-        shortest[width] = min(shortest.get(width, width), *sequences)
-        total += count
-        tokens += count * sum(sequences)
+    kept = _kept(documents, length)
+    by_width, shortest, total, tokens = kept.by_width, kept.shortest, kept.rows, kept.tokens
     longest_first = _longest_first(by_width, rows)
     beside = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
     worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=beside)[0]
@@ -83,9 +78,8 @@ def end_to_end(
     Args:
         multiple: to which all of them together are rounded up.
     """
-    counts = _cut(documents, length)
-    total = sum(counts.values())
-    mean = sum(tokens * count for tokens, count in counts.items()) / total
+    kept = _kept(documents, length)
+    counts, total, mean = kept.by_width, kept.rows, kept.tokens / kept.rows
     longest_first = _longest_first(counts, rows)
     together = sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
     # Sums of random lengths end anywhere between two multiples.
@@ -126,21 +120,42 @@ def packed(
     full = kept // length
     short = in_epoch - full
     left = max(1, round((kept - full * length) / short)) if short else 0
-    uneven = Documents(tuple((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count))
+    uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
     found = padded(uneven, rows, micro_batches, ranks, None, multiple)
     return replace(found, tokens=rows * filled, documents=held, rows=in_epoch)
 
 
-def _kept(documents: Documents, length: int | None) -> list[tuple[int, tuple[int, ...]]]:
+@dataclass(frozen=True)
+class _Kept:
+    """The documents that are left at a maximum length.
+
+    Attributes:
+        by_width: their number by the tokens of their longest sequence.
+        shortest: the fewest tokens of any sequence of a document of that width.
+        tokens: in all sequences.
+    """
+
+    by_width: Mapping[int, int]
+    shortest: Mapping[int, int]
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        return sum(self.by_width.values())
+
+
+@lru_cache(_LENGTHS)
+def _kept(documents: Documents, length: int | None) -> _Kept:
     """Return the documents that are kept; if none is, which a probe will report, those that cutting all would leave."""
-    return list(documents.kept(length)) or list(documents.kept(length, dropping=False))
+    import numpy as np
 
-
-def _cut(documents: Documents, length: int | None) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for count, (tokens,) in _kept(documents, length):
-        counts[tokens] = counts.get(tokens, 0) + count
-    return counts
+    dropping = length is None or documents.first_kept <= length
+    by_width = documents.by_width(length, dropping=dropping)
+    shortest = np.arange(max(by_width) + 1)
+    for _, sequences in documents.kept(length, dropping=dropping):
+        np.minimum.at(shortest, sequences.max(axis=1), sequences.min(axis=1))
+    tokens = documents.tokens_kept(length, dropping=dropping)
+    return _Kept(by_width, {width: int(shortest[width]) for width in by_width}, tokens)
 
 
 def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:

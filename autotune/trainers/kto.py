@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.blocks import Block, blocks_of, worst_blocks
@@ -18,6 +18,9 @@ from autotune.core.workload import Workload
 from autotune.trainers.base import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
+
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
 
 PRECOMPUTE = "precompute"
 """The pass over the dataset that computes the reference's log-probabilities before training."""
@@ -83,7 +86,7 @@ class UnpairedPreference(FusedHead):
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "completion": " a b", "label": True}
     ordered = True
 
-    def document(self, lengths: tuple[int, ...]) -> Document:
+    def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the sequence; TRL drops a row whose prompt alone fills the maximum length."""
         prompt, completion = lengths
         return (prompt + 1, prompt + completion)
@@ -108,24 +111,17 @@ class UnpairedPreference(FusedHead):
     def _geometry(self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int) -> BatchGeometry:
         exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
         length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
-        found, tokens = _blocks(documents, rows, length, multiple, exchanged)
-        whole = [block for block in found if block.rows == rows] or found
-        worst = [found[place] for place in worst_blocks(found)]
-        shapes = [Shape(rows, block.tokens, beside=block.beside) for block in worst]
-        kept = sum(block.rows for block in found)
+        epoch = _epoch(documents, rows, length, multiple, exchanged)
+        shapes = [Shape(rows, block.tokens, beside=block.beside) for block in epoch.worst]
         return BatchGeometry(
-            layout=Layout.PADDED if any(block.padded or block.beside_padded for block in worst) else Layout.EQUAL,
+            layout=Layout.PADDED if any(block.padded or block.beside_padded for block in epoch.worst) else Layout.EQUAL,
             worst=shapes[0],
-            typical=Shape(
-                rows,
-                fmean(block.tokens for block in whole),
-                beside=fmean(block.beside for block in whole),
-            ),
-            tokens=rows * tokens / kept,
+            typical=Shape(rows, epoch.mean_tokens, beside=epoch.mean_beside),
+            tokens=rows * epoch.tokens / epoch.rows,
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.data_ranks),
             ranks=plan.data_ranks,
-            rows=kept,
+            rows=epoch.rows,
             rivals=tuple(dict.fromkeys(shape for shape in shapes if shape != shapes[0])),
         )
 
@@ -188,36 +184,57 @@ class UnpairedPreference(FusedHead):
 TRAINER = UnpairedPreference()
 
 
-@lru_cache(_REMEMBERED)
-def _blocks(
-    documents: Documents, rows: int, length: int | None, multiple: int, exchanged: int | None
-) -> tuple[Sequence[Block], int]:
-    """Return the blocks of an epoch, and the tokens of all rows without padding.
+@dataclass(frozen=True)
+class _Epoch:
+    """What is needed of the blocks of an epoch.
 
-    If a length leaves no row, the blocks are those that cutting all rows would leave.
+    Attributes:
+        rows, tokens: of all of them, without padding.
+        worst: those of which each may need the most memory.
+        mean_tokens, mean_beside: the mean width of whole blocks in each tensor.
+    """
+
+    rows: int
+    tokens: int
+    worst: tuple[Block, ...]
+    mean_tokens: float
+    mean_beside: float
+
+
+@lru_cache(_REMEMBERED)
+def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, exchanged: int | None) -> _Epoch:
+    """Return the blocks of an epoch. If a length leaves no row, they are those that cutting all rows would leave.
 
     Args:
         exchanged: rows among which answers are exchanged; None without a KL divergence.
     """
-    kept = list(documents.in_order(length)) or list(documents.in_order(length, dropping=False))
-    limit = length if length is not None else max(sum(document) for document in kept)
-    own = [min(tokens, limit) for _, tokens in kept]
-    beside = _mismatched(kept, exchanged, limit) if exchanged is not None else None
-    return blocks_of(own, beside, rows, multiple), sum(own)
+    kept = documents.in_order(length, dropping=length is None or documents.first_kept <= length)
+    limit = length if length is not None else int(kept.sum(axis=1).max())
+    own = kept[:, 1].clip(max=limit)
+    found = blocks_of(own, None if exchanged is None else _mismatched(kept, exchanged, limit), rows, multiple)
+    whole = found.rows == rows if len(own) >= rows else found.rows > 0
+    return _Epoch(
+        rows=len(own),
+        tokens=int(own.sum()),
+        worst=tuple(found[place] for place in worst_blocks(found)),
+        mean_tokens=float(found.tokens[whole].mean()),
+        mean_beside=float(found.beside[whole].mean()),
+    )
 
 
-def _mismatched(kept: Sequence[Document], rows: int, limit: int) -> list[int]:
+def _mismatched(kept: Numbers, rows: int, limit: int) -> Numbers:
     """Return the tokens of each prompt with the answer of the row before it; the first of a block has the last one's.
 
     A document says how long its prompt is: it is dropped up to that length.
     """
-    found = []
-    for start in range(0, len(kept), rows):
-        block = kept[start : start + rows]
-        answers = [tokens - (needs - 1) for needs, tokens in block]
-        moved = [answers[-1], *answers[:-1]]
-        found += [min(needs - 1 + answer, limit) for (needs, _), answer in zip(block, moved, strict=True)]
-    return found
+    import numpy as np
+
+    prompts = kept[:, 0] - 1
+    answers = kept[:, 1] - prompts
+    before = np.arange(-1, len(kept) - 1)
+    before[::rows] = np.minimum(before[::rows] + rows, len(kept) - 1)
+    mismatched: Numbers = prompts + answers[before]
+    return mismatched.clip(max=limit)
 
 
 def _within(value: int, least: int, most: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape
 from autotune.core.candidate import Candidate
@@ -81,7 +82,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the completions of a micro-batch."""
         return COMPLETIONS * rows_of(plan)
 
-    def document(self, lengths: tuple[int, ...]) -> Document:
+    def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the prompt as often as it is completed; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)
 

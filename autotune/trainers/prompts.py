@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from autotune.core.batch_geometry import Layout, Shape
@@ -34,6 +35,9 @@ NO_REWARD = "get_soft_overlong_punishment"
 
 STAND_IN = "stand-in"
 """The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
+
+# Datasets whose prompts are counted: those to train on, and those to evaluate on.
+_REMEMBERED = 4
 
 
 class Prompted(Trainer):
@@ -102,12 +106,10 @@ def required(plan: TrainingPlan, field: str) -> int:
     return int(str(plan.args[field]))
 
 
-def prompt_counts(documents: Documents) -> dict[int, int]:
+@lru_cache(_REMEMBERED)
+def prompt_counts(documents: Documents) -> Mapping[int, int]:
     """Return how many prompts there are of each length in tokens."""
-    counts: dict[int, int] = {}
-    for count, (tokens, *_) in documents.kept(None):
-        counts[tokens] = counts.get(tokens, 0) + count
-    return counts
+    return documents.by_width()
 
 
 def _completions(asked: int | None, known: LengthDistribution | None, most: int, drawn: int) -> Completions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
@@ -55,9 +55,11 @@ class RewardModelling(Trainer):
         "args.use_liger_kernel": {"args.liger_kernel_config": {"fused_linear_cross_entropy": False}},
     }
 
-    def document(self, lengths: tuple[int, ...]) -> Document:
+    def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return both sequences; a pair is kept from the length of the longer one on."""
-        return (max(lengths), *lengths)
+        import numpy as np
+
+        return (np.maximum(*lengths), *lengths)
 
     def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
         """Return two sequences of equal length."""

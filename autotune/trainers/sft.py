@@ -59,7 +59,7 @@ class SupervisedFineTuning(FusedHead):
 
     stand_in: ClassVar[Mapping[str, object]] = {"text": "a b"}
 
-    def document(self, lengths: tuple[int, ...]) -> Document:
+    def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return one sequence, which is kept at any maximum length."""
         return (1, *lengths)
 

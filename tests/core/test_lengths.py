@@ -10,7 +10,7 @@ from autotune.core.lengths import LengthDistribution
 LENGTHS = LengthDistribution({10: 3, 100: 1})
 DOCUMENTS = Documents.of_lengths(LENGTHS)
 # Pairs with a prompt of 5 tokens and answers of 5 and 15; and of 50, with answers of 10 and 20.
-PAIRS = Documents(((2, 6, 10, 20), (1, 51, 60, 70)))
+PAIRS = Documents.of_groups([(2, 6, 10, 20), (1, 51, 60, 70)])
 
 
 def test_counts_add_up() -> None:
@@ -33,7 +33,7 @@ def test_a_pair_whose_prompt_fills_the_length_is_dropped_whole() -> None:
 
 
 def test_pairs_that_are_needed_whole_are_dropped_and_never_cut() -> None:
-    whole = Documents(((2, 20, 10, 20), (1, 70, 60, 70)))
+    whole = Documents.of_groups([(2, 20, 10, 20), (1, 70, 60, 70)])
     assert (whole.rows_dropped(69), whole.rows_cut(69), whole.tokens_kept(69)) == (1, 0, 60)
     assert whole.row_coverage(69) == 2 / 3
     assert (whole.row_coverage(19), whole.coverage(19)) == (0.0, 0.0)

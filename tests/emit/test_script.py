@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -85,3 +88,26 @@ def test_the_configuration_says_how_one_gpu_is_named_where_several_are_visible(t
     assert "name one, as in CUDA_VISIBLE_DEVICES=0 trl sft --config config.yaml" in said
     script_of(TrainingPlan("sft", launch=Launch(2)), tmp_path)
     assert GPU not in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how(tmp_path: Path) -> None:
+    script = script_of(TrainingPlan("sft"), tmp_path, Hardware("cpu", "CPU", 2**33, openmp="OMP_WAIT_POLICY=PASSIVE"))
+    before, _, _ = script.partition("from datasets import")
+    before, _, _ = before.partition("from trl import")
+
+    def spins(**own: str) -> str:
+        """Return how often the OpenMP that torch has loaded looks whether it may go on, before a thread sleeps."""
+        kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        command = [sys.executable, "-c", f"__file__ = 'train.py'\n{before}\nimport torch"]
+        environment = {**kept, "OMP_DISPLAY_ENV": "VERBOSE", **own}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found = re.search("GOMP_SPINCOUNT = '(.*)'", done.stderr)
+        if found is None:
+            pytest.skip("this torch has another OpenMP than GNU's")
+        return found.group(1)
+
+    assert spins() == "0"
+    assert spins(OMP_WAIT_POLICY="ACTIVE") != "0"
+    said = " ".join(line.lstrip("# ") for line in (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines())
+    assert "as in the probes with OMP_WAIT_POLICY=PASSIVE trl sft --config config.yaml" in said
+    assert "1 process, OMP_WAIT_POLICY=PASSIVE, with" in said

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, described_cpu
+from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, described_cpu, openmp_waiting
 from autotune.units import GIB, MIB
 
 
@@ -124,3 +124,23 @@ def test_under_a_quota_there_are_as_many_cores_as_it_allows(tmp_path: Path, monk
     group = "sys/fs/cgroup/job"
     root = tree(tmp_path, {"proc/self/cgroup": "0::/job", f"{group}/cpu.max": "250000 100000"})
     assert core_numbers(root) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({"OMP_WAIT_POLICY": " active "}, {"OMP_WAIT_POLICY": "active"}),
+        ({"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "1000"}),
+        ({"OMP_WAIT_POLICY": "", "KMP_BLOCKTIME": "1"}, {"KMP_BLOCKTIME": "1"}),
+    ],
+    ids=str,
+)
+def test_threads_wait_idly_unless_the_user_has_said_how(
+    own: Mapping[str, str], expected: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    assert openmp_waiting() == described_cpu(tmp_path).openmp_variables == expected

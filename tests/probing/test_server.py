@@ -41,6 +41,16 @@ def test_a_server_sees_and_runs_on_its_share_of_the_machine() -> None:
         process = psutil.Process(server.pid)
         assert wait_until(lambda: process.cpu_affinity() == [core])
         assert process.environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1,5"
+        assert "OMP_WAIT_POLICY" not in process.environ()
+
+
+def test_threads_of_a_cpu_wait_idly_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with JobServer("cpu") as server:
+        assert psutil.Process(server.pid).environ()["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with JobServer("cpu") as server:
+        assert psutil.Process(server.pid).environ()["OMP_WAIT_POLICY"] == "active"
 
 
 def test_a_server_that_died_is_replaced_at_the_next_job_but_not_twice_in_a_row(tmp_path: Path) -> None:

@@ -13,18 +13,15 @@ from autotune.core.lengths import LengthDistribution
 from autotune.reporting.lengths import show_lengths
 from tests.reporting.examples import a_workload
 
-CUT = Documents(((90, 1, 100), (10, 1, 1000)))
-WHOLE = Documents(((90, 100, 100, 20), (10, 1000, 50, 1000)))
-BOTH = Documents(((90, 21, 100, 90), (10, 501, 600, 1000)))
+CUT = Documents.of_groups([(90, 1, 100), (10, 1, 1000)])
+WHOLE = Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)])
+BOTH = Documents.of_groups([(90, 21, 100, 90), (10, 501, 600, 1000)])
 
 
 def report_of(documents: Documents) -> LengthReport:
     """Return the report on a dataset of documents."""
     workload = a_workload()
-    lengths: dict[int, int] = {}
-    for count, _, *sequences in documents.groups:
-        lengths[max(sequences)] = lengths.get(max(sequences), 0) + count
-    dataset = replace(workload.dataset, lengths=LengthDistribution(lengths), several=documents)
+    dataset = replace(workload.dataset, lengths=LengthDistribution(documents.by_width()), several=documents)
     return length_report(replace(workload, dataset=dataset))
 
 

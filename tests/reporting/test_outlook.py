@@ -161,6 +161,15 @@ def test_the_next_command_shows_one_process_one_gpu_and_keeps_the_one_that_is_ch
         assert next_command(other) == "trl sft --config /elsewhere/config.yaml"
 
 
+def test_the_next_command_lets_threads_wait_as_in_the_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    result = in_directory(a_result(), Path("/elsewhere"))
+    cpu = replace(result, hardware=replace(result.hardware, kind="cpu", openmp="OMP_WAIT_POLICY=PASSIVE"))
+    assert next_command(cpu) == "OMP_WAIT_POLICY=PASSIVE trl sft --config /elsewhere/config.yaml"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert next_command(cpu) == "trl sft --config /elsewhere/config.yaml"
+
+
 def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
     result = in_directory(a_result(), Path("/elsewhere"))
     assert result.recommended is not None

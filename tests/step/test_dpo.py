@@ -59,7 +59,7 @@ def test_a_probe_trains_on_the_rows_that_trl_keeps(pairs: PrepareReply, tmp_path
     assert progress.batches is not None
     assert progress.batches.population == len(kept)
     documents = pairs.dataset.documents
-    assert sum(count for count, _ in documents.kept(20)) == len(kept)
+    assert documents.rows - documents.rows_dropped(20) == len(kept)
     geometry = find_trainer("dpo").geometry(request.plan, documents)
     # Chosen and rejected sequences lie in one tensor.
     assert progress.worst_tokens == 2 * geometry.worst.rows * geometry.worst.tokens

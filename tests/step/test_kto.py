@@ -81,7 +81,7 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     built = build_trainer(request, found.rows, tmp_path, Progress(SCHEDULE, CpuMeter()))
     sizes = ADAPTER.sizes(built)
     assert sizes.beside is not None
-    blocks = blocks_of(sizes.widest.tolist(), sizes.beside.tolist(), 5)
+    blocks = blocks_of(sizes.widest, sizes.beside, 5)
     assert [(block.rows, block.tokens, block.beside) for block in blocks] == seen
     # Some are dropped, and the last block of an epoch has fewer rows.
     assert sum(rows for rows, _, _ in seen) < found.reply.dataset.documents.rows or length == 64

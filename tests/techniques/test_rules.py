@@ -47,7 +47,7 @@ def test_a_length_that_drops_too_much_is_illegal() -> None:
 
 def pairs_kept_whole() -> Workload:
     """Return a workload of pairs for a trainer that drops those with a longer sequence than the maximum length."""
-    documents = Documents(((90, 100, 100, 20), (10, 1000, 50, 1000)))
+    documents = Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)])
     plain = workload()
     return replace(plain, trainer="reward", dataset=replace(plain.dataset, several=documents))
 

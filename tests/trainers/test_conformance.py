@@ -142,8 +142,8 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
     assert len(counted) > len(TEXTS) // 4
     assert profile.documents.rows == documents
     if trainer.ordered:
-        assert list(profile.documents.in_order(None)) == [
-            (max(one[0], least), *one[1:]) for one, least in zip(said, kept_from, strict=True)
+        assert profile.documents.in_order(None).tolist() == [
+            [max(one[0], least), *one[1:]] for one, least in zip(said, kept_from, strict=True)
         ]
     assert profile.lengths.longest == max(max(document[1:]) for document in counted)
     assert profile.trainable_tokens == known.trainable(found.rows).sum() > 0
@@ -151,7 +151,7 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
 
 def of_groups(documents: Documents) -> list[tuple[tuple[int, ...], int]]:
     """Return each distinct document with its count."""
-    return [(group[1:], group[0]) for group in documents.groups]
+    return [(tuple(group), count) for count, *group in documents.groups.rows().tolist()]
 
 
 @EVERY_FORMAT

@@ -217,5 +217,5 @@ def _facts(result: Result) -> Iterable[tuple[str, str]]:
     model, dataset, hardware = result.workload.model, result.workload.dataset, result.hardware
     yield "model", f"{model.name} ({model.architecture}, {model.parameters:,} parameters)"
     yield "dataset", f"{dataset.name} ({dataset.lengths.rows:,} rows, {dataset.lengths.tokens:,} tokens)"
-    yield "device", hardware.name
+    yield "device", f"{hardware.name}, {hardware.openmp}" if hardware.openmp else hardware.name
     yield from sorted(result.environment.items())

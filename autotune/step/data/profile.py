@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from autotune.core.documents import Document, Documents
+from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
@@ -22,8 +21,9 @@ from autotune.step.data.dataset import LoadedRows
 from autotune.step.models.key_value import attention_heads, grouped_heads, key_value_cache
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
+from autotune.step.rows import Counts
 from autotune.step.trainers import adapter
-from autotune.trainers import find_trainer
+from autotune.trainers import Trainer, find_trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 # Names of the number of experts in transformers' configurations.
@@ -75,31 +75,37 @@ def linear_modules(model: Any) -> tuple[str, ...]:
 def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:
     """Return the profile of tokenised rows."""
     trainer, known = find_trainer(request.trainer), adapter(request.trainer)
-    found: list[Document] = []
-    for lengths, kept_from in zip(known.lengths(rows).tolist(), known.kept_from(rows).tolist(), strict=True):
-        needs, *sequences = trainer.document(tuple(lengths))
-        found.append((max(needs, kept_from), *sequences))
-    documents = Documents.of_rows(found, ordered=trainer.ordered)
-    longest: Counter[int] = Counter()
-    for count, _, *sequences in documents.groups:
-        longest[max(sequences)] += count
+    documents = documents_of(trainer, known.lengths(rows), known.kept_from(rows))
     completions = known.completions(rows)
-    single = all(group[1] <= 1 for group in documents.groups) and documents.sequences == 1
+    single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
     return DatasetProfile(
         name=request.dataset.name,
         format=loaded.format.name,
         columns=tuple(loaded.rows.column_names),
-        lengths=LengthDistribution(dict(sorted(longest.items()))),
+        lengths=LengthDistribution(documents.by_width()),
         trainable_tokens=int(known.trainable(rows).sum()),
         tokenized_directory=request.tokenized_directory,
         fingerprint=_rows_fingerprint(rows, known.columns),
-        completions=None if completions is None else _distribution(completions.tolist()),
+        completions=None if completions is None else _distribution(completions),
         several=None if single and documents.order is None else documents,
     )
 
 
-def _distribution(lengths: Sequence[int]) -> LengthDistribution:
-    return LengthDistribution(dict(sorted(Counter(lengths).items())))
+def documents_of(trainer: Trainer, lengths: Counts, kept_from: Counts) -> Documents:
+    """Return the documents of rows, given what an adapter reads of them.
+
+    Args:
+        lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
+        kept_from: the smallest maximum length at which each row is kept, beyond what its lengths imply; shape (rows,).
+    """
+    needs, *sequences = trainer.document(tuple(lengths.T))
+    columns = [np.maximum(needs, kept_from), *sequences]
+    return Documents.of_rows(np.stack(columns, axis=1, dtype=np.int32, casting="unsafe"), ordered=trainer.ordered)
+
+
+def _distribution(lengths: Counts) -> LengthDistribution:
+    values, counts = np.unique(lengths, return_counts=True)
+    return LengthDistribution(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
 def _model_fingerprint(config: Any, processor: Any) -> str:

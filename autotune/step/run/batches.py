@@ -210,17 +210,17 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
     are narrower and all answer.
     """
     if collation.blocks:
-        own, beside = sizes.widest.tolist(), sizes.beside.tolist() if sizes.beside is not None else None
-        every = block_rows(len(own), rows)
-        widest = [every[place] for place in worst_blocks(blocks_of(own, beside, rows, collation.multiple))]
+        every = block_rows(len(sizes.widest), rows)
+        known = blocks_of(sizes.widest, sizes.beside, rows, collation.multiple)
+        widest = [every[place] for place in worst_blocks(known)]
         return (*widest, *_heavier(sizes, widest, [every[sizes.trainable[every].sum(axis=1).argmax()]]))
     longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
     chosen = worst_micro_batches(
-        sizes.widest[longest_first].tolist(),
+        sizes.widest[longest_first],
         rows,
         padded=not collation.flat,
         multiple=collation.multiple,
-        shortest=sizes.shortest[longest_first].tolist() if sizes.lengths.shape[1] > 1 else None,
+        shortest=sizes.shortest[longest_first] if sizes.lengths.shape[1] > 1 else None,
     )
     widest = [longest_first[list(positions)] for positions in chosen]
     most_trainable = np.lexsort((-sizes.widest, -sizes.trainable))

@@ -50,7 +50,7 @@ class _OnTokenizedRows(KTOTrainer):
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest blocks, then on some others, whose time is extrapolated to all rows."""
         own, beside = _own(dataset, self.args.max_length), _beside(dataset, self.args.max_length)
-        known = blocks_of(own.tolist(), beside.tolist() if beside is not None else None, batch_size)
+        known = blocks_of(own, beside, batch_size)
         for place in worst_blocks(known):
             self._ask(dataset, place, batch_size)
         others = np.random.default_rng(0).permutation(max(1, len(dataset) // batch_size))[:_TIMED]
