@@ -130,7 +130,9 @@ class Session:
 
     def has_time(self, reserve_seconds: float) -> bool:
         """Whether a further probe probably ends in time, and leaves ``reserve_seconds``."""
-        return not self.clock.over(reserve_seconds + self.probe_seconds())
+        walls = [record.measurement.wall_seconds for record in self.log.records if record.probed]
+        usual = self.probe_seconds() or (fmean(walls) if walls else 0.0)
+        return not self.clock.over(reserve_seconds + usual)
 
     def confirmation_seconds(self) -> float:
         """Return the most seconds that the longer run of the winner takes, estimated from the probes so far."""

@@ -21,6 +21,8 @@ from tests.study.running import PATIENT, Run, probed
 TRIALS = 6
 UNCOUNTED = (Purpose.AUDIT, Purpose.CONFIRMATION, Purpose.COMPARISON)
 LIMIT_SECONDS = 100.0
+_MOST_RUNS = 100
+"""Far more than a search of so few trials takes; one that spins never ends."""
 RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "in backward", wall_seconds=5.0)
 
 
@@ -49,8 +51,9 @@ class Timed(ReplayedTable):
     def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
         """Answer a probe."""
         shown = super().__call__(run, seconds_left)
-        seconds = self.always_seconds or self.drawn.choice([0.0, 1.0, self.drawn.uniform(0, self.longest_seconds)])
-        if seconds_left is not None and seconds > seconds_left:
+        assert len(self.runs) <= _MOST_RUNS
+        seconds = self.always_seconds or self.drawn.choice([0.1, 1.0, self.drawn.uniform(0, self.longest_seconds)])
+        if seconds_left is not None and seconds >= seconds_left:
             self.now.seconds += seconds_left
             return Measurement(ProbeStatus.TIMEOUT, f"killed after {seconds_left} s", wall_seconds=seconds_left)
         self.now.seconds += seconds
@@ -83,7 +86,6 @@ def test_under_any_clock_a_search_ends_with_a_result_and_keeps_to_its_trials(now
         predictor = Foretold(certain=lambda _: False) if told else None
         outcome = run(table, trials=TRIALS, seed=seed, timeout_seconds=limit, predictor=predictor)
         assert len(counted(run)) <= TRIALS
-        assert len(table.runs) <= 10 * TRIALS
         probes = Counter(event.candidate for event in counted(run))
         assert set(probes.values()) <= {1}
         assert outcome.ending is not None
@@ -92,11 +94,16 @@ def test_under_any_clock_a_search_ends_with_a_result_and_keeps_to_its_trials(now
 
 
 def test_what_the_time_limit_ended_is_not_repeated_and_counts_as_a_trial(now: Now) -> None:
-    run, table = Run("sqlite://"), Timed(now=now, always_seconds=30.0)
-    outcome = run(table, trials=24, effort=replace(PATIENT, trials=24, patience=24), timeout_seconds=LIMIT_SECONDS)
-    assert all(event.candidate for event in counted(run))
-    assert len({event.candidate for event in counted(run)}) == len(counted(run)) <= 4
-    assert outcome.winner is not None
+    class Slower(Timed):
+        def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
+            self.always_seconds = 10.0 if run.candidate == BASELINE else 60.0
+            return super().__call__(run, seconds_left)
+
+    run, table = Run("sqlite://"), Slower(now=now)
+    outcome = run(table, trials=24, timeout_seconds=LIMIT_SECONDS)
+    assert [event.purpose for event in counted(run)] == [Purpose.BASELINE, Purpose.SEARCH]
+    assert [record.measurement.status for record in outcome.records] == [ProbeStatus.OK, ProbeStatus.TIMEOUT]
+    assert outcome.winner == outcome.baseline is not None
     assert outcome.ending is Ending.TIME
 
 
