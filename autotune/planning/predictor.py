@@ -82,7 +82,11 @@ class PlannedPredictor:
     def least(self) -> Candidate | None:
         """Return the candidate with the smallest predicted need, traced if there is time left; None without any."""
         while True:
-            known = [(item.need_bytes, item.certain, each) for each in self._estimates.candidates if (item := self.predict(each))]
+            known = [
+                (item.need_bytes, item.certain, each)
+                for each in self._estimates.candidates
+                if (item := self.predict(each))
+            ]
             if not known:
                 return None
             _, certain, smallest = min(known, key=lambda found: found[0])

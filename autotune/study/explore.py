@@ -1,7 +1,7 @@
 """The search phase: probes the baseline, then the recipes, then proposed candidates until none is promising.
 
-If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes. Where a candidate
-ran out of memory, those that are predicted to need as much come after all that need less (:class:`Place`). While nothing
+If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes. Once one ran
+out of memory, those that are predicted to need as much come after all that need less (:class:`Place`). While nothing
 fits, one probe is kept for the candidate with the smallest predicted need, so that the search does not end without it.
 """
 
@@ -160,8 +160,8 @@ def _next(session: Session, proposer: Proposer) -> Candidate | None:
 def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> float:
     """Return the seconds that a probe of this phase leaves.
 
-    While nothing fits, they are for the candidate with the smallest predicted need, else for confirmation, comparison and
-    contributions: not before a second candidate was probed, where there is no time for both.
+    While nothing fits, they are for the candidate with the smallest predicted need. Then they are for confirmation,
+    comparison and contributions, but where time is short not before a second candidate was probed.
 
     Args:
         candidate: what is to be probed; None: one that is not known yet.

@@ -41,8 +41,8 @@ class Session:
         baseline_candidate: the baseline in its normal form.
         trials: most probes, those of earlier runs included, audits and confirmations excluded.
         predictor: receives every measurement.
-        cut_off: probes that the time limit ended. They count towards the trials of this run, which does not repeat them;
-            the study does not store them, so that a resumed run does.
+        cut_off: probes that the time limit ended. They count as trials of this run, which does not repeat them; the
+            study does not store them, so that a resumed run does.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from autotune.core.status import Ending, ProbeStatus
 from autotune.study import ProbeRun, Purpose
 from tests.study.foretold import Foretold
 from tests.study.replayed import BASELINE, ReplayedTable, measurement
-from tests.study.running import PATIENT, Run, probed
+from tests.study.running import Run, probed
 
 TRIALS = 6
 UNCOUNTED = (Purpose.AUDIT, Purpose.CONFIRMATION, Purpose.COMPARISON)
@@ -58,7 +58,9 @@ class Timed(ReplayedTable):
             return Measurement(ProbeStatus.TIMEOUT, f"killed after {seconds_left} s", wall_seconds=seconds_left)
         self.now.seconds += seconds
         steps = self.drawn.uniform(0, seconds / 4)
-        return replace(shown, wall_seconds=seconds, step_seconds=steps, micro_batch_seconds=steps, micro_batches_timed=1)
+        return replace(
+            shown, wall_seconds=seconds, step_seconds=steps, micro_batch_seconds=steps, micro_batches_timed=1
+        )
 
 
 @pytest.fixture
@@ -118,8 +120,8 @@ def test_time_is_kept_for_the_smallest_predicted_need_while_nothing_fits(now: No
         return Measurement(ProbeStatus.CRASHED, "signal 9") if item != BASELINE else RAN_OUT
 
     predictor = Foretold(need=lambda item: 601 if item == BASELINE else measurement(item).peak_bytes or 600)
-    everything = {item: crashed(item) for item in Run("sqlite://").problem.everything()}
-    run, table = Run("sqlite://"), Timed(now=now, always_seconds=30.0, shown=everything)
+    run, table = Run("sqlite://"), Timed(now=now, always_seconds=30.0)
+    table.shown.update({item: crashed(item) for item in run.problem.everything()})
     outcome = run(table, timeout_seconds=LIMIT_SECONDS, predictor=predictor)
     assert [record.candidate for record in probed(outcome)][-1] == predictor.least()
     assert outcome.smallest is not None

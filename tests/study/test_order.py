@@ -173,7 +173,7 @@ def test_a_search_without_a_trial_left_for_the_smallest_predicted_need_says_so(r
 
 def test_the_last_probe_is_kept_for_the_smallest_predicted_need(run: Run) -> None:
     crash = Measurement(ProbeStatus.CRASHED, "signal 9")
-    table = ReplayedTable(shown={**{item: crash for item in legal()}, BASELINE: RAN_OUT})
+    table = ReplayedTable(shown={**dict.fromkeys(legal(), crash), BASELINE: RAN_OUT})
     predictor = Foretold(need=lambda item: LIMIT_BYTES + 1 if item == BASELINE else peak_bytes(item) // 2)
     outcome = run(table, trials=4, predictor=predictor)
     assert [record.candidate for record in probed(outcome)][-1] == SMALLEST
@@ -209,7 +209,7 @@ def test_a_change_back_above_what_ran_out_is_not_measured_and_says_why(run: Run)
     unbeatable = Measurement(ProbeStatus.OK, peak_bytes=300, tokens_per_second=1e9)
     predictor = Foretold(rate=lambda candidate: 1e9 if candidate == winner else 1.0)
     predictor.need = lambda candidate: 300 if candidate == winner else 400
-    table = ReplayedTable(shown={**{item: RAN_OUT for item in legal()}, winner: unbeatable})
+    table = ReplayedTable(shown={**dict.fromkeys(legal(), RAN_OUT), winner: unbeatable})
     outcome = run(table, trials=4, predictor=predictor)
     reasons = {item.knob: item.reason for item in outcome.contributions}
     assert outcome.winner is not None
