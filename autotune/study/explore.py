@@ -169,7 +169,8 @@ def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> fl
     most = (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE
     if session.leader() is None:
         kept = _smallest(session)
-        return 0.0 if kept in (None, candidate) else min(session.longest_seconds(), most)
+        longest = max((record.measurement.wall_seconds for record in session.log.records), default=0.0)
+        return 0.0 if kept in (None, candidate) else min(longest, most)
     reserve = min(len(_unmeasured(session)) * session.probe_seconds() + session.settling_seconds(), most)
     compared = sum(record.probed for record in session.log.records) + len(session.cut_off)
     return reserve if compared >= _COMPARED or session.has_time(reserve) else 0.0

@@ -85,7 +85,7 @@ class Session:
 
     @property
     def _trials_left(self) -> int:
-        """Most records that the trial limit still allows, beside the probes that the time limit ended."""
+        """Most records that the trial limit allows, beside the probes that the time limit ended."""
         return self.trials - sum(record.purpose is not Purpose.AUDIT for record in self.cut_off)
 
     @property
@@ -123,10 +123,6 @@ class Session:
         """Return the seconds that a probe that fits takes, estimated from those so far; 0 before the first."""
         walls = [measurement.wall_seconds for measurement in self._ran()]
         return fmean(walls) if walls else 0.0
-
-    def longest_seconds(self) -> float:
-        """Return the seconds of the longest probe so far, however it ended; 0 before the first."""
-        return max((record.measurement.wall_seconds for record in self.log.records), default=0.0)
 
     def has_time(self, reserve_seconds: float) -> bool:
         """Whether a further probe probably ends in time, and leaves ``reserve_seconds``."""
