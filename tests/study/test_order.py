@@ -45,6 +45,10 @@ class Partly(Foretold):
         super().make_sure(candidate)
         return self.predict(candidate)
 
+    def least(self) -> Candidate | None:
+        """Return the one of those that it can predict."""
+        return min((item for item in legal() if not self.unknown(item)), key=self.need, default=None)
+
 
 def too_low(seed: int) -> Partly:
     """Return a predictor that is off by up to half for each of two choices, and does not know a third."""
