@@ -10,9 +10,9 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import SCHEMA, BaseFile, Choosable, Result, Trial
+from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Smallest, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
-from autotune.core.status import ProbeStatus, RunStatus
+from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
@@ -54,7 +54,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         for record in (outcome.winner, outcome.baseline)
     )
     speed = speed_up(outcome.winner, outcome.baseline)
-    trials = tuple(_trial(record, problem) for record in outcome.records)
+    trials = tuple(_trial(record, problem, outcome.records) for record in outcome.records)
     needs = [
         _need_bytes(record, outcome.records)
         for record, trial in zip(outcome.records, trials, strict=True)
@@ -92,7 +92,28 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         settings=facts.settings,
         output_directory=facts.output_directory,
         base=facts.base,
+        candidates=problem.size,
+        ended=outcome.ending,
+        compared=_compared(trials, problem.size, outcome.ending) if recommended else "",
+        smallest=_smallest(outcome),
     )
+
+
+def _compared(trials: Sequence[Trial], candidates: int, ending: Ending | None) -> str:
+    """Return of how many candidates the recommendation is the fastest, and what ended the search."""
+    undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
+    count = sum(trial.status not in undecided and not trial.illegal for trial in trials)
+    if ending in (None, Ending.EXHAUSTED) or count >= candidates:
+        return ""
+    of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
+    return f"{of} of {candidates:,} candidates; {ending} ended the search"
+
+
+def _smallest(outcome: SearchOutcome) -> Smallest | None:
+    found = outcome.smallest
+    if found is None:
+        return None
+    return Smallest(found.candidate, found.need_bytes, found.record.number if found.record else None)
 
 
 def _status(outcome: SearchOutcome) -> RunStatus:
@@ -128,7 +149,7 @@ def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
     return lacked.held_bytes + (lacked.requested_bytes or 0)
 
 
-def _trial(record: Record, problem: TrainerProblem) -> Trial:
+def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -> Trial:
     shown = record.measurement
     return Trial(
         number=record.number,
@@ -143,7 +164,13 @@ def _trial(record: Record, problem: TrainerProblem) -> Trial:
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
         illegal=problem.illegal(record.candidate) or "",
+        later_failure=_later_failure(record, records),
     )
+
+
+def _later_failure(record: Record, records: Sequence[Record]) -> LaterFailure | None:
+    failure = next((run for run in runs_after(record, records) if not run.ok), None)
+    return LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None
 
 
 def _choosable(

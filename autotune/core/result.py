@@ -9,12 +9,40 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Hardware
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import TrainingPlan
-from autotune.core.status import ProbeStatus, RunStatus
+from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 
 SCHEMA = 1
 _ENV, _HUB = "env.", "HF_TOKEN"
 _TOKENS = ("hub_token", "model_init_kwargs.token")
+
+
+@dataclass(frozen=True)
+class LaterFailure:
+    """The first run of a candidate after its probe that did not end ``ok``.
+
+    Attributes:
+        longer: whether it is the longer run; else one of the short ones that follow it.
+        reason: why it did not, in words.
+    """
+
+    longer: bool
+    status: ProbeStatus
+    reason: str
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The candidate with the smallest predicted need of the space.
+
+    Attributes:
+        predicted_bytes: the prediction, as corrected by the probes.
+        number: number of its trial; None if it was not tried.
+    """
+
+    candidate: Candidate
+    predicted_bytes: int
+    number: int | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +57,7 @@ class Trial:
         predicted_bytes: need of the budget as predicted at that time; None when it was not predicted.
         predicted_tokens_per_second: token rate as predicted at that time.
         illegal: why it may not be recommended even if it fits, in words; empty where it may.
+        later_failure: the first run after its probe that did not end ``ok``; None if all did.
     """
 
     number: int
@@ -43,6 +72,7 @@ class Trial:
     predicted_bytes: int | None = None
     predicted_tokens_per_second: float | None = None
     illegal: str = ""
+    later_failure: LaterFailure | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +256,11 @@ class Result:
         speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.
         pairs: number of pairs of alternating short runs of the recommendation and the baseline.
         base: the user's configuration that the run started from, which is the baseline then; None: TRL's default is.
+        candidates: number of candidates in the search space.
+        ended: what ended the search for further candidates; None if the user did.
+        compared: of how many candidates the recommendation is the fastest, and what ended the search, in words that
+            follow "it is"; empty without a recommendation, and where no candidate was left.
+        smallest: the candidate with the smallest predicted need, if nothing is recommended and needs are predicted.
     """
 
     schema: int
@@ -255,6 +290,10 @@ class Result:
     speedup_high: float | None = None
     pairs: int = 0
     base: BaseFile | None = None
+    candidates: int = 0
+    ended: Ending | None = None
+    compared: str = ""
+    smallest: Smallest | None = None
 
     @property
     def written(self) -> Result:

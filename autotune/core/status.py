@@ -27,3 +27,12 @@ class RunStatus(StrEnum):
     FOUND = "found"
     NOTHING_FITS = "nothing_fits"
     INTERRUPTED = "interrupted"
+
+
+class Ending(StrEnum):
+    """What ended the search for further candidates; ``EXHAUSTED``: none was left."""
+
+    TIME = "the time limit"
+    TRIALS = "the trial limit"
+    PATIENCE = "patience"
+    EXHAUSTED = "exhausted"

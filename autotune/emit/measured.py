@@ -18,6 +18,7 @@ def measured(result: Result, chosen: Choosable) -> Handover:
         _where(result),
         _measured(chosen),
         _beside(result, chosen),
+        f"It is {result.compared}." if result.compared and compared(result, chosen) is not Speeds.OWN else "",
         _confirmed(result),
         "These figures hold for this model, dataset, device and software; for any other, run autotune again.",
         result.base.said_withheld if result.base is not None else "",
@@ -71,7 +72,7 @@ def _beside(result: Result, chosen: Choosable) -> str:
     if speeds is Speeds.OWN:
         if result.status is RunStatus.INTERRUPTED:
             return f"Nothing faster than {name} was found."
-        return f"{name} is already the fastest candidate that fits."
+        return f"{name} is {result.compared or 'already the fastest candidate that fits'}."
     if result.speedup is not None and baseline is not None and baseline.tokens_per_second is not None:
         return f"{name} did {format_rate(baseline.tokens_per_second)}: {_said_speed(result, result.speedup, speeds)}."
     if baseline is not None and baseline.reason:

@@ -79,6 +79,20 @@ class PlannedPredictor:
             self._correct()
         return self.predict(candidate)
 
+    def least(self) -> Candidate | None:
+        """Return the candidate with the smallest predicted need, traced if there is time left; None without any."""
+        while True:
+            known = [
+                (item.need_bytes, item.certain, each)
+                for each in self._estimates.candidates
+                if (item := self.predict(each))
+            ]
+            if not known:
+                return None
+            _, certain, smallest = min(known, key=lambda found: found[0])
+            if certain or (found := self.make_sure(smallest)) is None or not found.certain:
+                return smallest
+
     def promising(self, count: int) -> Sequence[Candidate]:
         """Return the fastest candidates that should fit; none if the speed of most candidates is not predicted."""
         if self._ranked is None:

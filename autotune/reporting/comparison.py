@@ -118,13 +118,14 @@ def headline(result: Result, recommended: Choosable) -> str:
     if speeds is Speeds.OWN:
         if result.status is RunStatus.INTERRUPTED:
             return f"Nothing faster than {_name(result)} was found so far."
-        return f"{_name(result, starts=True)} is already the fastest candidate that fits."
+        return f"{_name(result, starts=True)} is {result.compared or 'already the fastest candidate that fits'}."
+    among = f" It is {result.compared}." if result.compared else ""
     if result.speedup is not None:
-        return _said_speed(result, result.speedup, speeds)
+        return f"{_said_speed(result, result.speedup, speeds)}{among}"
     if baseline is not None and baseline.status is not ProbeStatus.OK:
         name = _name(result, starts=True)
-        return f"{name} does not run here ({said_status(baseline.status)}); this does, at {rate}."
-    return f"The fastest candidate that fits runs at {rate}."
+        return f"{name} does not run here ({said_status(baseline.status)}); this does, at {rate}.{among}"
+    return f"This runs at {rate}.{among}" if among else f"The fastest candidate that fits runs at {rate}."
 
 
 def said_confirmed(result: Result) -> str:

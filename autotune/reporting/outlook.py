@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from autotune.core.candidate import Candidate
 from autotune.core.result import LeftOut, Result, Trial, Unlockable
-from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.reporting.words import baseline_name, said, said_bytes, said_kept, said_path, said_rate, said_status
+from autotune.core.status import ProbeStatus
+from autotune.reporting.words import said, said_bytes, said_kept, said_path, said_rate, said_status
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
@@ -60,55 +61,30 @@ def said_unlockable(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
 
 def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
     """Return the fastest trial that ran to the end and may be recommended, or None without any."""
-    ran = [trial for trial in _ran(trials) if not trial.illegal and trial.tokens_per_second is not None]
-    return max(ran, key=lambda trial: trial.tokens_per_second or 0.0, default=None)
+    found = [trial for trial in ran(trials) if not trial.illegal and trial.tokens_per_second is not None]
+    return max(found, key=lambda trial: trial.tokens_per_second or 0.0, default=None)
 
 
 def said_interrupted(result: Result) -> str:
     """Return the result of an interrupted run so far."""
     best = best_so_far(result.trials)
     if best is None:
-        allowed = " that may be recommended" if _ran(result.trials) else ""
+        allowed = " that may be recommended" if ran(result.trials) else ""
         return f"Interrupted before any candidate{allowed} ran to the end."
-    what = said(best.candidate, result.baseline.candidate) if result.baseline else said_all(best)
+    what = said(best.candidate, result.baseline.candidate) if result.baseline else said_all(best.candidate)
     return (
         f"Interrupted. Best so far, not confirmed by a longer run: {what} "
         f"at {said_rate(best.tokens_per_second)}, peak {said_bytes(best.peak_bytes)}."
     )
 
 
-def said_all(trial: Trial) -> str:
-    """Return every choice of a trial's candidate."""
-    return " ".join(f"{knob}={choice}" for knob, choice in trial.candidate.items())
+def said_all(candidate: Candidate) -> str:
+    """Return every choice of a candidate."""
+    return " ".join(f"{knob}={choice}" for knob, choice in candidate.items())
 
 
-def said_nothing_fits(result: Result) -> str:
-    """Return that nothing fits, and by how much, and what fits but may not be recommended."""
-    barred = [trial for trial in _ran(result.trials) if trial.illegal]
-    others = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
-    ended = next((trial for trial in others if trial not in barred), None)
-    if others and not any(trial.status in OUT_OF_MEMORY for trial in result.trials):
-        found = f"No candidate can be recommended{_said_ended(ended) if ended is not None else ''}."
-    else:
-        smallest = result.smallest_peak_bytes
-        seen = f"the smallest peak seen was {format_bytes(smallest)}" if smallest is not None else "no peak was seen"
-        what = "Nothing that may be recommended fits" if barred else "Nothing fits"
-        found = f"{what} in {format_bytes(result.budget_bytes)} less the margin: {seen}."
-    return " ".join((found, *(_said_barred(result, trial) for trial in barred)))
-
-
-def _said_ended(trial: Trial) -> str:
-    reason = trial.reason or "it may not be recommended"
-    return f"; trial {trial.number} ended {said_status(trial.status)}: {reason}"
-
-
-def _said_barred(result: Result, trial: Trial) -> str:
-    of_baseline = result.baseline is not None and trial.number == result.baseline.number
-    name = baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
-    return f"{name} fits with {said_bytes(trial.peak_bytes)}, but may not be recommended: {trial.illegal}."
-
-
-def _ran(trials: Iterable[Trial]) -> list[Trial]:
+def ran(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials whose probe ran to the end."""
     return [trial for trial in trials if trial.status is ProbeStatus.OK]
 
 
@@ -121,7 +97,7 @@ def said_ways_out(result: Result) -> tuple[str, ...]:
     failed = [trial for trial in result.trials if not trial.illegal]
     shortest = min([*_lengths(failed), documents.longest])
     # A length that keeps too few tokens may have run all the same: TRL's default is always probed.
-    known = [length for length in _lengths(_ran(result.trials)) if length < shortest]
+    known = [length for length in _lengths(ran(result.trials)) if length < shortest]
     shorter = sorted({shortest // 2, shortest // 4, *known}, reverse=True)
     return (
         *said_unlockable(result.unlockable),

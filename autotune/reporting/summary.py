@@ -30,7 +30,6 @@ from autotune.reporting.outlook import (
     next_command,
     said_interrupted,
     said_left_out,
-    said_nothing_fits,
     said_trials,
     said_unlockable,
     said_vetoes,
@@ -38,6 +37,7 @@ from autotune.reporting.outlook import (
 )
 from autotune.reporting.phases import PhaseRow, phase_rows
 from autotune.reporting.picture import BASELINE, OTHER, RECOMMENDED, points, scatter
+from autotune.reporting.unfit import said_nothing_fits
 from autotune.reporting.words import MISSING, bar, baseline_name, printable, said, said_bytes, said_path
 from autotune.units import format_seconds
 

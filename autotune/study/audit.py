@@ -13,19 +13,24 @@ from autotune.study.session import Session
 def audit(session: Session, proposer: Proposer) -> None:
     """Probe as many vetoed candidates as the effort asks for; audits of earlier runs of the study count.
 
-    If nothing fits so far, at least the vetoed candidate with the smallest predicted need is probed, so that the
+    If nothing fits so far, the candidate with the smallest predicted need is probed even if it is vetoed, so that the
     conclusion does not rest on predictions alone.
     """
-    done = [record.candidate for record in session.log.records if record.purpose is Purpose.AUDIT]
-    left = max(session.effort.audits, 0 if session.leader() else 1) - len(done)
-    if left <= 0:
+    known = (*session.log.records, *session.cut_off)
+    done = {record.candidate for record in known if record.purpose is Purpose.AUDIT}
+    left = session.effort.audits - len(done)
+    smallest = None if session.leader() else session.predictor.least()
+    untried = smallest is not None and smallest not in {record.candidate for record in known if record.probed}
+    if left <= 0 and not untried:
         return
     recorded = [record.candidate for record in session.log.records if not record.probed]
-    needs = _needs(session, (*recorded, *proposer.by_chance()))
+    nearest = (smallest,) if smallest is not None and untried else ()
+    needs = _needs(session, (*nearest, *recorded, *(proposer.by_chance() if left > 0 else ())))
     waiting = sorted((candidate for candidate in needs if candidate not in done), key=needs.__getitem__)
-    for candidate in _spread(waiting, left):
+    first = [candidate for candidate in nearest if candidate in needs]
+    for candidate in dict.fromkeys((*first, *_spread(waiting, left))):
         reserve_seconds = session.settling_seconds()
-        if session.clock.over(reserve_seconds + session.probe_seconds()):
+        if not session.has_time(reserve_seconds):
             return
         session.probe(candidate, Purpose.AUDIT, reserve_seconds)
 
@@ -51,4 +56,4 @@ def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return ``count`` evenly spaced candidates, starting with the first, which is the nearest to fitting."""
     if len(candidates) <= count:
         return list(candidates)
-    return [candidates[len(candidates) * index // count] for index in range(count)]
+    return [candidates[len(candidates) * index // count] for index in range(max(0, count))]

@@ -26,7 +26,7 @@ def unmeasured(session: Session, winner: Record) -> list[Candidate]:
     return [
         candidate
         for candidate in dict.fromkeys(changed.values())
-        if judge.is_open(candidate) and judge.veto(candidate) is None
+        if judge.is_open(candidate) and judge.veto(candidate) is None and judge.above(candidate) is None
     ]
 
 
@@ -36,10 +36,11 @@ def measure_contributions(session: Session, winner: Record) -> bool:
     for candidate in unmeasured(session, winner):
         # If changing a choice back turns out better, that candidate has to be confirmed; the winner has been.
         reserve = min(session.confirmation_seconds(), (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
-        if session.probes_left <= 0 or session.clock.over(reserve + session.probe_seconds()):
+        if session.probes_left <= 0 or not session.has_time(reserve):
             break
         # An earlier probe of this loop may have decided this candidate.
-        if session.judge.is_open(candidate) and session.judge.verdict(candidate) is None:
+        judge = session.judge
+        if judge.is_open(candidate) and judge.verdict(candidate) is None and judge.above(candidate) is None:
             probed |= session.probe(candidate, Purpose.CONTRIBUTION, reserve)
     return probed
 
@@ -61,7 +62,8 @@ def _contribution(
     choice, instead_of = winner.candidate[knob], baseline[knob]
     if record is None or not record.probed:
         veto = session.judge.veto(changed)
-        reason = veto.reason if veto else "the trial or time limit was reached"
+        above = session.judge.above(changed)
+        reason = veto.reason if veto else above or "the trial or time limit was reached"
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     ours, other = winner.measurement, record.measurement
     speedup = saved = told_apart = None

@@ -1,14 +1,17 @@
 """The search phase: probes the baseline, then the recipes, then proposed candidates until none is promising.
 
-If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes.
+If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes. Once one ran
+out of memory, those that are predicted to need as much come after all that need less (:class:`Place`). While nothing
+fits, one probe is kept for the candidate with the smallest predicted need, so that the search does not end without it.
 """
 
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate
+from autotune.core.status import Ending
 from autotune.study.begun import DEATHS, Unfinished
 from autotune.study.contributions import unmeasured
-from autotune.study.judge import Veto
+from autotune.study.judge import Place, Veto
 from autotune.study.problem import Purpose
 from autotune.study.proposals import Proposer
 from autotune.study.selection import probes_without_improvement
@@ -17,40 +20,71 @@ from autotune.study.session import Session
 _LARGEST_RESERVE = 1 / 2
 """Share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
 
+_COMPARED = 2
+"""Candidates that are probed before time is reserved to confirm one: a single one is the fastest of nothing."""
 
-def explore(session: Session, proposer: Proposer) -> bool:
-    """Probe candidates until the trials, the time, the patience or the candidates run out.
 
-    Returns:
-        Whether there are candidates left.
-    """
+def explore(session: Session, proposer: Proposer) -> Ending:
+    """Probe candidates until the trials, the time, the patience or the candidates run out; return which did."""
     session.refresh()
     first, begun = session.baseline_candidate, [item.candidate for item in session.log.unfinished]
-    if session.baseline is None and session.judge.is_open(first) and first not in begun:
-        session.probe(first, Purpose.BASELINE)
+    if session.baseline is None and first not in begun:
+        _consider(session, first, Purpose.BASELINE)
     _repeat(session)
     if not session.predictor.promising(1):
         for recipe in session.problem.recipes:
-            if _may_go_on(session):
+            if _limited_by(session) is None:
                 _consider(session, session.problem.normal(recipe), Purpose.RECIPE)
-    while _may_go_on(session):
-        candidate = _next(session, proposer)
-        if candidate is None:
-            return False
-        session.probe(candidate, Purpose.SEARCH, _reserve_seconds(session))
+    while (limit := _limited_by(session)) is None:
+        smallest = _smallest(session)
+        if smallest is not None and (session.judge.surprised or not session.predictor.promising(1)):
+            _consider(session, smallest, Purpose.SEARCH, first=True)
+        elif (candidate := _next(session, proposer)) is not None:
+            session.probe(candidate, Purpose.SEARCH, _reserve_seconds(session))
+        elif _limited_by(session) is None:
+            limit = Ending.EXHAUSTED
+            break
         _repeat(session)
-    return True
+    if _may_probe_smallest(session) and (smallest := _smallest(session)) is not None:
+        _consider(session, smallest, Purpose.SEARCH, first=True)
+    return limit
 
 
-def may_explore(session: Session, *, candidates_left: bool) -> bool:
-    """Whether there is something to probe again, since another worker ended before its probe did.
+def may_explore(session: Session, ending: Ending) -> bool:
+    """Whether there is something to probe again, since another worker ended before its probe did, or a winner failed.
 
     Args:
-        candidates_left: what :func:`explore` returned.
+        ending: what :func:`explore` returned.
     """
-    return any(_may_repeat(session, item) for item in session.log.unfinished) or (
-        candidates_left and _may_go_on(session)
+    return (
+        any(_may_repeat(session, item) for item in session.log.unfinished)
+        or (ending is not Ending.EXHAUSTED and _limited_by(session) is None)
+        or _may_probe_smallest(session)
     )
+
+
+def _limited_by(session: Session) -> Ending | None:
+    """Return the limit that allows no further probe of this phase, or None if all allow one."""
+    in_vain = probes_without_improvement(session.log.records, session.judge)
+    if in_vain >= session.effort.patience:
+        return Ending.PATIENCE
+    kept = 1 if _smallest(session) is not None else 0
+    reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
+    if session.probes_left <= max(kept, reserved):
+        return Ending.TRIALS
+    return None if session.has_time(_reserve_seconds(session)) else Ending.TIME
+
+
+def _may_probe_smallest(session: Session) -> bool:
+    return session.probes_left > 0 and not session.clock.over() and _smallest(session) is not None
+
+
+def _smallest(session: Session) -> Candidate | None:
+    """Return the candidate with the smallest predicted need, if nothing fits, memory ran out, and it is to be tried."""
+    if session.leader() is not None or not session.judge.lacked_memory:
+        return None
+    smallest = session.predictor.least()
+    return smallest if smallest is not None and session.judge.is_open(smallest) else None
 
 
 def _repeat(session: Session) -> None:
@@ -61,49 +95,85 @@ def _repeat(session: Session) -> None:
 
 
 def _may_repeat(session: Session, item: Unfinished) -> bool:
-    # The limits of the run that started it allowed it, so no reserve is subtracted.
-    return session.probes_left > 0 and not session.clock.over() and session.judge.is_open(item.candidate)
+    # The patience of the run that started it allowed it.
+    return (
+        session.probes_left > 0
+        and session.has_time(_reserve_seconds(session))
+        and session.judge.is_open(item.candidate)
+        and (item.deaths >= DEATHS or _is_in_turn(session, item.candidate, item.purpose))
+    )
 
 
-def _consider(session: Session, candidate: Candidate, purpose: Purpose, deaths: int = 0) -> None:
+def _consider(
+    session: Session, candidate: Candidate, purpose: Purpose, deaths: int = 0, *, first: bool = False
+) -> None:
+    """Probe or veto a candidate that is open; leave it, if others come before it.
+
+    Args:
+        first: whether none does.
+    """
     if not session.judge.is_open(candidate):
         return
     veto = session.judge.verdict(candidate)
     if deaths >= DEATHS:
         veto = Veto(f"{deaths} workers were lost while they probed it")
-    if purpose is Purpose.BASELINE and deaths < DEATHS:
+    elif purpose is Purpose.BASELINE:
         # It is what everything else is compared with, whatever is predicted of it.
         veto = None
-    if veto is None:
-        session.probe(candidate, purpose, _reserve_seconds(session))
-    else:
+    if veto is not None:
         session.veto(candidate, purpose, veto)
+    elif first or _is_in_turn(session, candidate, purpose):
+        session.probe(candidate, purpose, _reserve_seconds(session, candidate))
+
+
+def _is_in_turn(session: Session, candidate: Candidate, purpose: Purpose) -> bool:
+    """Whether no open candidate comes before this one, so that it may be probed without looking at them."""
+    if purpose is Purpose.BASELINE or session.judge.place(candidate) is Place.NEXT:
+        return True
+    return session.predictor.least() in (None, candidate)
 
 
 def _next(session: Session, proposer: Proposer) -> Candidate | None:
-    first = session.leader()
-    for candidate in proposer.proposals(first.candidate if first else None, explore=_samplers_turn(session)):
-        veto = session.judge.verdict(candidate)
-        if veto is None:
-            return candidate
-        session.veto(candidate, Purpose.SEARCH, veto)
-    return None
+    """Return the first proposed candidate that is worth a probe, traced; None if there is none, or time is over."""
+    judge, traced, by_sampler = session.judge, set[Candidate](), _samplers_turn(session)
+    while True:
+        first = session.leader()
+        incumbent = first.candidate if first is not None else None
+        by_need = first is None and judge.surprised
+        for candidate in proposer.proposals(incumbent, explore=by_sampler, by_need=by_need):
+            veto = judge.verdict(candidate)
+            if veto is not None:
+                session.veto(candidate, Purpose.SEARCH, veto)
+            elif candidate in traced or _is_in_turn(session, candidate, Purpose.SEARCH):
+                return candidate
+            if _limited_by(session) is not None:
+                return None
+            if veto is None:
+                # As traced, it may come after others: they are put in order again, of which it may still be the first.
+                traced.add(candidate)
+                by_sampler = False
+                break
+        else:
+            return None
 
 
-def _may_go_on(session: Session) -> bool:
-    """Whether the limits allow another probe of this phase."""
-    in_vain = probes_without_improvement(session.log.records, session.judge)
-    reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
-    return (
-        session.probes_left > reserved
-        and in_vain < session.effort.patience
-        and not session.clock.over(_reserve_seconds(session) + session.probe_seconds())
-    )
+def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> float:
+    """Return the seconds that a probe of this phase leaves.
 
+    While nothing fits, they are for the candidate with the smallest predicted need. Then they are for confirmation,
+    comparison and contributions, but where time is short not before a second candidate was probed.
 
-def _reserve_seconds(session: Session) -> float:
-    wanted = len(_unmeasured(session)) * session.probe_seconds() + session.settling_seconds()
-    return min(wanted, (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
+    Args:
+        candidate: what is to be probed; None: one that is not known yet.
+    """
+    most = (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE
+    if session.leader() is None:
+        kept = _smallest(session)
+        longest = max((record.measurement.wall_seconds for record in session.log.records), default=0.0)
+        return 0.0 if kept in (None, candidate) else min(longest, most)
+    reserve = min(len(_unmeasured(session)) * session.probe_seconds() + session.settling_seconds(), most)
+    compared = sum(record.probed for record in session.log.records) + len(session.cut_off)
+    return reserve if compared >= _COMPARED or session.has_time(reserve) else 0.0
 
 
 def _unmeasured(session: Session) -> list[Candidate]:

@@ -1,14 +1,18 @@
-"""Decides which candidates need no probe: known already, illegal, implied by another, or predicted not to fit."""
+"""Decides which candidates need no probe, and which have to wait for others that are predicted to need less memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.measurement import Measurement
 from autotune.core.prediction import NoPredictor, Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.study.problem import Problem, Record
+from autotune.units import format_bytes
 
 _RAN_OUT = {
     ProbeStatus.OUT_OF_MEMORY: "ran out of memory",
@@ -29,6 +33,34 @@ class Veto:
     prediction: Prediction | None = None
 
 
+class Place(IntEnum):
+    """When a candidate's turn comes: no candidate is probed while another with an earlier place is open.
+
+    Attributes:
+        NEXT: predicted to need less memory than every candidate that ran out of it.
+        ABOVE: predicted to need as much as one that ran out, or more.
+        UNPREDICTED: not predicted.
+    """
+
+    NEXT = 0
+    ABOVE = 1
+    UNPREDICTED = 2
+
+
+@dataclass(frozen=True)
+class _RanOut:
+    """A run that ran out of memory: a trial's probe, or a later run of its candidate.
+
+    Attributes:
+        expected_to_fit: by a prediction, or since its probe did.
+    """
+
+    number: int
+    candidate: Candidate
+    measurement: Measurement
+    expected_to_fit: bool
+
+
 class Judge:
     """Keeps the records of candidates and vetoes candidates from them; every candidate is given in its normal form."""
 
@@ -39,7 +71,8 @@ class Judge:
         self._illegal: dict[Candidate, str | None] = {}
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
-        self._ran_out: dict[int, Record] = {}
+        self._ran_out: dict[int, _RanOut] = {}
+        self._set_aside: set[Candidate] = set()
         self._elsewhere: frozenset[Candidate] = frozenset()
         self._plans_elsewhere: frozenset[str] = frozenset()
 
@@ -55,8 +88,57 @@ class Judge:
             before = self._by_identity.get(plan)
             if before is None or record.probed or not before.probed:
                 self._by_identity[plan] = record
-        if record.measurement.status in _RAN_OUT:
-            self._ran_out[record.number] = record
+        guess = record.prediction
+        fits = guess is not None and guess.need_bytes <= self._memory_limit_bytes
+        self._take_note(_RanOut(record.number, record.candidate, record.measurement, fits))
+
+    def learn_later(self, number: int, candidate: Candidate, measurement: Measurement) -> None:
+        """Use a run of a trial's candidate after its probe."""
+        self._take_note(_RanOut(number, candidate, measurement, expected_to_fit=True))
+
+    def _take_note(self, run: _RanOut) -> None:
+        if run.measurement.status in _RAN_OUT:
+            self._ran_out[run.number] = run
+
+    def set_aside(self, candidate: Candidate) -> None:
+        """Count a candidate as no longer open in this run: the time limit ended its probe."""
+        self._set_aside.add(candidate)
+
+    @property
+    def surprised(self) -> bool:
+        """Whether a candidate ran out of device memory that was expected to fit."""
+        return any(run.expected_to_fit for run in self._of_device())
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether any candidate ran out of device memory."""
+        return bool(self._of_device())
+
+    def place(self, candidate: Candidate) -> Place:
+        """Return when a candidate's turn comes, by what is predicted now."""
+        if self._predictor.predict(candidate) is None:
+            return Place.UNPREDICTED
+        return Place.NEXT if self.above(candidate) is None else Place.ABOVE
+
+    def need_bytes(self, candidate: Candidate) -> float:
+        """Return the predicted need of a candidate, infinite for one that is not predicted."""
+        guess = self._predictor.predict(candidate)
+        return math.inf if guess is None else guess.need_bytes
+
+    def above(self, candidate: Candidate) -> str | None:
+        """Return which candidate ran out of memory that is predicted to need no more than this one, or None."""
+        need = self.need_bytes(candidate)
+        runs = self._of_device() if need < math.inf else []
+        lowest = min(runs, key=lambda run: self.need_bytes(run.candidate), default=None)
+        if lowest is None or (least := self.need_bytes(lowest.candidate)) > need:
+            return None
+        return (
+            f"predicted to need {format_bytes(int(need))}, and trial {lowest.number}, predicted to need "
+            f"{format_bytes(int(least))}, ran out of memory"
+        )
+
+    def _of_device(self) -> list[_RanOut]:
+        return [run for run in self._ran_out.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate must not be recommended, or None when it may."""
@@ -79,7 +161,7 @@ class Judge:
 
     def is_open(self, candidate: Candidate) -> bool:
         """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan."""
-        if self.known(candidate) is not None or candidate in self._elsewhere:
+        if self.known(candidate) is not None or candidate in self._elsewhere or candidate in self._set_aside:
             return False
         return self.illegal(candidate) is not None or self._problem.identity(candidate) not in self._plans_elsewhere
 
@@ -91,11 +173,11 @@ class Judge:
     def verdict(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, or None when it is; called right before it would be probed.
 
-        If the candidate probably does not fit, a more certain prediction is requested, if that costs less than a probe.
+        The candidate is traced at its own sizes, unless that was done.
         """
         veto = self.veto(candidate)
         guess = self._predictor.predict(candidate)
-        if veto is None and guess is not None and not guess.certain and guess.need_bytes > self._memory_limit_bytes:
+        if veto is None and (guess is None or not guess.certain):
             return self._predicted(self._predictor.make_sure(candidate))
         return veto
 
@@ -110,21 +192,21 @@ class Judge:
         return Veto(prediction.said(limit_bytes), prediction)
 
     def _implied(self, candidate: Candidate) -> str | None:
-        for record in self._ran_out.values():
-            ended = _RAN_OUT[record.measurement.status]
-            lacked = record.measurement.out_of_memory
-            differing = _differing(candidate, record.candidate)
+        for run in self._ran_out.values():
+            ended = _RAN_OUT[run.measurement.status]
+            lacked = run.measurement.out_of_memory
+            differing = _differing(candidate, run.candidate)
             if not differing:
                 continue
             if lacked is not None:
                 without = [knob for knob in differing if self._problem.only_in.get(knob, lacked.phase) == lacked.phase]
                 if not without:
                     beside = ", ".join(f"{knob}={candidate[knob]}" for knob in differing)
-                    return f"trial {record.number} {ended} in {lacked.phase}, where {beside} makes no difference"
+                    return f"trial {run.number} {ended} in {lacked.phase}, where {beside} makes no difference"
                 differing = without
-            if all(_larger(candidate, record.candidate, knob, self._problem.ordered) for knob in differing):
-                changes = ", ".join(f"{knob} {record.candidate[knob]} → {candidate[knob]}" for knob in differing)
-                return f"trial {record.number} {ended}, and this never needs less: {changes}, all else equal"
+            if all(_larger(candidate, run.candidate, knob, self._problem.ordered) for knob in differing):
+                changes = ", ".join(f"{knob} {run.candidate[knob]} → {candidate[knob]}" for knob in differing)
+                return f"trial {run.number} {ended}, and this never needs less: {changes}, all else equal"
         return None
 
 

@@ -12,7 +12,7 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.prediction import Prediction
 from autotune.core.result import Contribution
 from autotune.core.spread import mean_rate
-from autotune.core.status import ProbeStatus
+from autotune.core.status import Ending, ProbeStatus
 
 
 class Problem(Protocol):
@@ -208,6 +208,20 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Smallest:
+    """The candidate with the smallest predicted need of the space.
+
+    Attributes:
+        need_bytes: predicted, with the corrections that probes taught.
+        record: its record, or that of another with the same plan; None if it was not tried.
+    """
+
+    candidate: Candidate
+    need_bytes: int
+    record: Record | None
+
+
+@dataclass(frozen=True)
 class SearchOutcome:
     """The result of a search.
 
@@ -221,6 +235,8 @@ class SearchOutcome:
         contributions: contribution of each of the winner's choices; empty when there is no winner.
         confirmed: whether the winner passed the longer run, and every short one.
         interrupted: whether the user ended the search before it was done.
+        ending: what ended the search for further candidates; None if the user did.
+        smallest: the candidate with the smallest predicted need, if nothing is recommended and needs are predicted.
     """
 
     records: tuple[Record, ...]
@@ -231,3 +247,5 @@ class SearchOutcome:
     confirmed: bool
     interrupted: bool
     contradicted: tuple[Record, ...] = ()
+    ending: Ending | None = None
+    smallest: Smallest | None = None

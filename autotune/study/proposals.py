@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from autotune.core.candidate import Candidate
 from autotune.core.prediction import Predictor
-from autotune.study.judge import Judge
+from autotune.study.judge import Judge, Place
 from autotune.study.problem import Problem
 from autotune.study.surrogate import Surrogate
 from autotune.study.trial_log import TrialLog
@@ -52,8 +52,8 @@ class Proposer:
         # What other workers probe at this moment is not proposed again: the judge knows it.
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
 
-    def proposals(self, incumbent: Candidate | None, *, explore: bool) -> Iterator[Candidate]:
-        """Yield unknown candidates, the most promising first, until no more are found.
+    def proposals(self, incumbent: Candidate | None, *, explore: bool, by_need: bool = False) -> Iterator[Candidate]:
+        """Yield unknown candidates, the most promising first of those with the same place, until no more are found.
 
         Candidates that the sampler drew may be vetoed, since the sampler learns from vetoes; all others are worth a
         probe.
@@ -61,6 +61,7 @@ class Proposer:
         Args:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
+            by_need: whether those that are predicted to need the least come first, as far as any is predicted.
         """
         # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
         self._study = copy.copy(self._study)
@@ -70,12 +71,15 @@ class Proposer:
             self._log.memory_limit_bytes,
             self._predictor.predict,
         )
-        if explore or incumbent is None:
+        by_need = by_need and self._predictor.least() is not None
+        if (explore or incumbent is None) and not by_need:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())
-                if self._judge.is_open(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:
+                if self._is_in_turn(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:
                     yield candidate
-        yield from surrogate.promising_first(self._surroundings(incumbent))
+        found = self._whole(self._surroundings(incumbent))
+        ranked = sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found)
+        yield from sorted(ranked, key=self._rank)
         yield from self._by_chance(_CHANCES)
 
     def by_chance(self) -> Iterator[Candidate]:
@@ -83,6 +87,27 @@ class Proposer:
         for candidate in self._drawn(_CHANCES):
             if self._judge.is_open(candidate):
                 yield candidate
+
+    def _whole(self, found: dict[Candidate, None]) -> dict[Candidate, None]:
+        """Return candidates, with others of the whole space where none of them comes next and others may."""
+        if any(self._judge.place(candidate) is Place.NEXT for candidate in found):
+            return found
+        smallest = self._predictor.least()
+        further = () if smallest is None else (*self._fresh(smallest), *self._by_chance(_CHANCES))
+        return {**found, **dict.fromkeys(further)}
+
+    def _is_in_turn(self, candidate: Candidate) -> bool:
+        """Whether a draw is open, and is vetoed or comes next; where nothing is predicted, every one does."""
+        if not self._judge.is_open(candidate):
+            return False
+        if self._judge.place(candidate) is Place.NEXT or self._predictor.least() is None:
+            return True
+        return self._judge.veto(candidate) is not None
+
+    def _rank(self, candidate: Candidate) -> tuple[Place, float]:
+        """Return what candidates are ordered by: their place, and their predicted need above what ran out of memory."""
+        place = self._judge.place(candidate)
+        return place, self._judge.need_bytes(candidate) if place is Place.ABOVE else 0.0
 
     def _draw(self) -> Candidate:
         # A trial outside of the study lets the sampler draw repeatedly without leaving a trial for each draw.

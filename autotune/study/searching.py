@@ -7,12 +7,13 @@ from functools import partial
 from autotune.core.effort import Effort
 from autotune.core.events import Listener
 from autotune.core.prediction import NoPredictor, Predictor
+from autotune.core.status import Ending
 from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
 from autotune.study.comparison import failed
 from autotune.study.contributions import contributions
 from autotune.study.explore import explore, may_explore
-from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
+from autotune.study.problem import Probe, Problem, SearchOutcome, Smallest, StudyStorage
 from autotune.study.proposals import Proposer
 from autotune.study.queue import Queue, Settled, Turn
 from autotune.study.roster import Roster
@@ -64,33 +65,36 @@ def search(
         proposer = Proposer(problem, session.judge, study.study, log, told, seed + drawn)
         session.tell_resumed()
         try:
-            settled = _searched(session, proposer, Queue(study, roster, session, listener))
+            settled, ending = _searched(session, proposer, Queue(study, roster, session, listener))
         except KeyboardInterrupt:
-            return _outcome(session, None, interrupted=True)
-        return _outcome(session, settled, interrupted=False)
+            return _outcome(session, None, None)
+        return _outcome(session, settled, ending)
 
 
-def _searched(session: Session, proposer: Proposer, queue: Queue) -> Settled | None:
-    """Search until nothing is left to do for any worker; return what was settled, or None if time did not allow it."""
+def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settled | None, Ending]:
+    """Search until nothing is left to do for any worker.
+
+    Returns:
+        What was settled, or None if time did not allow it; and what ended the search for further candidates.
+    """
     while True:
-        candidates_left = explore(session, proposer)
+        ending = explore(session, proposer)
         audit(session, proposer)
-        turn = queue.wait(partial(may_explore, session, candidates_left=candidates_left))
+        goes_on = partial(may_explore, session, ending)
+        turn = queue.wait(goes_on)
         if turn is Turn.SETTLE:
             try:
-                settle(session)
+                searches_again = settle(session, goes_on)
             except TurnLost:
                 continue
-            # What was to be recommended may have failed where it ran again, and nothing else be known to fit.
-            left = session.leader() is None and may_explore(session, candidates_left=candidates_left)
-            if left or queue.is_disturbed():
+            if searches_again or queue.is_disturbed():
                 continue
-            return queue.settle()
+            return queue.settle(), ending
         if turn is not Turn.SEARCH:
-            return queue.settled() if turn is Turn.ADOPT else None
+            return queue.settled() if turn is Turn.ADOPT else None, ending
 
 
-def _outcome(session: Session, settled: Settled | None, *, interrupted: bool) -> SearchOutcome:
+def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -> SearchOutcome:
     known = {record.candidate for record in session.log.records}
     cut_off = [record for record in session.cut_off if record.candidate not in known]
     records = sorted([*session.log.records, *cut_off], key=lambda record: record.number)
@@ -107,6 +111,17 @@ def _outcome(session: Session, settled: Settled | None, *, interrupted: bool) ->
         failed_confirmations=failed(records),
         contributions=attributed,
         confirmed=winner is not None and winner.confirmed,
-        interrupted=interrupted,
+        interrupted=ending is None,
         contradicted=contradicted(records),
+        ending=ending,
+        smallest=_smallest(session) if ending is not None and winner is None else None,
     )
+
+
+def _smallest(session: Session) -> Smallest | None:
+    """Return the candidate with the smallest predicted need and what became of it, if there are predictions."""
+    candidate = session.predictor.least()
+    guess = session.predictor.predict(candidate) if candidate is not None else None
+    if candidate is None or guess is None:
+        return None
+    return Smallest(candidate, guess.need_bytes, session.judge.known(candidate))

@@ -70,11 +70,14 @@ def _reach(record: Record) -> float:
 def probes_without_improvement(records: Iterable[Record], judge: Judge) -> int:
     """Return how many search probes in a row brought nothing faster by more than :data:`TIE`; 0 while nothing fits.
 
-    While nothing fits, the search must not end early, since that would claim that nothing can fit.
+    While nothing fits, the search must not end early, since that would claim that nothing can fit. What failed as it
+    ran again does not fit.
     """
-    best, count = 0.0, 0
-    for record in records:
-        rate = (record.measurement.tokens_per_second or 0.0) if judge.eligible(record) else 0.0
+    known = tuple(records)
+    best, count, out = 0.0, 0, {record.number for record in failed(known)}
+    for record in known:
+        stands = judge.eligible(record) and record.number not in out
+        rate = (record.measurement.tokens_per_second or 0.0) if stands else 0.0
         if rate > best * (1 + TIE):
             best, count = rate, 0
         elif best and record.probed and record.purpose is Purpose.SEARCH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from contextlib import suppress
 from statistics import fmean
 
@@ -11,10 +12,10 @@ from autotune.core.effort import Effort
 from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
-from autotune.core.status import ProbeStatus
+from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
-from autotune.study.comparison import next_turn
+from autotune.study.comparison import next_turn, runs_after
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, Turn
 from autotune.study.selection import leader
@@ -40,7 +41,8 @@ class Session:
         baseline_candidate: the baseline in its normal form.
         trials: most probes, those of earlier runs included, audits and confirmations excluded.
         predictor: receives every measurement.
-        cut_off: probes that the time limit ended; the study does not store them, so that a resumed run repeats them.
+        cut_off: probes that the time limit ended. They count as trials of this run, which does not repeat them; the
+            study does not store them, so that a resumed run does.
     """
 
     def __init__(
@@ -66,18 +68,25 @@ class Session:
         self._listener = listener
         self._passed = 0
         self._own: set[int] = set()
+        self._learnt_later: Counter[int] = Counter()
         self._lapses = 0
         self.baseline_candidate = problem.normal(problem.baseline)
         log.news()
         for record in log.records:
             self._learn(record)
+        self._learn_later()
         self.judge.look_elsewhere(trial.candidate for trial in log.others_running)
 
     @property
     def probes_left(self) -> int:
         """Probes that the trial limit still allows, beside those that run at this moment."""
         running = sum(trial.purpose is not Purpose.AUDIT for trial in self.log.running)
-        return self.trials - self._counted - running
+        return self._trials_left - self._counted - running
+
+    @property
+    def _trials_left(self) -> int:
+        """Most records that the trial limit allows, beside the probes that the time limit ended."""
+        return self.trials - sum(record.purpose is not Purpose.AUDIT for record in self.cut_off)
 
     @property
     def _counted(self) -> int:
@@ -115,6 +124,12 @@ class Session:
         walls = [measurement.wall_seconds for measurement in self._ran()]
         return fmean(walls) if walls else 0.0
 
+    def has_time(self, reserve_seconds: float) -> bool:
+        """Whether a further probe probably ends in time, and leaves ``reserve_seconds``."""
+        walls = [record.measurement.wall_seconds for record in self.log.records if record.probed]
+        usual = self.probe_seconds() or (fmean(walls) if walls else 0.0)
+        return not self.clock.over(reserve_seconds + usual)
+
     def confirmation_seconds(self) -> float:
         """Return the most seconds that the longer run of the winner takes, estimated from the probes so far."""
         slowest = max((measurement.step_seconds or 0.0 for measurement in self._ran()), default=0.0)
@@ -146,10 +161,13 @@ class Session:
         """Probe a candidate and record the measurement, leaving ``reserve_seconds`` of the remaining time unused.
 
         Returns:
-            Whether it was probed; not if another worker probes it, or probes the last one that the limit allows.
+            Whether it was probed; not if another worker probes it, or probes the last one that the limit allows, or no
+            time is left.
         """
+        if self.clock.over(reserve_seconds):
+            return False
         prediction = self.predictor.predict(candidate)
-        most = self.trials if purpose is not Purpose.AUDIT else max(1, self.effort.audits)
+        most = self._trials_left if purpose is not Purpose.AUDIT else max(1, self.effort.audits)
         number = self.log.claim(candidate, self._plan(candidate), purpose, prediction, most)
         self._follow()
         if number is None:
@@ -163,6 +181,7 @@ class Session:
         if self._was_cut_off(number, measurement, reserve_seconds):
             self.log.abandon(number, "the time limit ended it")
             self.cut_off.append(record)
+            self.judge.set_aside(candidate)
         else:
             self._store(number, measurement)
         self._follow()
@@ -194,6 +213,7 @@ class Session:
                 self._finished(record, record.purpose, record.measurement)
             else:
                 self._listener(CandidateVetoed(record.number, record.candidate, record.measurement.reason))
+        self._learn_later()
         self.judge.look_elsewhere(trial.candidate for trial in self.log.others_running)
 
     def confirm(self, record: Record) -> None:
@@ -209,6 +229,7 @@ class Session:
         self._require_turn()
         if not self._was_cut_off(record.number, measurement):
             self.log.confirm(record.number, measurement)
+            self._learn_later()
             self._passed += measurement.ok and record.candidate != self.baseline_candidate
         self._finished(record, run.purpose, measurement)
 
@@ -224,6 +245,7 @@ class Session:
         self._require_turn()
         if not self._was_cut_off(turn.number, measurement):
             self.log.compare(turn, measurement)
+            self._learn_later()
         self._finished(record, run.purpose, measurement)
 
     def queue(self) -> None:
@@ -261,6 +283,16 @@ class Session:
         self.judge.learn(record)
         if record.probed:
             self.predictor.learn(record.candidate, record.measurement)
+
+    def _learn_later(self) -> None:
+        """Learn from the runs after probes that ran out of memory, each once, of this worker and of others."""
+        records = self.log.records
+        for record in records:
+            lacked = [run for run in runs_after(record, records) if run.status in OUT_OF_MEMORY]
+            for run in lacked[self._learnt_later[record.number] :]:
+                self._learnt_later[record.number] += 1
+                self.judge.learn_later(record.number, record.candidate, run)
+                self.predictor.learn(record.candidate, run)
 
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
         first = self.leader()

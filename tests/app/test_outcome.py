@@ -13,12 +13,13 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.prediction import Prediction
 from autotune.core.program import BACKWARD, MICRO_BATCH
-from autotune.core.result import Choosable, Result
+from autotune.core.result import Choosable, LaterFailure, Result, Smallest
 from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
-from autotune.core.status import ProbeStatus, RunStatus
+from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
 from autotune.study.comparison import failed
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
+from autotune.study.problem import Smallest as Untried
 from autotune.units import GIB, MIB
 from tests.settings import problem, setting
 
@@ -238,3 +239,46 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
     assert decode(Result, document).with_moments(found.timelines).baseline == found.baseline
     del document["baseline"]["timeline"]
     assert decode(Result, document).baseline == replace(found.baseline, timeline=None)
+
+
+@pytest.mark.parametrize(
+    ("ending", "others", "said"),
+    [
+        (Ending.TIME, 0, "the only one compared of {size} candidates; the time limit ended the search"),
+        (Ending.TRIALS, 2, "the fastest of 3 compared of {size} candidates; the trial limit ended the search"),
+        (Ending.PATIENCE, 1, "the fastest of 2 compared of {size} candidates; patience ended the search"),
+        (Ending.EXHAUSTED, 1, ""),
+        (None, 1, ""),
+    ],
+)
+def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
+    ending: Ending | None, others: int, said: str
+) -> None:
+    barred, winner = record(0, ran(100), max_length=64), record(1, ran(90), max_length=2000)
+    probed = [record(number, RAN_OUT, max_length=2000 + number) for number in range(2, 2 + others)]
+    undecided = [
+        record(8, Measurement(status), max_length=3000) for status in (ProbeStatus.TIMEOUT, ProbeStatus.VETOED)
+    ]
+    found = outcome_of(barred, winner, *probed, *undecided, winner=winner)
+    shown = result_of(replace(found, ending=ending), PROBLEM, FACTS)
+    assert PROBLEM.size > 3
+    assert shown.compared == said.format(size=f"{PROBLEM.size:,}")
+    assert (shown.candidates, shown.ended) == (PROBLEM.size, ending)
+
+
+def test_a_run_that_failed_after_its_probe_is_kept_with_its_trial() -> None:
+    longer = result(record(0, ran(100), RAN_OUT)).trials[0].later_failure
+    assert longer == LaterFailure(longer=True, status=ProbeStatus.OUT_OF_MEMORY, reason="in backward")
+    shorter = result(BASELINE, compared(WINNER, (1, 300), (0, RAN_OUT))).trials[0].later_failure
+    assert shorter == replace(longer, longer=False)
+    assert result(BASELINE, WINNER).trials[1].later_failure is None
+
+
+def test_the_smallest_predicted_need_is_handed_over_with_its_trial() -> None:
+    failed_probe = record(0, RAN_OUT)
+    found = replace(outcome_of(failed_probe), smallest=Untried(WINNER.candidate, 800, failed_probe))
+    assert result_of(found, PROBLEM, FACTS).smallest == Smallest(WINNER.candidate, 800, 0)
+    untried = replace(found, smallest=Untried(WINNER.candidate, 800, None))
+    document = result_of(untried, PROBLEM, FACTS)
+    assert document.smallest == Smallest(WINNER.candidate, 800, None)
+    assert decode(Result, encode(document)) == document

@@ -114,6 +114,11 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
             "TRL's default is already the fastest candidate that fits.",
         ),
         (
+            {"speedup": 1.0, "recommended": a_choosable(0, BASELINE), "compared": "the fastest of 2 compared of 9"},
+            "TRL's default is the fastest of 2 compared of 9.",
+        ),
+        ({"compared": "the fastest of 2 compared of 9"}, "It is the fastest of 2 compared of 9."),
+        (
             {"speedup": 1.0, "recommended": a_choosable(0, BASELINE), "status": RunStatus.INTERRUPTED},
             "Nothing faster than TRL's default was found.",
         ),

@@ -100,6 +100,20 @@ def test_a_speed_up_of_one_pair_has_no_interval() -> None:
     assert headline(result, recommended(result)) == "2.30x the speed of TRL's default at the same global batch of 8."
 
 
+def test_the_headline_says_how_many_were_compared_and_what_limited_it() -> None:
+    result = a_result(
+        speedup_low=None,
+        speedup_high=None,
+        compared="the fastest of 9 compared of 288 candidates; the trial limit ended the search",
+    )
+    among = "It is the fastest of 9 compared of 288 candidates; the trial limit ended the search."
+    assert headline(result, recommended(result)) == (
+        f"2.30x the speed of TRL's default at the same global batch of 8. {among}"
+    )
+    alone = replace(result, baseline=None, speedup=None)
+    assert headline(alone, recommended(alone)) == f"This runs at 23,000 tok/s. {among}"
+
+
 def test_the_headline_admits_that_the_default_may_be_as_fast() -> None:
     result = a_result(speedup=1.02, speedup_low=0.95, speedup_high=1.1)
     assert headline(result, recommended(result)) == (
@@ -131,6 +145,10 @@ def test_one_run_is_said_to_show_no_spread() -> None:
 def test_the_headline_admits_that_the_default_is_already_the_fastest() -> None:
     result = a_result(recommended=a_choosable(0, BASELINE), speedup=1.0)
     assert headline(result, recommended(result)) == "TRL's default is already the fastest candidate that fits."
+    few = replace(result, compared="the only one compared of 288 candidates; the time limit ended the search")
+    assert headline(few, recommended(few)) == (
+        "TRL's default is the only one compared of 288 candidates; the time limit ended the search."
+    )
     stopped = replace(result, status=RunStatus.INTERRUPTED)
     assert headline(stopped, recommended(stopped)) == "Nothing faster than TRL's default was found so far."
 

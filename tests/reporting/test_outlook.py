@@ -15,7 +15,6 @@ from autotune.reporting.outlook import (
     next_command,
     said_interrupted,
     said_left_out,
-    said_nothing_fits,
     said_trials,
     said_unlockable,
     said_vetoes,
@@ -74,36 +73,11 @@ def test_what_allow_would_add_is_named_with_what_it_changes() -> None:
     assert said == ("--allow quantization would add 8bit, 4bit (rounds the frozen weights)",)
 
 
-def test_nothing_fits_names_budget_and_smallest_peak() -> None:
-    assert (
-        said_nothing_fits(nothing_fits())
-        == "Nothing fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB."
-    )
-
-
-def test_nothing_fits_invents_no_peak() -> None:
-    assert "no peak was seen" in said_nothing_fits(replace(nothing_fits(), smallest_peak_bytes=None))
-
-
 def test_ways_out_name_shorter_lengths_with_what_they_keep() -> None:
     said = said_ways_out(nothing_fits())
     assert said[0].startswith("--allow quantization")
     assert said[1] == "--max-length 512 would keep 87.0 % of the tokens"
     assert said[-1] == "a larger --memory-budget"
-
-
-def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_does_not_fit() -> None:
-    assert said_nothing_fits(only_the_default_fits()) == (
-        "Nothing that may be recommended fits in 24.00 GiB less the margin: the smallest peak seen was 30.00 GiB. "
-        "TRL's default fits with 10.00 GiB, but may not be recommended: max_length=1024 keeps 24.3 % of the dataset's "
-        "tokens, and 99.0 % of the tokens were asked for."
-    )
-
-
-def test_a_default_that_alone_ran_is_no_proof_that_nothing_fits() -> None:
-    result = only_the_default_fits()
-    said = said_nothing_fits(replace(result, trials=(result.trials[0], result.trials[3])))
-    assert said.startswith("No candidate can be recommended. TRL's default fits with 10.00 GiB, but may not")
 
 
 def test_ways_out_are_the_lengths_below_the_shortest_that_was_to_fit_and_that_which_does() -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from tests.study.replayed import LIMIT_BYTES, TableProblem, peak_bytes, tokens_per_second
+
+
+@cache
+def legal() -> tuple[Candidate, ...]:
+    """Return the table's legal candidates."""
+    problem = TableProblem()
+    return tuple(candidate for candidate in problem.everything() if problem.illegal(candidate) is None)
 
 
 def everything_certain(candidate: Candidate) -> bool:
@@ -49,11 +57,13 @@ class Foretold:
         self.made_sure.append(candidate)
         return self.predict(candidate)
 
+    def least(self) -> Candidate | None:
+        """Return the legal one that is predicted to need the least."""
+        return min(legal(), key=self.need)
+
     def promising(self, count: int) -> Sequence[Candidate]:
         """Return the fastest legal ones that should fit."""
-        problem = TableProblem()
-        legal = (candidate for candidate in problem.everything() if problem.illegal(candidate) is None)
-        fitting = [candidate for candidate in legal if self.need(candidate) <= LIMIT_BYTES]
+        fitting = [candidate for candidate in legal() if self.need(candidate) <= LIMIT_BYTES]
         return sorted(fitting, key=self.rate, reverse=True)[:count] if self.speeds else ()
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:

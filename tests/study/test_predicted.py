@@ -65,7 +65,7 @@ def test_a_guess_vetoes_nothing_until_the_combination_itself_was_looked_at(run: 
     predictor = Foretold(certain=lambda _: False, speeds=False)
     outcome = run(ReplayedTable(), trials=3, predictor=predictor)
     assert [record.measurement.status for record in outcome.records[1:3]] == ["ok", "vetoed"]
-    assert predictor.made_sure[:2] == [fits, does_not]
+    assert predictor.made_sure[:3] == [BASELINE, fits, does_not]
 
 
 def test_the_fastest_that_is_predicted_to_fit_is_probed_right_after_the_baseline(run: Run) -> None:

@@ -22,7 +22,6 @@ from autotune.reporting.outlook import (
     next_command,
     said_interrupted,
     said_left_out,
-    said_nothing_fits,
     said_trials,
     said_unlockable,
     said_ways_out,
@@ -43,6 +42,7 @@ from autotune.reporting.page.values import (
 )
 from autotune.reporting.phases import phase_rows
 from autotune.reporting.steps import Step, said_untraced
+from autotune.reporting.unfit import said_nothing_fits
 from autotune.reporting.words import baseline_name, printable, said, said_bytes, said_rate, said_status
 from autotune.units import format_bytes
 

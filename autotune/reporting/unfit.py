@@ -1,0 +1,100 @@
+"""Sentences on a search that ended without a recommendation: what was nearest to fitting, and what was not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autotune.core.result import Result, Smallest, Trial
+from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus
+from autotune.reporting.outlook import ran, said_all
+from autotune.reporting.words import baseline_name, said, said_bytes, said_status
+from autotune.units import format_bytes
+
+
+def said_nothing_fits(result: Result) -> str:
+    """Return that nothing fits, and by how much, and what fits but may not be recommended."""
+    barred = [trial for trial in ran(result.trials) if trial.illegal]
+    failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
+    other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
+    ended = next((trial for trial in other if trial.status is not ProbeStatus.OK), None)
+    if other and not any(_lacked_memory(trial) for trial in result.trials):
+        found = f"No candidate can be recommended{_said_ended(ended) if ended is not None else ''}."
+    else:
+        smallest = result.smallest_peak_bytes
+        seen = f"the smallest peak seen was {format_bytes(smallest)}" if smallest is not None else "no peak was seen"
+        tried = "" if _is_proven(result) else " that was tried"
+        what = "Nothing that may be recommended" if barred else "Nothing"
+        found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}."
+    return " ".join((
+        found,
+        *_said_nearest(result, failed),
+        *_said_smallest(result),
+        *(_said_barred(result, trial) for trial in barred),
+    ))  # fmt: skip
+
+
+def _is_proven(result: Result) -> bool:
+    """Whether no candidate was left, or the one with the smallest predicted need was probed."""
+    trial = _trial_of(result, result.smallest)
+    if trial is not None:
+        return trial.status is not ProbeStatus.VETOED
+    return result.ended in (None, Ending.EXHAUSTED)
+
+
+def _lacked_memory(trial: Trial) -> bool:
+    later = trial.later_failure
+    return trial.status in OUT_OF_MEMORY or (later is not None and later.status in OUT_OF_MEMORY)
+
+
+def _said_ended(trial: Trial) -> str:
+    reason = f": {trial.reason}" if trial.reason else ""
+    return f"; trial {trial.number} ended {said_status(trial.status)}{reason}"
+
+
+def _said_nearest(result: Result, failed: list[Trial]) -> Iterable[str]:
+    """Yield how the lightest candidate failed that had fit its probe."""
+    trial = min(failed, key=lambda one: _held_bytes(one) or 0, default=None)
+    if trial is None or trial.later_failure is None:
+        return
+    later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
+    ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {said_status(later.status)}"
+    again = "as it ran again for longer" if later.longer else "as it ran again"
+    held = f"{said_bytes(_held_bytes(trial))} of {format_bytes(limit_bytes)}"
+    yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
+
+
+def _said_smallest(result: Result) -> Iterable[str]:
+    """Yield what became of the candidate with the smallest predicted need."""
+    found, trial = result.smallest, _trial_of(result, result.smallest)
+    if found is None:
+        return
+    named = said(found.candidate, result.baseline.candidate) if result.baseline else said_all(found.candidate)
+    need = f"The smallest predicted need, {format_bytes(found.predicted_bytes)} ({named}),"
+    if trial is None:
+        limit = f": {result.ended} ended the search" if result.ended else ""
+        yield f"{need} was not tried{limit}."
+    elif trial.status is ProbeStatus.VETOED:
+        yield f"{need} was not tried: {trial.reason}."
+    elif _lacked_memory(trial):
+        yield f"{need} ran out of memory in trial {trial.number}."
+    else:
+        yield f"{need} ended {said_status(trial.status)} in trial {trial.number}."
+
+
+def _said_barred(result: Result, trial: Trial) -> str:
+    held = said_bytes(trial.peak_bytes)
+    return f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
+
+
+def _name(result: Result, trial: Trial) -> str:
+    of_baseline = result.baseline is not None and trial.number == result.baseline.number
+    return baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
+
+
+def _held_bytes(trial: Trial) -> int | None:
+    return trial.reserved_bytes or trial.peak_bytes
+
+
+def _trial_of(result: Result, smallest: Smallest | None) -> Trial | None:
+    number = None if smallest is None else smallest.number
+    return next((trial for trial in result.trials if trial.number == number), None)

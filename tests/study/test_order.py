@@ -1,0 +1,222 @@
+"""Which candidates wait: those that are predicted to need as much as one that ran out of memory, or not predicted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+from optuna.storages import InMemoryStorage
+
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.prediction import Prediction
+from autotune.core.program import BACKWARD
+from autotune.core.status import Ending, ProbeStatus
+from autotune.study import ProbeRun, Purpose, Record
+from autotune.study.judge import Judge
+from tests.study.foretold import Foretold, legal
+from tests.study.replayed import BASELINE, LIMIT_BYTES, MEMORY, ReplayedTable, TableProblem, peak_bytes
+from tests.study.running import PATIENT, Run, probed
+
+RAN_OUT = Measurement(
+    ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(BACKWARD, 400, 300, LIMIT_BYTES)
+)
+SMALLEST = min(legal(), key=peak_bytes)
+
+
+@dataclass
+class Partly(Foretold):
+    """Predicts too little, by a factor of each choice, and nothing of some candidates.
+
+    Attributes:
+        unknown: whether a candidate cannot be predicted.
+    """
+
+    unknown: Callable[[Candidate], bool] = lambda _: False
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Predict."""
+        return None if self.unknown(candidate) else super().predict(candidate)
+
+    def make_sure(self, candidate: Candidate) -> Prediction | None:
+        """Look at the candidate's own combination."""
+        super().make_sure(candidate)
+        return self.predict(candidate)
+
+    def least(self) -> Candidate | None:
+        """Return the one of those that it can predict."""
+        return min((item for item in legal() if not self.unknown(item)), key=self.need, default=None)
+
+
+def too_low(seed: int) -> Partly:
+    """Return a predictor that is off by up to half for each of two choices, and does not know a third."""
+    drawn = random.Random(seed)
+    knobs = [(knob, choice) for knob in ("attention", "packing", "checkpointing", "liger") for choice in MEMORY[knob]]
+    low: Mapping[object, float] = {picked: drawn.uniform(0.5, 0.9) for picked in drawn.sample(knobs, 4)}
+    unknown = drawn.choice(knobs)
+
+    def need(candidate: Candidate) -> int:
+        factor = 1.0
+        for item in candidate.items():
+            factor *= low.get(item, 1.0)
+        return int(factor * peak_bytes(candidate))
+
+    rough = drawn.random() < 0.5
+    return Partly(
+        need=need,
+        certain=lambda _: not rough,
+        unknown=lambda candidate: candidate[unknown[0]] == unknown[1],
+        speeds=drawn.random() < 0.8,
+    )
+
+
+@dataclass
+class Watched(ReplayedTable):
+    """A replayed table that notes each probe whose turn had not come."""
+
+    predictor: Partly = field(default_factory=Partly)
+    problem: TableProblem = field(default_factory=TableProblem)
+    too_early: list[Candidate] = field(default_factory=list)
+    ran_out: list[Candidate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Judge by itself."""
+        self.judge = Judge(self.problem, self.predictor, LIMIT_BYTES)
+
+    def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
+        """Answer a probe."""
+        if run.purpose not in (Purpose.BASELINE, Purpose.CONFIRMATION, Purpose.COMPARISON):
+            self._watch(run)
+        shown = super().__call__(run, seconds_left)
+        self.judge.learn(Record(run.number, run.candidate, run.purpose, shown))
+        if not shown.ok:
+            self.ran_out.append(run.candidate)
+        return shown
+
+    def _watch(self, run: ProbeRun) -> None:
+        mine = self._need(run.candidate)
+        bound = min((need for need in map(self._need, self.ran_out) if need is not None), default=None)
+        if mine is not None and (bound is None or mine < bound):
+            return
+        before = [need for other in legal() if self._waits(other) and (need := self._need(other)) is not None]
+        if mine is None and run.purpose is not Purpose.CONTRIBUTION:
+            self.too_early += [run.candidate] * bool(before)
+        elif mine is not None and any(need < (bound or 0) for need in before):
+            self.too_early.append(run.candidate)
+
+    def _waits(self, candidate: Candidate) -> bool:
+        return self.judge.is_open(candidate) and self.judge.veto(candidate) is None
+
+    def _need(self, candidate: Candidate) -> int | None:
+        guess = self.predictor.predict(candidate)
+        return None if guess is None else guess.need_bytes
+
+
+@pytest.fixture(autouse=True)
+def _in_memory(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Keep each study in this process, unless it is resumed."""
+    if "durable" not in request.fixturenames:
+        monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (InMemoryStorage(), lambda: None))
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 60))])
+def test_nothing_is_probed_above_what_ran_out_while_anything_below_is_left(seed: int) -> None:
+    predictor = too_low(seed)
+    run = Run("sqlite://")
+    run.problem.recipes = tuple(random.Random(seed).sample(legal(), 3))
+    table = Watched(predictor=predictor, limit_bytes=random.Random(seed).choice([LIMIT_BYTES, 400, 230]))
+    outcome = run(table, trials=14, effort=replace(PATIENT, patience=14), seed=seed, predictor=predictor)
+    assert table.too_early == []
+    assert sum(record.purpose is not Purpose.AUDIT for record in probed(outcome)) <= 14
+
+
+def test_after_a_surprise_the_smallest_predicted_need_comes_next_and_then_the_search_goes_on(run: Run) -> None:
+    predictor = Foretold(need=lambda candidate: peak_bytes(candidate) // 3)
+    table = ReplayedTable(shown={BASELINE: RAN_OUT})
+    outcome = run(table, trials=6, predictor=predictor)
+    first, second, third, *_ = probed(outcome)
+    assert first.candidate == BASELINE
+    assert second.candidate == SMALLEST
+    assert third.prediction is not None
+    assert third.prediction.need_bytes < predictor.need(BASELINE)
+    assert outcome.winner is not None
+    assert outcome.smallest is None
+
+
+def test_a_default_that_runs_out_as_predicted_is_no_surprise(run: Run) -> None:
+    run.problem.baseline = BASELINE.but(attention="eager", batch=16)
+    outcome = run(ReplayedTable(), trials=4, predictor=Foretold())
+    first, second, *_ = probed(outcome)
+    assert not first.measurement.ok
+    assert second.measurement.ok
+    assert second.candidate != SMALLEST
+
+
+@pytest.mark.parametrize("trials", [2, 4])
+def test_that_nothing_fits_is_said_only_after_the_smallest_predicted_need_was_probed(run: Run, trials: int) -> None:
+    predictor = Foretold(need=lambda candidate: peak_bytes(candidate) - 200)
+    outcome = run(ReplayedTable(limit_bytes=0), trials=trials, predictor=predictor)
+    assert len(probed(outcome)) <= trials
+    assert (outcome.winner, outcome.smallest is not None) == (None, True)
+    smallest = outcome.smallest
+    assert smallest is not None
+    assert (smallest.candidate, smallest.need_bytes) == (SMALLEST, predictor.need(SMALLEST))
+    assert smallest.record is not None
+    assert smallest.record.candidate == SMALLEST
+    assert smallest.record.measurement.status is ProbeStatus.OUT_OF_MEMORY
+
+
+def test_a_search_without_a_trial_left_for_the_smallest_predicted_need_says_so(run: Run) -> None:
+    outcome = run(ReplayedTable(limit_bytes=0), trials=1, predictor=Foretold(need=lambda _: 10))
+    assert outcome.smallest is not None
+    assert outcome.smallest.record is None
+    assert outcome.ending is Ending.TRIALS
+
+
+def test_the_last_probe_is_kept_for_the_smallest_predicted_need(run: Run) -> None:
+    crash = Measurement(ProbeStatus.CRASHED, "signal 9")
+    table = ReplayedTable(shown={**dict.fromkeys(legal(), crash), BASELINE: RAN_OUT})
+    predictor = Foretold(need=lambda item: LIMIT_BYTES + 1 if item == BASELINE else peak_bytes(item) // 2)
+    outcome = run(table, trials=4, predictor=predictor)
+    assert [record.candidate for record in probed(outcome)][-1] == SMALLEST
+
+
+def test_a_winner_that_runs_out_of_memory_later_is_learnt_and_the_search_goes_on_below_it(run: Run) -> None:
+    predictor = Foretold()
+    table = ReplayedTable()
+    undisturbed = Run("sqlite://")(ReplayedTable(), trials=9, predictor=Foretold()).winner
+    assert undisturbed is not None
+    failing = undisturbed.candidate
+    table.shown[failing, PATIENT.confirmation] = RAN_OUT
+    outcome = run(table, trials=9, effort=replace(PATIENT, patience=3), predictor=predictor)
+    assert (failing, RAN_OUT) in predictor.learned
+    confirmed = next(index for index, call in enumerate(table.calls) if call[1:] == (failing, PATIENT.confirmation))
+    later = {item for _, item, schedule in table.calls[confirmed + 1 :] if schedule == PATIENT.probe}
+    assert later
+    assert all(predictor.need(item) < predictor.need(failing) for item in later)
+    assert outcome.winner is not None
+    assert outcome.winner.candidate != failing
+
+
+def test_what_another_run_confirmed_in_vain_is_learnt_by_a_resumed_search_once(durable: Run) -> None:
+    table = ReplayedTable(shown={(BASELINE, PATIENT.confirmation): RAN_OUT})
+    durable(table, trials=1, predictor=Foretold())
+    predictor = Foretold()
+    durable(ReplayedTable(), trials=2, predictor=predictor, resume=True)
+    assert predictor.learned.count((BASELINE, RAN_OUT)) == 1
+
+
+def test_a_change_back_above_what_ran_out_is_not_measured_and_says_why(run: Run) -> None:
+    winner, changed = BASELINE.but(attention="flash", batch=4), BASELINE.but(batch=4)
+    unbeatable = Measurement(ProbeStatus.OK, peak_bytes=300, tokens_per_second=1e9)
+    predictor = Foretold(rate=lambda candidate: 1e9 if candidate == winner else 1.0)
+    predictor.need = lambda candidate: 300 if candidate == winner else 400
+    table = ReplayedTable(shown={**dict.fromkeys(legal(), RAN_OUT), winner: unbeatable})
+    outcome = run(table, trials=4, predictor=predictor)
+    reasons = {item.knob: item.reason for item in outcome.contributions}
+    assert outcome.winner is not None
+    assert outcome.winner.candidate == winner
+    assert changed not in [record.candidate for record in probed(outcome)]
+    assert reasons["attention"] == "predicted to need 400 B, and trial 0, predicted to need 400 B, ran out of memory"
