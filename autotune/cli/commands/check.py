@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from autotune.cli.arguments import add_json, add_memory_budget, trainer_names
-from autotune.core.verdict import Verdicts
 from autotune.errors import InputError
 
 SUMMARY = "say before a job starts whether its configuration runs and fits"
@@ -69,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.api.check import verdict, verdicts
     from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.core.verdict import Verdicts
     from autotune.reporting.check import show_verdict
     from autotune.reporting.watch import watching
 
