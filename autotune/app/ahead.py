@@ -144,7 +144,7 @@ def traced_ahead(
         climb(problem, planner, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:
             problem, planner = with_what_offloads(problem, planner, file)
-        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)
+        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)

@@ -18,8 +18,8 @@ class Prediction:
     Attributes:
         need_bytes: predicted need of the memory that the limit applies to.
         error: share by which that may be off, either way.
-        certain: whether the prediction is for exactly this combination of choices. Other predictions only rank
-            candidates and veto none.
+        certain: whether the candidate was traced at its own sizes. Other predictions only rank candidates and veto
+            none.
         tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
         least: whether ``need_bytes`` is a lower bound, of which a probe that fits measures only a part.
     """
@@ -43,21 +43,26 @@ class Prediction:
 class Predictor(Protocol):
     """Predicts candidates of one problem, all in their normal form.
 
-    The search calls :meth:`predict` and :meth:`promising` at any time, :meth:`make_sure` right before a probe, and
-    :meth:`learn` after each probe.
+    The search calls :meth:`predict`, :meth:`least` and :meth:`promising` at any time, :meth:`make_sure` right before
+    every probe, and :meth:`learn` after each probe.
     """
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return the current prediction, without tracing; None if there is none."""
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Return a certain prediction if it costs less than a probe to get one, else the current one."""
+        """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
+
+    def least(self) -> Candidate | None:
+        """Return the legal candidate with the smallest predicted need, which was traced at its own sizes; None without
+        predictions."""
 
     def promising(self, count: int) -> Sequence[Candidate]:
         """Return up to ``count`` legal candidates that should fit, the fastest first; none without predicted speeds."""
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Use a measurement; called once for each probe, in their order, those of earlier runs included."""
+        """Use a measurement, of a probe that ran out of memory too; called once for each probe, in their order, those
+        of earlier runs included."""
 
 
 class NoPredictor:
@@ -68,6 +73,10 @@ class NoPredictor:
         return None
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
+        """Return None."""
+        return None
+
+    def least(self) -> Candidate | None:
         """Return None."""
         return None
 

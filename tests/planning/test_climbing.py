@@ -76,6 +76,7 @@ def planner_of(of: TrainerProblem, candidates: Sequence[Candidate], folder: Path
     traces = Traces(TradingTracer(), Cache(folder), "model", {})
     planner = Planner(of, Accelerator(find_gpu("H100-80GB"), budget_bytes), traces, ("full",) * 16, candidates)
     planner.explore()
+    planner.refine(lambda ranked: ranked[:1], 4)
     return planner
 
 
