@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, need, news, rank, undecided
-from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
@@ -20,8 +19,10 @@ from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
 from autotune.planning.explained import Basis, TracedTerm
+from autotune.planning.own_sizes import OwnSizes
 from autotune.planning.points import GroupPoints
-from autotune.planning.single import PlanTracer, Sized, TracedPlan
+from autotune.planning.single import PlanTracer
+from autotune.planning.target import Accelerator as Accelerator
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
@@ -30,7 +31,6 @@ from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
 from autotune.techniques.traits import untimed
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
 EXPLORED = 36
@@ -42,23 +42,6 @@ _UNDECIDED, _UNDECIDED_AT_ONCE = 48, 8
 _LEAST = 12
 # Technique combinations that are usually traced after the first ranking: 3 to 10 for the 8B shape.
 _USUALLY_REFINED = 8
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """The device that estimates are for.
-
-    Attributes:
-        gpu: the GPU, or None for a CPU.
-        budget_bytes: memory that training may need.
-        cpu: a CPU whose speeds were measured; None if no times are to be predicted on the CPU.
-        process_bytes: what a process on a CPU holds beside its tensors, as far as that was measured.
-    """
-
-    gpu: Gpu | None
-    budget_bytes: int
-    cpu: Gpu | None = None
-    process_bytes: int = 0
 
 
 class Planner:
@@ -97,23 +80,19 @@ class Planner:
         self._untimed: dict[Group, bool] = {}
         self._designs = Designs(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
-        self._own: dict[tuple[Group, Case], TracedPlan | Untraceable] = {}
+        self._own = OwnSizes(problem, cases, self._tracer_in)
 
     @property
     def misaligned(self) -> int:
         """Number of technique combinations whose traces could not be aligned moment by moment."""
-        alone = {group for (group, _), own in self._own.items() if isinstance(own, TracedPlan) and not own.aligned}
+        alone = {group for group, own in self._own.traced() if not own.aligned}
         return len(alone | {group for group, fit in self._estimates.fits.items() if not fit.aligned})
 
     @property
     def assumptions(self) -> Sequence[str]:
         """What traces assumed where a step depends on the values of real data, in sentences."""
-        alone = (own.fits.values() for own in self._own.values() if isinstance(own, TracedPlan))
+        alone = (own.fits.values() for _, own in self._own.traced())
         return sorted({assumed for fit in chain(self._estimates.fits.values(), *alone) for assumed in fit.assumptions})
-
-    def _alone(self, candidate: Candidate) -> TracedPlan | Untraceable | None:
-        """Return the traces at a candidate's own sizes, or why there are none; None where they were not asked for."""
-        return self._own.get(self._cases.key(candidate))
 
     @property
     def untraceable(self) -> dict[Group, str]:
@@ -166,13 +145,13 @@ class Planner:
         # What was traced is not traced again.
         wide._trace([group for group in self._estimates.fits if group in wide._cases.groups])
         wide._trace(map(wide._cases.admit, further))
-        wide.trace(candidate for candidate in self.candidates if self._alone(candidate) is not None)
+        wide.trace(candidate for candidate in self.candidates if self._own.asked(candidate))
         return wide
 
     def trace(self, candidates: Iterable[Candidate]) -> None:
         """Trace candidates in their normal form at their own sizes, as far as they were not traced yet."""
         different = {self._cases.key(candidate): candidate for candidate in candidates}
-        asked = [candidate for candidate in different.values() if self._alone(candidate) is None]
+        asked = [candidate for candidate in different.values() if not self._own.asked(candidate)]
         for candidate in asked:
             self._cases.admit(candidate)
         if asked:
@@ -200,8 +179,8 @@ class Planner:
     ) -> None:
         """Trace the candidates of an answer at their own sizes, until none is left or the limit is reached.
 
-        What is predicted as one that was traced adds nothing, and is not. Those whose estimates are composed have their technique combination traced first: others that share it may be
-        in the way.
+        What is predicted to be as one that was traced is left out. Those whose estimates are composed have their
+        technique combination traced first: others that share it may be in the way.
 
         Args:
             wanted: returns, from a ranking, the estimates that the answer consists of, the most important first.
@@ -229,7 +208,9 @@ class Planner:
         seen = set[object]()
         for estimate in found:
             key = group, _ = self._cases.key(estimate.candidate)
-            traced = key in self._own or (group in self.untraceable and group not in self._estimates.fits)
+            traced = self._own.asked(estimate.candidate) or (
+                group in self.untraceable and group not in self._estimates.fits
+            )
             asked = key if estimate.origin is Origin.EXTRAPOLATED else group
             if not traced and asked not in seen:
                 seen.add(asked)
@@ -253,7 +234,7 @@ class Planner:
         """
         for _ in range(_LEAST):
             best = min(self.ranked(), key=need, default=None)
-            if best is None or best.memory is None or self._alone(best.candidate) is not None:
+            if best is None or best.memory is None or self._own.asked(best.candidate):
                 return best if best is not None and best.memory is not None else None
             self.trace([best.candidate])
         return min((found for found in self.ranked() if found.origin is Origin.TRACED), key=need, default=None)
@@ -265,7 +246,7 @@ class Planner:
 
     def traced(self, count: int) -> tuple[Estimate, ...]:
         """Return the best of the candidates that were traced at their own sizes so far."""
-        alone = [candidate for candidate in self.candidates if self._alone(candidate) is not None]
+        alone = [candidate for candidate in self.candidates if self._own.asked(candidate)]
         return distinct((found for found in sorted(map(self.estimate, alone), key=rank) if found.memory), count)
 
     def ranked(self) -> list[Estimate]:
@@ -278,11 +259,9 @@ class Planner:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
-        own = self._alone(candidate)
         found = self._training(candidate)
         if found is None:
-            lost = own.reason if isinstance(own, Untraceable) else "a technique of it was never traced"
-            reason = self.untraceable.get(self._cases.group(candidate), lost)
+            reason = self.untraceable.get(self._cases.group(candidate), "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
         (memory, origin), geometry = found, self._decisive(candidate)
         if self._varied:
@@ -311,9 +290,7 @@ class Planner:
         if setting is None or setting is self._problem.setting:
             self.trace([candidate])
             return self.estimate(candidate)
-        plan = self._problem.trainer.plan(candidate, setting)
-        sized = Sized(plan, whole_geometry(self._problem.trainer, plan, setting.workload))
-        (own,) = self._tracer_in(setting).traced([sized], timed=True)
+        own = self._own.elsewhere(candidate, setting)
         if isinstance(own, Untraceable):
             return Estimate(candidate, Origin.UNKNOWN, reason=own.reason)
         memory = self._with_known_time(own.memory, candidate)
@@ -325,8 +302,8 @@ class Planner:
         return found and found[0]
 
     def _training(self, candidate: Candidate) -> tuple[MemoryEstimate, Origin] | None:
-        own = self._alone(candidate)
-        if isinstance(own, TracedPlan):
+        own = self._own.of(candidate)
+        if own is not None:
             return self._with_known_time(own.memory, candidate), Origin.TRACED
         group, geometry = self._cases.group(candidate), self._decisive(candidate)
         found = self._estimates.estimate(group, geometry, self._cases.use(candidate))
@@ -344,9 +321,9 @@ class Planner:
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step, from the traces of its estimate; None without one."""
-        training, found, own = self.training(candidate), self.estimate(candidate), self._alone(candidate)
+        training, found, own = self.training(candidate), self.estimate(candidate), self._own.of(candidate)
         group, geometry = self._cases.group(candidate), self._decisive(candidate)
-        if isinstance(own, TracedPlan):
+        if own is not None:
             courses, followed = own.courses(), own.aligned
         else:
             courses = self._estimates.courses(group, geometry)
@@ -367,9 +344,9 @@ class Planner:
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
-        geometry, group, own = self._decisive(candidate), self._cases.group(candidate), self._alone(candidate)
+        geometry, group, own = self._decisive(candidate), self._cases.group(candidate), self._own.of(candidate)
         found, use = self._estimates.sum(group), self._cases.use(candidate)
-        if isinstance(own, TracedPlan):
+        if own is not None:
             terms = [TracedTerm(group, 1.0, own.fit, own.requests, own.worst, own.typical)]
         else:
             terms = [self._term(term, geometry, use) for term in found.terms] if found is not None else []
@@ -394,8 +371,8 @@ class Planner:
 
     def _decisive(self, candidate: Candidate) -> BatchGeometry:
         """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
-        own = self._alone(candidate)
-        if isinstance(own, TracedPlan):
+        own = self._own.of(candidate)
+        if own is not None:
             return own.geometry
         geometry = self._cases.geometry(candidate)
         if not geometry.rivals:
@@ -414,14 +391,9 @@ class Planner:
         return PlanTracer(self._traces, setting, target.gpu, target.cpu, uses, *known)
 
     def _trace_alone(self, asked: Sequence[Candidate]) -> None:
-        """Trace candidates at their own sizes, all at once."""
-        setting, trainer = self._problem.setting, self._problem.trainer
-        sized = [Sized(trainer.plan(candidate, setting), self._cases.geometry(candidate)) for candidate in asked]
-        for candidate, own in zip(asked, self._tracer_in(setting).traced(sized, timed=True), strict=True):
-            key = group, _ = self._cases.key(candidate)
-            self._own[key] = own
-            if isinstance(own, Untraceable) and group not in self._estimates.fits:
-                self.untraceable.setdefault(group, own.reason)
+        for group, reason in self._own.trace(asked):
+            if group not in self._estimates.fits:
+                self.untraceable.setdefault(group, reason)
 
     def _trace(self, asked: Iterable[Group]) -> None:
         fits, untraceable = self._estimates.fits, self._estimates.untraceable
