@@ -24,8 +24,9 @@ from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.planning.candidates import estimated_candidates
 from autotune.planning.climbing import climb
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
 from autotune.planning.predictor import PlannedPredictor
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds

@@ -41,7 +41,8 @@ from autotune.inspection.model import model_source
 from autotune.planning.candidates import estimated_candidates, is_sampled
 from autotune.planning.changes import smallest_changes
 from autotune.planning.explained import explained
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer

@@ -30,7 +30,12 @@ removes what other choices add.
 """
 
 EXTRAPOLATED_ERRORS: Mapping[float, float] = {inf: 0.75}
-"""Errors of extrapolated estimates, as shares, by the most tokens of a row in their traces."""
+"""Errors of extrapolated estimates, as shares, by the most tokens of a row in their traces.
+
+Of 13 candidates of a DPO training with rows of up to 4,600 tokens (a Llama of 13M parameters on a CPU, batch 8), traces
+of the same combination at other sizes were up to 71 % below traces at the candidates' own, and half of them within 1 %;
+of KTO with rows of up to 4,573 tokens, up to 75 % below. Shorter rows were not compared.
+"""
 
 Kind = tuple[Origin, float]
 """What estimates have their error in common with: where they come from, and how far that is."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate, Origin
 from autotune.core.setting import Setting
 from autotune.planning.additive.group import Group
 from autotune.planning.cases import Case, Cases
@@ -45,6 +46,20 @@ class OwnSizes:
             self._found[key] = own
             if isinstance(own, Untraceable):
                 yield group, own.reason
+
+    def open(self, found: Iterable[Estimate], lost: Collection[Group]) -> Iterator[Estimate]:
+        """Yield the estimates that further traces may improve, once for each candidate or combination to trace.
+
+        Args:
+            lost: technique combinations that cannot be traced.
+        """
+        seen = set[object]()
+        for estimate in found:
+            key = group, _ = self._cases.key(estimate.candidate)
+            asked = key if estimate.origin is Origin.EXTRAPOLATED else group
+            if group not in lost and key not in self._found and asked not in seen:
+                seen.add(asked)
+                yield estimate
 
     def elsewhere(self, candidate: Candidate, setting: Setting) -> TracedPlan | Untraceable:
         """Return a candidate as it is traced with the rows of another setting."""

@@ -22,7 +22,7 @@ from autotune.planning.explained import Basis, TracedTerm
 from autotune.planning.own_sizes import OwnSizes
 from autotune.planning.points import GroupPoints
 from autotune.planning.single import PlanTracer
-from autotune.planning.target import Accelerator as Accelerator
+from autotune.planning.target import Accelerator
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
@@ -204,17 +204,7 @@ class Planner:
                 self._trace_alone(extrapolated)
 
     def _open(self, found: Iterable[Estimate]) -> Iterator[Estimate]:
-        """Yield the estimates that further traces may improve, once for each that it takes."""
-        seen = set[object]()
-        for estimate in found:
-            key = group, _ = self._cases.key(estimate.candidate)
-            traced = self._own.asked(estimate.candidate) or (
-                group in self.untraceable and group not in self._estimates.fits
-            )
-            asked = key if estimate.origin is Origin.EXTRAPOLATED else group
-            if not traced and asked not in seen:
-                seen.add(asked)
-                yield estimate
+        return self._own.open(found, self.untraceable.keys() - self._estimates.fits.keys())
 
     @contextmanager
     def _compared(self, candidates: Iterable[Candidate]) -> Iterator[None]:
@@ -228,10 +218,7 @@ class Planner:
                 self._estimates.compare(kind, estimated.memory, traced.memory)
 
     def least(self) -> Estimate | None:
-        """Return the candidate that needs the least memory, traced at its own sizes, or None if nothing is predicted.
-
-        Of a few that need less than they were predicted to is taken what was traced.
-        """
+        """Return what needs the least memory, traced at its own sizes, or None if nothing is predicted."""
         for _ in range(_LEAST):
             best = min(self.ranked(), key=need, default=None)
             if best is None or best.memory is None or self._own.asked(best.candidate):
@@ -323,11 +310,8 @@ class Planner:
         """Return the memory of a candidate through one step, from the traces of its estimate; None without one."""
         training, found, own = self.training(candidate), self.estimate(candidate), self._own.of(candidate)
         group, geometry = self._cases.group(candidate), self._decisive(candidate)
-        if own is not None:
-            courses, followed = own.courses(), own.aligned
-        else:
-            courses = self._estimates.courses(group, geometry)
-            followed = group in self._estimates.fits and self._estimates.fits[group].aligned
+        fit = own or self._estimates.fits.get(group)
+        courses = own.courses() if own is not None else self._estimates.courses(group, geometry)
         if training is None or found.memory is None or courses is None:
             return None
         model, machine = self._problem.setting.workload.model, self._problem.setting.machine
@@ -338,7 +322,7 @@ class Planner:
             found.memory,
             micro_batches=geometry.micro_batches,
             traced=found.origin is Origin.TRACED,
-            followed=followed,
+            followed=fit is not None and fit.aligned,
             vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
         )
 

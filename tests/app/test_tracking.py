@@ -12,7 +12,8 @@ from autotune.core.events import Event, Noted, Ranked, StageStarted, Tracing, ig
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.changes import smallest_changes
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes
@@ -50,10 +51,10 @@ def test_all_that_an_answer_consists_of_is_traced_and_was_preceded_by_provisiona
     shown = [baseline, *distinct(answers(ranked), TOP)]
     shown += [change.instead for change in smallest_changes(shown, answers(ranked))]
     assert len(shown) > TOP
-    # None that was not traced promises more than the last that is shown.
-    rates = [found.tokens_per_second for found in shown[1:]]
-    others = [found.tokens_per_second for found in ranked if found.fits and found.origin is not Origin.TRACED]
-    assert max(map(float, filter(None, others))) < 1.02 * max(map(float, filter(None, rates)))
+    # None that was not traced promises more than what is shown.
+    rates = [found.tokens_per_second or 0.0 for found in shown[1:]]
+    further = [found.tokens_per_second or 0.0 for found in ranked if found.fits and found.origin is not Origin.TRACED]
+    assert max(further) < 1.02 * max(rates)
     assert Origin.COMPOSED in {estimate.origin for estimate in ranked}
     assert {estimate.origin for estimate in shown} == {Origin.TRACED}
 

@@ -15,7 +15,8 @@ from autotune.core.traced import GpuFigures
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.climbing import climb
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced

@@ -15,7 +15,8 @@ from autotune.core.timeline import Occurrence
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.explained import explained
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes

@@ -10,7 +10,8 @@ from autotune.core.estimate import Estimate, Origin
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.changes import smallest_changes
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes
@@ -202,7 +203,7 @@ def test_the_baseline_and_the_recipes_are_traced_first_and_can_be_ranked_then(tm
 def test_no_more_of_an_answer_is_traced_than_the_limit_allows(limit: int, traced: int, tmp_path: Path) -> None:
     planner = planner_of(problem_of(), AnalyticTracer(), tmp_path, 10 * GIB)
     planner.explore(1)
-    planner.trace([planner.least().candidate])
+    assert planner.least() is not None
     composed = [found.candidate for found in planner.ranked() if found.origin is Origin.COMPOSED]
     answer = [composed[0], next(one for one in composed if one["optimizer"] != composed[0]["optimizer"])]
     planner.refine(lambda _: map(planner.estimate, answer), limit)

@@ -49,6 +49,9 @@ class Foretold:
         self.made_sure.append(candidate)
         return self.predict(candidate)
 
+    def least(self) -> Candidate | None:
+        return None
+
     def promising(self, count: int) -> Sequence[Candidate]:
         """Return the fastest legal ones that should fit."""
         problem = TableProblem()
