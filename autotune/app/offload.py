@@ -33,10 +33,7 @@ def with_what_offloads(problem: TrainerProblem, planner: Planner, file: SpaceFil
         AutotuneError: traces cannot be run.
     """
     # A GPU has another memory to offload to.
-    if problem.setting.machine.hardware.kind == "cpu" or problem.setting.last_resorts:
-        return problem, planner
-    planner.refine(lambda ranked: [each for each in ranked[:1] if each.memory is not None], 1)
-    if not nothing_fits(planner):
+    if problem.setting.machine.hardware.kind == "cpu" or problem.setting.last_resorts or not nothing_fits(planner):
         return problem, planner
     wide = with_last_resorts(problem, file)
     if wide is None:
