@@ -24,8 +24,9 @@ from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.planning.candidates import estimated_candidates
 from autotune.planning.climbing import climb
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
 from autotune.planning.predictor import PlannedPredictor
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds
@@ -144,7 +145,7 @@ def traced_ahead(
         climb(problem, planner, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:
             problem, planner = with_what_offloads(problem, planner, file)
-        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind, seconds)
+        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)

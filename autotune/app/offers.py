@@ -69,14 +69,14 @@ def _speedup(packed: Estimate, rate: float) -> float:
 
 
 def dropping_offer(
-    problem: TrainerProblem, estimate: Callable[[Candidate, Setting], Estimate], best: Candidate
+    problem: TrainerProblem, traced: Callable[[Candidate, Setting], Estimate], best: Candidate
 ) -> tuple[str, ...]:
     """Return what dropping the few longest prompts would save, for a trainer that cuts none.
 
     Example: "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) saves about 9.00 GiB."
 
     Args:
-        estimate: of any candidate with the rows of a setting.
+        traced: the estimate of any candidate with the rows of a setting, from traces of its own.
         best: the candidate that is recommended.
     """
     setting = problem.setting
@@ -92,8 +92,8 @@ def dropping_offer(
         evaluation=evaluation and evaluation.up_to(evaluation.lengths.quantile(_KEPT)),
     )
     without = replace(setting, workload=fewer)
-    memory = estimate(best, setting).memory
-    less = estimate(best, without).memory if problem.trainer.illegal(best, without) is None else None
+    memory = traced(best, setting).memory
+    less = traced(best, without).memory if problem.trainer.illegal(best, without) is None else None
     if memory is None or less is None:
         return ()
     saved_bytes = memory.device_bytes - less.device_bytes

@@ -43,6 +43,7 @@ def with_what_offloads(problem: TrainerProblem, planner: Planner, file: SpaceFil
         return replace(problem, space=replace(problem.space, left_out=wide.space.left_out)), planner
     found = planner.widened(wide, further)
     new = set(further)
+    found.refine(lambda ranked: [each for each in ranked if each.fits and each.candidate in new][:_TRIED], len(new))
     best = [each.candidate for each in found.ranked() if each.fits and each.candidate in new][:_TRIED]
     space = replace(wide.space, recipes=(*best, *wide.space.recipes))
     return replace(wide, space=space), found

@@ -29,7 +29,7 @@ from autotune.app.vllm import vllm_outlook
 from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Choice
-from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, uncomposed
+from autotune.core.estimate import SCHEMA, Estimate, Plan, answers, distinct
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -43,7 +43,8 @@ from autotune.inspection.model import model_source
 from autotune.planning.candidates import estimated_candidates, is_sampled
 from autotune.planning.changes import smallest_changes
 from autotune.planning.explained import explained
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
@@ -103,7 +104,9 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         planner = Planner(problem, target, traces, workload.model.layer_kinds, estimated_candidates(problem))
         tracking.trace(problem, planner, traces, asked.top)
         problem, planner = with_what_offloads(problem, planner, options.file)
-        best = uncomposed(planner.ranked())[:1]
+        # Of what offloads too, what is shown is traced at its own sizes.
+        tracking.refine(problem, planner, asked.top)
+        best = answers(planner.ranked())[:1]
         if best and best[0].fits:
             planner.vary(best[0].candidate)
         estimates = tuple(planner.ranked())
@@ -116,16 +119,16 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         offers: tuple[str, ...] = ()
         if best and best[0].fits:
             offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
-        offers += dropping_offer(problem, planner.estimate, best[0].candidate) if best else ()
-        vllm = vllm_outlook(problem, target, traces, uncomposed(estimates), baseline)
-        servers = server_splits(problem, options, target, traces, uncomposed(estimates), asked.server_gpus)
+        offers += dropping_offer(problem, planner.traced_estimate, best[0].candidate) if best else ()
+        vllm = vllm_outlook(problem, target, traces, answers(estimates), baseline)
+        servers = server_splits(problem, options, target, traces, answers(estimates), asked.server_gpus)
         bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
             wanted = problem, options, planned, budget_bytes, asked.server_gpus, asked.settings
             bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, servers)
         timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
-    traced = uncomposed(estimates)
+    traced = answers(estimates)
     found = Plan(
         schema=SCHEMA,
         model=workload.model.name,

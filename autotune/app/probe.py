@@ -259,5 +259,5 @@ def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tu
     with suppress(AutotuneError):
         if planner.traced_estimate(winner).origin is Origin.TRACED:
             packed = packing_offer(problem, planner.estimate, planner.traced_estimate, winner)
-            return (*packed, *dropping_offer(problem, planner.estimate, winner))
+            return (*packed, *dropping_offer(problem, planner.traced_estimate, winner))
     return ()

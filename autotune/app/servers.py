@@ -12,8 +12,9 @@ from autotune.core.estimate import Estimate
 from autotune.core.vllm import ServerSplit
 from autotune.emit.serving import serve_command, train_command
 from autotune.errors import InputError
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
 from autotune.planning.serving import generating_gpus, held_by_server, server_of
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.store import Traces
 from autotune.techniques.vllm import NAME, SERVER
 from autotune.trainers.problem import TrainerProblem

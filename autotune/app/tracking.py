@@ -20,11 +20,8 @@ _EXPLORED = 28
 # those of recipes; then many, since each time costs about a second: processes start, and wait for each other at the
 # end.
 _AT_ONCE = (1, 3, 12)
-# Most technique combinations that are traced after the first ranking. With the default spaces and the 8B shape, the
-# answer needs 3 to 10; if everything is allowed, 26.
-_REFINED = 16
-# The same where better candidates were found outside of a sample, which are traced themselves.
-_REFINED_AGAIN = 4
+# Most candidates that are traced at their own sizes after the first ranking, for each that is shown.
+_REFINED = 4
 _TOLD = 5
 
 
@@ -53,7 +50,7 @@ class Tracking:
                 self._listener(event)
 
     def trace(self, problem: TrainerProblem, planner: Planner, traces: Traces, top: int) -> None:
-        """Trace so that what is shown of the ranking, the baseline and the smallest changes need no composed estimate.
+        """Trace what is shown of the ranking, the baseline and the smallest changes at their own sizes.
 
         Where the planner's candidates are a sample, better ones are looked for outside of it and added.
 
@@ -62,13 +59,16 @@ class Tracking:
         """
         self._planner, self._traces = planner, traces
         self._started_seconds = self._clock()
-        baseline = problem.baseline
+        self._listener(StageStarted("Tracing training steps with no GPU"))
+        planner.trace([problem.baseline])
+        planner.explore(_EXPLORED, at_once=_AT_ONCE, goes_on=lambda: self._told(problem, planner))
+        self.refine(problem, planner, top)
+        if climb(problem, planner, goes_on=lambda: self._told(problem, planner)):
+            self.refine(problem, planner, top)
 
-        def told() -> bool:
-            best = planner.traced(_TOLD)
-            if best:
-                self._listener(Ranked(best, baseline))
-            return True
+    def refine(self, problem: TrainerProblem, planner: Planner, top: int) -> None:
+        """Trace what is shown of the ranking at its own sizes, as far as it was not."""
+        baseline = problem.baseline
 
         def wanted(ranked: Sequence[Estimate]) -> Iterator[Estimate]:
             shown, start = distinct(ranked, top), planner.estimate(baseline)
@@ -78,11 +78,14 @@ class Tracking:
             yield from shown
             yield from (change.instead for change in smallest_changes(shown, ranked))
 
-        self._listener(StageStarted("Tracing training steps with no GPU"))
-        planner.explore(_EXPLORED, at_once=_AT_ONCE, goes_on=told)
-        planner.refine(wanted, _REFINED, goes_on=told)
-        if climb(problem, planner, goes_on=told):
-            planner.refine(wanted, _REFINED_AGAIN, goes_on=told)
+        planner.refine(wanted, _REFINED * (top + 2), goes_on=lambda: self._told(problem, planner))
+
+    def _told(self, problem: TrainerProblem, planner: Planner) -> bool:
+        self._planner = planner
+        best = planner.traced(_TOLD)
+        if best:
+            self._listener(Ranked(best, problem.baseline))
+        return True
 
     def _of_all(self, event: Tracing) -> Tracing:
         """Return how far all traces are, given how far those of one call are."""

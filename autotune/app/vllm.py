@@ -8,8 +8,9 @@ from dataclasses import replace
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.vllm import VllmOutlook
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
 from autotune.planning.sharing import outlook
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import engine_of
 from autotune.techniques.vllm import COLOCATE, COLOCATED, NAME

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import product
+from math import inf, log
 
 from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Candidate
@@ -21,11 +23,13 @@ SCHEMA = 1
 class Origin(StrEnum):
     """What an estimate is derived from.
 
-    ``TRACED``: traces of the same combination of techniques. ``COMPOSED``: traces of other combinations, summed by the
-    additive model. ``UNKNOWN``: there is no estimate; only a probe can tell.
+    ``TRACED``: traces at the sizes of the candidate's own micro-batches. ``EXTRAPOLATED``: traces of the same
+    combination of techniques at other sizes. ``COMPOSED``: traces of other combinations, summed by the additive model.
+    ``UNKNOWN``: there is no estimate; only a probe can tell.
     """
 
     TRACED = "traced"
+    EXTRAPOLATED = "extrapolated"
     COMPOSED = "composed"
     UNKNOWN = "unknown"
 
@@ -117,6 +121,11 @@ class Estimate:
         return memory is not None and spare_bytes is not None and memory.device_bytes + spare_bytes >= memory.most_bytes
 
 
+def need(estimate: Estimate) -> float:
+    """Return a key that sorts by memory, the least first, and then what is unknown."""
+    return estimate.memory.device_bytes if estimate.memory is not None else inf
+
+
 def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
     """Return a key that sorts what fits first, the fastest of it first; then the least memory; then what is unknown."""
     memory = estimate.memory
@@ -138,16 +147,43 @@ def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
     return tuple(kept.values())
 
 
-def uncomposed(estimates: Iterable[Estimate]) -> list[Estimate]:
-    """Return the estimates that stand on traces of their own, and those that say why there are none.
+def news(estimates: Iterable[Estimate]) -> list[Estimate]:
+    """Return the estimates that are traced, and of the others those that say something else than each of these.
 
-    Answers consist of these alone: the error of a composed estimate is too large to choose by.
+    Figures that differ by about :data:`_SAME` are the same: many choices have no effect, and extrapolation errs by as
+    much.
     """
-    return [found for found in estimates if found.origin is not Origin.COMPOSED]
+    known = list(estimates)
+    traced = {cell for found in known if found.origin is Origin.TRACED for cell in _cells(found, (-1, 0, 1))}
+    return [found for found in known if found.origin is Origin.TRACED or not traced.intersection(_cells(found, (0,)))]
+
+
+_SAME = 0.005
+
+
+def _cells(found: Estimate, beside: Sequence[int]) -> Iterator[tuple[object, ...]]:
+    """Yield the cells of a grid of memory and rate that an estimate lies in, or beside it."""
+    if found.memory is None:
+        return
+    sizes = (found.memory.device_bytes, found.tokens_per_second or 1.0)
+    place = [round(log(max(1.0, size)) / _SAME) for size in sizes]
+    for more in product(beside, repeat=2):
+        yield found.fits, place[0] + more[0], place[1] + more[1]
+
+
+def answers(estimates: Iterable[Estimate]) -> list[Estimate]:
+    """Return the estimates that stand on traces of their own sizes, and those that say why there are none.
+
+    Answers consist of these alone, since the error of others is too large to choose by; where nothing was traced at its
+    own sizes, of what was extrapolated.
+    """
+    known = [found for found in estimates if found.origin is not Origin.COMPOSED]
+    traced = any(found.origin is Origin.TRACED for found in known)
+    return [found for found in known if found.origin is not Origin.EXTRAPOLATED or not traced]
 
 
 def undecided(estimates: Iterable[Estimate]) -> bool:
-    """Return whether composed estimates alone fit, so that it has to be traced whether anything does."""
+    """Return whether nothing that fits was traced at its own sizes, so that whether anything fits has to be traced."""
     fitting = [found.origin for found in estimates if found.fits]
     return bool(fitting) and Origin.TRACED not in fitting
 
@@ -173,14 +209,14 @@ class Counts:
         candidates: all legal ones that were looked at.
         fitting: predicted to fit by traces of their own.
         too_large: predicted not to fit by traces of their own.
-        composed: added up from traces of others; see :class:`Origin`.
+        untraced: estimated from traces of other combinations or sizes; see :class:`Origin`.
         unknown: without an estimate.
     """
 
     candidates: int
     fitting: int
     too_large: int
-    composed: int
+    untraced: int
     unknown: int
 
 
@@ -242,24 +278,24 @@ class Plan:
 
     def summary(self, top: int) -> Plan:
         """Return the plan with the estimates of the ``top`` best candidates alone, as a table shows them."""
-        traced = [estimate for estimate in uncomposed(self.estimates) if estimate.memory is not None]
-        fitting, known = sum(estimate.fits for estimate in traced), uncomposed(self.estimates)
+        fits = [estimate.fits for estimate in self.estimates if estimate.origin is Origin.TRACED]
+        unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in self.estimates)
         counts = Counts(
             candidates=len(self.estimates),
-            fitting=fitting,
-            too_large=len(traced) - fitting,
-            composed=len(self.estimates) - len(known),
-            unknown=len(known) - len(traced),
+            fitting=sum(fits),
+            too_large=len(fits) - sum(fits),
+            untraced=len(self.estimates) - len(fits) - unknown,
+            unknown=unknown,
         )
-        return replace(self, estimates=distinct(known, top), counts=counts)
+        return replace(self, estimates=distinct(answers(self.estimates), top), counts=counts)
 
     @property
     def best(self) -> Estimate | None:
         """The fastest that is traced and fits, or the least of what is traced; None where nothing could be traced."""
-        known = (estimate for estimate in uncomposed(self.estimates) if estimate.memory is not None)
+        known = (estimate for estimate in answers(self.estimates) if estimate.memory is not None)
         return self.fastest or next(known, None)
 
     @property
     def fastest(self) -> Estimate | None:
         """The fastest candidate whose own traces predict that it fits, or None."""
-        return next((estimate for estimate in uncomposed(self.estimates) if estimate.fits), None)
+        return next((estimate for estimate in answers(self.estimates) if estimate.fits), None)

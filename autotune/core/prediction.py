@@ -18,7 +18,7 @@ class Prediction:
     Attributes:
         need_bytes: predicted need of the memory that the limit applies to.
         error: share by which that may be off, either way.
-        certain: whether it was traced at this candidate's own sizes. Other predictions only rank candidates and veto
+        certain: whether the candidate was traced at its own sizes. Other predictions only rank candidates and veto
             none.
         tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
         least: whether ``need_bytes`` is a lower bound, of which a probe that fits measures only a part.
@@ -51,10 +51,7 @@ class Predictor(Protocol):
         """Return the current prediction, without tracing; None if there is none."""
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Trace the candidate at its own sizes, unless that was done, and return the prediction.
-
-        None if it cannot be traced.
-        """
+        """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
 
     def least(self) -> Candidate | None:
         """Return the legal candidate with the smallest predicted need of the space, traced at its own sizes.

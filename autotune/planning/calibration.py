@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 
 FEWEST = 2
@@ -63,6 +64,26 @@ def correction(pairs: Sequence[Pair], stated_error: float) -> Correction:
     best = min(found, key=lambda item: (median(_misses(item, pairs)), max(_misses(item, pairs))))
     floor = SMALLEST_ERROR if len(pairs) >= ENOUGH else max(SMALLEST_ERROR, stated_error)
     return Correction(best.factor, best.offset, max(floor, *_misses(best, pairs)), len(pairs))
+
+
+def raised(found: Correction, ran_out: Sequence[float], fitted: Sequence[float], limit: float) -> Correction:
+    """Return a correction that is raised until all that ran out of memory needs the limit at least, or until one of
+    those that fitted would.
+
+    What is predicted to need less than each that ran out stays below the limit. The error grows by as much, so that
+    nothing is ruled out by the raise.
+
+    Args:
+        ran_out, fitted: predicted figures, not corrected.
+    """
+    wanted = max((limit / found(predicted) for predicted in ran_out if found(predicted)), default=1.0)
+    allowed = min((limit / found(predicted) for predicted in fitted if found(predicted)), default=inf)
+    by = max(1.0, min(wanted, allowed))
+    if by == 1.0:
+        return found
+    return replace(
+        found, factor=by * found.factor, offset=by * found.offset, error=1 - (1 - min(1.0, found.error)) / by
+    )
 
 
 def factor(pairs: Sequence[Pair]) -> Correction:

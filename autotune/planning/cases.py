@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import AllocatorUse
-from autotune.core.setting import Setting
 from autotune.planning.additive.group import Group, group_of
 from autotune.techniques.sharding import DDP
 from autotune.techniques.traits import MOST_TRACED, allocator_knobs, geometry_knobs
@@ -45,6 +44,8 @@ class Cases:
         self._uses: dict[tuple[Choice, ...], AllocatorUse] = {}
         self._allocator_knobs = allocator_knobs()
         self.geometries: dict[Candidate, BatchGeometry] = {}
+        # A ranking looks all candidates up.
+        self._keys: dict[Candidate, tuple[Group, Case]] = {}
         self.groups: dict[Group, Candidate] = {}
         self.evaluated: dict[Group, dict[Group, Candidate]] = {}
         self._by_steps: dict[int | None, set[BatchGeometry]] = {}
@@ -59,7 +60,7 @@ class Cases:
     def admit(self, candidate: Candidate) -> Group:
         """Return the technique combination of a candidate, which can be traced from now on."""
         geometry = self.geometry(candidate)
-        group = self.group_at(candidate, geometry)
+        group = self.group(candidate)
         self.groups.setdefault(group, candidate)
         self._by_steps.setdefault(group.micro_batches, set()).add(geometry)
         if geometry.evaluation is not None and geometry.evaluation.layout is not geometry.layout:
@@ -72,15 +73,14 @@ class Cases:
         known = self._of.get(group)
         return known if known is not None and case in known.cases else CaseList((case,))
 
-    def geometry(self, candidate: Candidate, setting: Setting | None = None) -> BatchGeometry:
-        """Return the micro-batches that a candidate makes of the problem's rows, or of those of another setting."""
-        if setting is not None and setting is not self._problem.setting:
-            return self._geometry_in(candidate, setting)
+    def geometry(self, candidate: Candidate) -> BatchGeometry:
+        """Return the micro-batches that a candidate makes of the problem's rows."""
         if candidate not in self.geometries:
             # Only the knobs that set sizes decide the geometry, so it is computed once for each of their combinations.
             sizes = tuple([choice for knob, choice in candidate.items() if knob in self._geometry_knobs])
             if sizes not in self._by_sizes:
-                self._by_sizes[sizes] = self._geometry_in(candidate, self._problem.setting)
+                trainer, setting = self._problem.trainer, self._problem.setting
+                self._by_sizes[sizes] = whole_geometry(trainer, trainer.plan(candidate, setting), setting.workload)
             self.geometries[candidate] = self._by_sizes[sizes]
         return self.geometries[candidate]
 
@@ -90,6 +90,17 @@ class Cases:
 
     def use(self, candidate: Candidate) -> AllocatorUse:
         """Return how a candidate uses the caching allocator."""
+        return self.key(candidate)[1][1]
+
+    def key(self, candidate: Candidate) -> tuple[Group, Case]:
+        """Return what a candidate's figures follow from; candidates that have it in common have the same figures."""
+        known = self._keys.get(candidate)
+        if known is None:
+            case = self.geometry(candidate), self._use(candidate)
+            known = self._keys[candidate] = self._group(candidate), case
+        return known
+
+    def _use(self, candidate: Candidate) -> AllocatorUse:
         chosen = tuple([choice for knob, choice in candidate.items() if knob in self._allocator_knobs])
         if chosen not in self._uses:
             self._uses[chosen] = self._problem.trainer.plan(candidate, self._problem.setting).allocator
@@ -97,16 +108,12 @@ class Cases:
 
     def group(self, candidate: Candidate) -> Group:
         """Return the technique combination of a candidate."""
-        return self.group_at(candidate, self.geometry(candidate))
+        return self.key(candidate)[0]
 
-    def group_at(self, candidate: Candidate, geometry: BatchGeometry) -> Group:
-        """Return the technique combination of a candidate on other micro-batches than its own."""
+    def _group(self, candidate: Candidate) -> Group:
+        geometry = self.geometry(candidate)
         alone = self._problem.setting.machine.hardware.processes == 1 and candidate.get("sharding", DDP) == DDP
         return group_of(candidate, geometry.layout, None if alone else min(MOST_TRACED, geometry.micro_batches))
-
-    def _geometry_in(self, candidate: Candidate, setting: Setting) -> BatchGeometry:
-        trainer = self._problem.trainer
-        return whole_geometry(trainer, trainer.plan(candidate, setting), setting.workload)
 
 
 def alternatives(geometry: BatchGeometry) -> tuple[BatchGeometry, ...]:

@@ -38,6 +38,7 @@ def climb(
     if not is_sampled(problem):
         return ()
     for _ in range(_ROUNDS):
+        planner.refine(lambda ranked: ranked[:1], at_once, goes_on=goes_on)
         best = next(iter(planner.traced(1)), None)
         if best is None or not goes_on():
             break

@@ -19,8 +19,9 @@ def nothing_fits(planner: Planner) -> bool:
     """Return whether memory was estimated, and no candidate is predicted to fit, with more traces either.
 
     Where tracing was cut short, some candidates have no estimate yet, and one of them may fit. Those that cannot be
-    traced do not count.
+    traced do not count. What seems to fit, or is the nearest to it, is traced at its own sizes first.
     """
+    planner.refine(lambda found: [each for each in found[:1] if each.memory is not None], 1)
     ranked = planner.ranked()
     if any(found.fits for found in ranked) or not any(found.origin is Origin.TRACED for found in ranked):
         return False

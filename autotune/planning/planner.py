@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, repeat
 
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank, undecided
-from autotune.core.gpu import Gpu
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, need, news, rank, undecided
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
@@ -19,7 +19,10 @@ from autotune.planning.additive.model import Term
 from autotune.planning.cases import Case, Cases, alternatives
 from autotune.planning.estimates import Estimates
 from autotune.planning.explained import Basis, TracedTerm
+from autotune.planning.own_sizes import OwnSizes
 from autotune.planning.points import GroupPoints
+from autotune.planning.single import PlanTracer
+from autotune.planning.target import Accelerator
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
@@ -33,33 +36,21 @@ from autotune.trainers.problem import TrainerProblem
 EXPLORED = 36
 """Technique combinations that are traced before the first ranking. A trace takes about 0.3 s, or 1 s with
 several processes, and a combination needs two to seven."""
-# Technique combinations that are traced before the ranking is computed again.
-_REFINED_AT_ONCE = 4
+# Most further candidates that are traced to find one that fits, and before the ranking is computed again.
+_UNDECIDED, _UNDECIDED_AT_ONCE = 48, 8
+# Most candidates that are traced to find the one that needs the least.
+_LEAST = 12
 # Technique combinations that are usually traced after the first ranking: 3 to 10 for the 8B shape.
 _USUALLY_REFINED = 8
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """The device that estimates are for.
-
-    Attributes:
-        gpu: the GPU, or None for a CPU.
-        budget_bytes: memory that training may need.
-        cpu: a CPU whose speeds were measured; None if no times are to be predicted on the CPU.
-    """
-
-    gpu: Gpu | None
-    budget_bytes: int
-    cpu: Gpu | None = None
 
 
 class Planner:
     """Estimates candidates of one problem on one target.
 
     First :meth:`explore`, then :meth:`refine`, then :meth:`ranked`; :meth:`trace` and :meth:`estimate` may be called at
-    any time. An estimate is traced if the candidate's technique combination was traced, composed by the additive model
-    if its levels were traced in other combinations, and unknown otherwise.
+    any time. An estimate is traced if the candidate was traced at its own sizes, extrapolated if its technique
+    combination was traced at others, composed by the additive model if its levels were traced in other combinations,
+    and unknown otherwise.
 
     Attributes:
         candidates: the legal candidates that are ranked; :meth:`add` adds to them.
@@ -83,25 +74,28 @@ class Planner:
         self.to_come = 0
         self.cut_short = False
         self._cases = cases = Cases(problem, (*self.candidates, problem.baseline))
-        self._estimates = Estimates(cases, len(layer_kinds), target.gpu)
+        self._estimates = Estimates(cases, len(layer_kinds), target.gpu, target.process_bytes)
         self._points = GroupPoints(problem, cases, layer_kinds, target.gpu or target.cpu)
         recipes = [cases.group(recipe) for recipe in problem.recipes if recipe in cases.geometries]
         self._untimed: dict[Group, bool] = {}
         self._designs = Designs(cases.groups, cases.group(problem.baseline), recipes)
         self._varied: dict[tuple[Group, Case], int | None] = {}
+        self._own = OwnSizes(problem, cases, self._tracer_in)
 
     @property
     def misaligned(self) -> int:
         """Number of technique combinations whose traces could not be aligned moment by moment."""
-        return sum(not fit.aligned for fit in self._estimates.fits.values())
+        alone = {group for group, own in self._own.traced() if not own.aligned}
+        return len(alone | {group for group, fit in self._estimates.fits.items() if not fit.aligned})
 
     @property
     def assumptions(self) -> Sequence[str]:
         """What traces assumed where a step depends on the values of real data, in sentences."""
-        return sorted({assumed for fit in self._estimates.fits.values() for assumed in fit.assumptions})
+        alone = (own.fits.values() for _, own in self._own.traced())
+        return sorted({assumed for fit in chain(self._estimates.fits.values(), *alone) for assumed in fit.assumptions})
 
     @property
-    def untraceable(self) -> Mapping[Group, str]:
+    def untraceable(self) -> dict[Group, str]:
         """The reason why each technique combination that failed could not be traced."""
         return self._estimates.untraceable
 
@@ -117,17 +111,27 @@ class Planner:
             goes_on: returns whether to continue.
         """
         sizes = chain(at_once, repeat(at_once[-1]))
+        if len(self.candidates) <= min(limit, len(self._cases.groups)):
+            # None shares traces with another one.
+            left: Sequence[Candidate] = self.candidates
+            while left and goes_on():
+                size = next(sizes)
+                self.to_come = len(left[size:])
+                self.trace(left[:size])
+                left = left[size:]
+            self.cut_short = bool(left)
+            return
         total = min(limit, len(self._cases.groups))
         for groups in self._designs.wanted(self._estimates.fits, self._largest_need, limit):
-            left = groups
-            while left:
+            wanted = groups
+            while wanted:
                 if not goes_on():
                     self.cut_short = True
                     return
                 size = next(sizes)
-                portion, left = left[:size], left[size:]
+                portion, wanted = wanted[:size], wanted[size:]
                 done = len(self._estimates.fits) + len(self.untraceable) + len(portion)
-                self._expect(max(len(left), total - done) + _USUALLY_REFINED)
+                self._expect(max(len(wanted), total - done) + _USUALLY_REFINED)
                 self._trace(portion)
 
     def group(self, candidate: Candidate) -> Group:
@@ -140,17 +144,25 @@ class Planner:
         wide = Planner(problem, self._target, self._traces, self._layer_kinds, candidates)
         # What was traced is not traced again.
         wide._trace([group for group in self._estimates.fits if group in wide._cases.groups])
-        wide.trace(further)
+        wide._trace(map(wide._cases.admit, further))
+        wide.trace(candidate for candidate in self.candidates if self._own.asked(candidate))
         return wide
 
     def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Trace the technique combinations of candidates in their normal form, as far as they were not traced yet."""
-        self._trace(list(map(self._cases.admit, candidates)))
+        """Trace candidates in their normal form at their own sizes, as far as they were not traced yet."""
+        different = {self._cases.key(candidate): candidate for candidate in candidates}
+        asked = [candidate for candidate in different.values() if not self._own.asked(candidate)]
+        for candidate in asked:
+            self._cases.admit(candidate)
+        if asked:
+            with self._compared(asked):
+                self._trace_alone(asked)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
-        """Add legal candidates in their normal form to those that are ranked, and trace their combinations."""
+        """Add legal candidates in their normal form to those that are ranked, and trace them and their combinations."""
         further = tuple(candidates)
         self.candidates = tuple(dict.fromkeys((*self.candidates, *further)))
+        self._trace(map(self._cases.admit, further))
         self.trace(further)
 
     def _largest_need(self, group: Group) -> int:
@@ -165,32 +177,54 @@ class Planner:
         *,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Trace the candidates of an answer whose estimates are composed, until none is left or the limit is reached.
+        """Trace the candidates of an answer at their own sizes, until none is left or the limit is reached.
+
+        What is predicted to be as one that was traced is left out. Those whose estimates are composed have their
+        technique combination traced first: others that share it may be in the way.
 
         Args:
             wanted: returns, from a ranking, the estimates that the answer consists of, the most important first.
-            limit: most technique combinations to trace, unless whether anything fits follows from composed ones alone.
+            limit: most traces of a candidate or a combination, unless none of those that fit was traced: then a few of
+                the smallest are too.
             goes_on: returns whether to continue.
         """
         count = 0
         while True:
-            ranked = self.ranked()
-            if count >= limit and not undecided(ranked):
+            ranked = news(self.ranked())
+            asked = list(self._open(wanted(ranked)))[: max(0, limit - count)]
+            if not asked and undecided(ranked) and count < limit + _UNDECIDED:
+                asked = list(self._open(sorted(ranked, key=need)))[:_UNDECIDED_AT_ONCE]
+            if not asked or not goes_on():
                 return
-            asked = [found for found in wanted(ranked) if found.origin is not Origin.TRACED]
-            groups = list(dict.fromkeys(self._cases.group(found.candidate) for found in asked))
-            groups = [group for group in groups if group not in self.untraceable]
-            portion = groups[: max(1, min(limit - count, _REFINED_AT_ONCE))]
-            if not portion or not goes_on():
-                return
-            count += len(portion)
-            self._expect(len(groups) - len(portion))
-            sums = [(found, self._estimates.sum(self._cases.group(found.candidate))) for found in asked]
-            self._trace(portion)
-            for estimate, found in sums:
-                traced = self.estimate(estimate.candidate)
-                if found is not None and estimate.memory and traced.memory and traced.origin is Origin.TRACED:
-                    self._estimates.compare(found.unseen, estimate.memory, traced.memory)
+            count += len(asked)
+            self.to_come = 0
+            with self._compared(found.candidate for found in asked):
+                extrapolated = [found.candidate for found in asked if found.origin is Origin.EXTRAPOLATED]
+                self._trace(self._cases.group(found.candidate) for found in asked)
+                self._trace_alone(extrapolated)
+
+    def _open(self, found: Iterable[Estimate]) -> Iterator[Estimate]:
+        return self._own.open(found, self.untraceable.keys() - self._estimates.fits.keys())
+
+    @contextmanager
+    def _compared(self, candidates: Iterable[Candidate]) -> Iterator[None]:
+        """Record by how much the estimates of candidates change in this context."""
+        kinds = [(candidate, self._estimates.kind(self._cases.group(candidate))) for candidate in candidates]
+        before = [self.estimate(candidate) for candidate, _ in kinds]
+        yield
+        for (candidate, kind), estimated in zip(kinds, before, strict=True):
+            traced = self.estimate(candidate)
+            if estimated.memory and traced.memory and traced.origin is not estimated.origin:
+                self._estimates.compare(kind, estimated.memory, traced.memory)
+
+    def least(self) -> Estimate | None:
+        """Return what needs the least memory, traced at its own sizes, or None if nothing is predicted."""
+        for _ in range(_LEAST):
+            best = min(self.ranked(), key=need, default=None)
+            if best is None or best.memory is None or self._own.asked(best.candidate):
+                return best if best is not None and best.memory is not None else None
+            self.trace([best.candidate])
+        return min((found for found in self.ranked() if found.origin is Origin.TRACED), key=need, default=None)
 
     def _expect(self, combinations: int) -> None:
         known = len(self._estimates.fits)
@@ -198,12 +232,9 @@ class Planner:
         self.to_come = round(combinations * each)
 
     def traced(self, count: int) -> tuple[Estimate, ...]:
-        """Return the best candidates of the combinations that were traced so far, one of each."""
-        found = [item for item in self.candidates if self._cases.group(item) in self._estimates.fits]
-        best: dict[Group, Estimate] = {}
-        for estimate in sorted(map(self.estimate, found), key=rank):
-            best.setdefault(self._cases.group(estimate.candidate), estimate)
-        return distinct(best.values(), count)
+        """Return the best of the candidates that were traced at their own sizes so far."""
+        alone = [candidate for candidate in self.candidates if self._own.asked(candidate)]
+        return distinct((found for found in sorted(map(self.estimate, alone), key=rank) if found.memory), count)
 
     def ranked(self) -> list[Estimate]:
         """Return estimates of all candidates.
@@ -213,44 +244,57 @@ class Planner:
         """
         return sorted(map(self.estimate, self.candidates), key=rank)
 
-    def estimate(self, candidate: Candidate, setting: Setting | None = None) -> Estimate:
-        """Return the estimate of a candidate in its normal form, which need not be in the problem's space.
-
-        Args:
-            setting: the problem's, or the same with a part of its rows, whose shapes lie between those of all rows.
-        """
-        setting = setting or self._problem.setting
-        geometry, use = self._decisive(candidate, setting), self._cases.use(candidate)
-        group = self._cases.group_at(candidate, geometry)
-        found = self._estimates.estimate(group, geometry, use)
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return the estimate of a candidate in its normal form, which need not be in the problem's space."""
+        found = self._training(candidate)
         if found is None:
-            reason = self.untraceable.get(group, "a technique of it was never traced")
+            reason = self.untraceable.get(self._cases.group(candidate), "a technique of it was never traced")
             return Estimate(candidate, Origin.UNKNOWN, reason=reason)
-        memory, origin = replace(found[0], varied_bytes=self._varied.get((group, (geometry, use)))), found[1]
+        (memory, origin), geometry = found, self._decisive(candidate)
+        if self._varied:
+            memory = replace(memory, varied_bytes=self._varied.get(self._key(candidate)))
+        return self._whole(candidate, self._problem.setting, memory, origin, geometry)
+
+    def _whole(
+        self, candidate: Candidate, setting: Setting, memory: MemoryEstimate, origin: Origin, geometry: BatchGeometry
+    ) -> Estimate:
+        """Return the estimate that a training comes to with what vLLM holds beside it."""
         if candidate.get(VLLM, OFF) != OFF:
             shared = with_vllm(memory, self._problem.trainer.plan(candidate, setting), setting)
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
-        memory = self._with_known_time(memory, candidate)
         rate = geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self._target.budget_bytes - memory.device_bytes
         return Estimate(candidate, origin, memory, rate, spare_bytes)
 
-    def traced_estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of any candidate, of the space or not, from traces of its own technique combination."""
-        found = self.estimate(candidate)
-        if found.origin is Origin.TRACED:
-            return found
-        alone = Planner(self._problem, self._target, self._traces, self._layer_kinds, [candidate])
-        alone.trace(alone.candidates)
-        return alone.estimate(candidate)
+    def traced_estimate(self, candidate: Candidate, setting: Setting | None = None) -> Estimate:
+        """Return the estimate of any candidate, of the space or not, from traces at its own sizes.
+
+        Args:
+            setting: the problem's, or the same with a part of its rows.
+        """
+        if setting is None or setting is self._problem.setting:
+            self.trace([candidate])
+            return self.estimate(candidate)
+        own = self._own.elsewhere(candidate, setting)
+        if isinstance(own, Untraceable):
+            return Estimate(candidate, Origin.UNKNOWN, reason=own.reason)
+        memory = self._with_known_time(own.memory, candidate)
+        return self._whole(candidate, setting, memory, Origin.TRACED, own.geometry)
 
     def training(self, candidate: Candidate) -> MemoryEstimate | None:
         """Return the estimate of a candidate without what vLLM holds beside it, or None if there is none."""
-        case = self._decisive(candidate), self._cases.use(candidate)
-        found = self._estimates.estimate(self._cases.group(candidate), *case)
-        return found and self._with_known_time(found[0], candidate)
+        found = self._training(candidate)
+        return found and found[0]
+
+    def _training(self, candidate: Candidate) -> tuple[MemoryEstimate, Origin] | None:
+        own = self._own.of(candidate)
+        if own is not None:
+            return self._with_known_time(own.memory, candidate), Origin.TRACED
+        group, geometry = self._cases.group(candidate), self._decisive(candidate)
+        found = self._estimates.estimate(group, geometry, self._cases.use(candidate))
+        return found and (self._with_known_time(found[0], candidate), found[1])
 
     def _with_known_time(self, memory: MemoryEstimate, candidate: Candidate) -> MemoryEstimate:
         """Return an estimate without its time if that is not predicted."""
@@ -258,33 +302,38 @@ class Planner:
         if group not in self._untimed:
             plan = self._problem.trainer.plan(candidate, setting)
             self._untimed[group] = untimed(plan, setting.machine.hardware)
+        if memory.step_seconds is None:
+            return memory
         return replace(memory, step_seconds=None) if self._untimed[group] else memory
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step, from the traces of its estimate; None without one."""
-        training, found = self.training(candidate), self.estimate(candidate)
+        training, found, own = self.training(candidate), self.estimate(candidate), self._own.of(candidate)
         group, geometry = self._cases.group(candidate), self._decisive(candidate)
-        courses = self._estimates.courses(group, geometry)
+        fit = own or self._estimates.fits.get(group)
+        courses = own.courses() if own is not None else self._estimates.courses(group, geometry)
         if training is None or found.memory is None or courses is None:
             return None
         model, machine = self._problem.setting.workload.model, self._problem.setting.machine
         engine = engine_of(self._problem.trainer.plan(candidate, self._problem.setting), model)
-        traced = found.origin is Origin.TRACED
         return memory_timeline(
             courses,
             training,
             found.memory,
             micro_batches=geometry.micro_batches,
-            traced=traced,
-            followed=traced and self._estimates.fits[group].aligned,
+            traced=found.origin is Origin.TRACED,
+            followed=fit is not None and fit.aligned,
             vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
         )
 
     def basis(self, candidate: Candidate) -> Basis:
         """Return what the estimate of a candidate is made from: what was traced is the only term of its own sum."""
-        geometry, group = self._decisive(candidate), self._cases.group(candidate)
+        geometry, group, own = self._decisive(candidate), self._cases.group(candidate), self._own.of(candidate)
         found, use = self._estimates.sum(group), self._cases.use(candidate)
-        terms = [self._term(term, geometry, use) for term in found.terms] if found is not None else []
+        if own is not None:
+            terms = [TracedTerm(group, 1.0, own.fit, own.requests, own.worst, own.typical)]
+        else:
+            terms = [self._term(term, geometry, use) for term in found.terms] if found is not None else []
         return Basis(geometry, len(self._layer_kinds), use, tuple(terms))
 
     def _term(self, term: Term, geometry: BatchGeometry, use: AllocatorUse) -> TracedTerm:
@@ -294,23 +343,41 @@ class Planner:
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
-        geometry, group = self._decisive(candidate), self._cases.group(candidate)
+        geometry = self._decisive(candidate)
         equal = geometry.typical == geometry.worst
         plan = self._problem.trainer.plan(candidate, self._problem.setting)
         request = plan, geometry.layout, geometry.worst, len(self._layer_kinds), self._problem.setting
         known = 0 if equal else varied_bytes(self._traces, *request, self._target.gpu)
-        self._varied[group, (geometry, plan.allocator)] = known
+        self._varied[self._key(candidate)] = known
 
-    def _decisive(self, candidate: Candidate, setting: Setting | None = None) -> BatchGeometry:
+    def _key(self, candidate: Candidate) -> tuple[Group, Case]:
+        return self._cases.group(candidate), (self._decisive(candidate), self._cases.use(candidate))
+
+    def _decisive(self, candidate: Candidate) -> BatchGeometry:
         """Return the geometry of a candidate with the one of its worst shapes that needs the most memory."""
-        geometry = self._cases.geometry(candidate, setting)
-        group, use = self._cases.group_at(candidate, geometry), self._cases.use(candidate)
+        own = self._own.of(candidate)
+        if own is not None:
+            return own.geometry
+        geometry = self._cases.geometry(candidate)
+        if not geometry.rivals:
+            return geometry
+        group, use = self._cases.group(candidate), self._cases.use(candidate)
 
-        def need(each: BatchGeometry) -> int:
+        def needed(each: BatchGeometry) -> int:
             found = self._estimates.estimate(group, each, use)
             return found[0].device_bytes if found is not None else 0
 
-        return geometry if not geometry.rivals else max(alternatives(geometry), key=need)
+        return max(alternatives(geometry), key=needed)
+
+    def _tracer_in(self, setting: Setting) -> PlanTracer:
+        target, uses = self._target, self._cases.uses
+        known = target.process_bytes, self._layer_kinds
+        return PlanTracer(self._traces, setting, target.gpu, target.cpu, uses, *known)
+
+    def _trace_alone(self, asked: Sequence[Candidate]) -> None:
+        for group, reason in self._own.trace(asked):
+            if group not in self._estimates.fits:
+                self.untraceable.setdefault(group, reason)
 
     def _trace(self, asked: Iterable[Group]) -> None:
         fits, untraceable = self._estimates.fits, self._estimates.untraceable

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
+from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
-from autotune.planning.calibration import Correction, Pair, correction, factor
+from autotune.planning.calibration import Correction, Pair, correction, factor, raised
 from autotune.units import format_bytes
+
+T = TypeVar("T")
 
 # Share of the candidates whose speed has to be predicted for the fastest of them to be proposed.
 _ENOUGH = 0.5
@@ -34,7 +36,10 @@ class Estimates(Protocol):
         """Return the estimate of a candidate in its normal form."""
 
     def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Trace the technique combinations of candidates."""
+        """Trace candidates at their own sizes, as far as they were not traced yet."""
+
+    def least(self) -> Estimate | None:
+        """Return the candidate that needs the least memory, traced at its own sizes, or None without estimates."""
 
 
 class PlannedPredictor:
@@ -42,28 +47,28 @@ class PlannedPredictor:
 
     Example: after two probes that both took 1.5 times the predicted time, all predicted rates are divided by 1.5.
 
-    On a CPU, memory is not corrected. The limit there applies to the memory that a process maps, which is at least the
-    traced tensors. A probe measures the memory that was touched, which is less than the tensors if some were zeroed and
-    never written, and more if libraries keep memory of their own.
+    A probe that ran out of memory shows that its candidate needs more than the limit, and raises all predictions until
+    its own does; less where that would contradict a probe that fitted.
 
-    Args:
-        trace_seconds: time limit for tracing during the search.
+    On a CPU, probes that fit do not correct memory. The limit there applies to the memory that a process maps, which is
+    at least the traced tensors. A probe measures the memory that was touched, which is less than the tensors if some
+    were zeroed and never written, and more if libraries keep memory of their own.
 
     Attributes:
         memory, time: the current corrections.
     """
 
-    def __init__(self, estimates: Estimates, limit_bytes: int, device: DeviceKind, trace_seconds: float) -> None:
+    def __init__(self, estimates: Estimates, limit_bytes: int, device: DeviceKind) -> None:
         self._estimates = estimates
         self._limit_bytes = limit_bytes
         self._device = device
-        self._seconds_left = trace_seconds
         self._problem = ""
         self._measured: dict[Candidate, Measurement] = {}
         self._predictions: dict[Candidate, Prediction | None] = {}
         self._ranked: list[Candidate] | None = None
         self.memory = Correction()
         self.time = Correction()
+        self._raised = 0
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return the current prediction, without tracing."""
@@ -72,26 +77,16 @@ class PlannedPredictor:
         return self._predictions[candidate]
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Trace the candidate's technique combination if there is time left, and return the prediction."""
-        if self._seconds_left > 0:
-            self._trace(candidate)
-            self._ranked = None
-            self._correct()
+        """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
+        if self._estimates.estimate(candidate).origin is not Origin.TRACED:
+            self._tracing(lambda: self._estimates.trace([candidate]))
         return self.predict(candidate)
 
     def least(self) -> Candidate | None:
-        """Return the candidate with the smallest predicted need, traced if there is time left; None without any."""
-        while True:
-            known = [
-                (item.need_bytes, item.certain, each)
-                for each in self._estimates.candidates
-                if (item := self.predict(each))
-            ]
-            if not known:
-                return None
-            _, certain, smallest = min(known, key=lambda found: found[0])
-            if certain or (found := self.make_sure(smallest)) is None or not found.certain:
-                return smallest
+        """Return the candidate with the smallest predicted need, traced at its own sizes; None without predictions."""
+        # Corrections keep the order of needs.
+        found = self._tracing(self._estimates.least)
+        return found.candidate if found is not None else None
 
     def promising(self, count: int) -> Sequence[Candidate]:
         """Return the fastest candidates that should fit; none if the speed of most candidates is not predicted."""
@@ -111,14 +106,16 @@ class PlannedPredictor:
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Update the corrections with a measurement; they are recomputed when its estimate changes."""
-        if measurement.ok:
+        if measurement.ok or measurement.status is ProbeStatus.OUT_OF_MEMORY:
             self._measured[candidate] = measurement
             self._correct()
 
     def notes(self) -> tuple[str, ...]:
         """Return the corrections, and why tracing ended early if it did, in sentences."""
         words = []
-        if self.memory.offset:
+        if self._raised:
+            words.append(f"by x{self.memory.factor:.2f} in memory, since {self._raised} ran out of it,")
+        elif self.memory.offset:
             words.append(
                 f"by {'+' if self.memory.offset > 0 else '-'}{format_bytes(abs(self.memory.offset))} in memory"
             )
@@ -126,44 +123,57 @@ class PlannedPredictor:
             words.append(f"by x{self.memory.factor:.2f} in memory")
         if self.time.probes:
             words.append(f"by x{self.time.factor:.2g} in time")
-        probes = max(self.memory.probes, self.time.probes)
+        probes = max(self.memory.probes + self._raised, self.time.probes)
         corrected = (f"Predictions were corrected {' and '.join(words)} after {probes} probes.",) if words else ()
-        return (*corrected, f"Tracing ended early: {self._problem}") if self._problem else corrected
+        return (*corrected, f"Some predictions are not traced: {self._problem}") if self._problem else corrected
 
-    def _trace(self, candidate: Candidate) -> None:
-        started = time.monotonic()
+    def _tracing(self, trace: Callable[[], T]) -> T | None:
+        """Return what runs traces, and correct what follows from them; None where they fail, which ends no search."""
         try:
-            self._estimates.trace([candidate])
-            self._seconds_left -= time.monotonic() - started
+            return trace()
         except AutotuneError as error:
-            # The search continues without further traces.
-            self._seconds_left, self._problem = 0.0, error.message
+            self._problem = error.message
+            return None
+        finally:
+            self._ranked = None
+            self._correct()
 
     def _predict(self, estimate: Estimate) -> Prediction | None:
         memory, rate = estimate.memory, _rate(estimate)
         if memory is None:
             return None
         traced, on_cpu = estimate.origin is Origin.TRACED, self._device == "cpu"
+        need_bytes = max(1, round(self.memory(memory.device_bytes)))
         error = max(self.memory.error, memory.error)
-        if traced:
-            error = _TENSOR_ERROR if on_cpu else self.memory.error if self.memory.probes else error
+        if traced and on_cpu:
+            # What a process holds beside its tensors is not the same for all.
+            error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
+        elif traced and self.memory.probes:
+            error = self.memory.error
+        shown = self._measured.get(estimate.candidate)
         return Prediction(
-            need_bytes=max(1, round(self.memory(memory.device_bytes))),
+            need_bytes=need_bytes if shown is None or shown.ok else max(need_bytes, self._limit_bytes + 1),
             error=error,
             certain=traced,
             tokens_per_second=rate / self.time.factor if rate else None,
-            least=on_cpu,
+            least=on_cpu and not memory.context_bytes,
         )
 
     def _correct(self) -> None:
-        estimates = [(self._estimates.estimate(candidate), shown) for candidate, shown in self._measured.items()]
-        rates = [(_rate(estimate), shown.tokens_per_second) for estimate, shown in estimates]
+        every = [(self._estimates.estimate(candidate), shown) for candidate, shown in self._measured.items()]
+        rates = [(_rate(estimate), shown.tokens_per_second) for estimate, shown in every]
         self.time = factor([Pair(1 / expected, 1 / measured) for expected, measured in rates if expected and measured])
+        traced = [(item.memory, shown) for item, shown in every if item.memory and item.origin is Origin.TRACED]
+        found = Correction()
         if self._device != "cpu":
-            traced = [(item.memory, shown) for item, shown in estimates if item.memory and item.origin is Origin.TRACED]
-            stated = max((memory.error for memory, _ in traced), default=0.0)
-            needs = [(memory.device_bytes, _need_bytes(memory, shown)) for memory, shown in traced]
-            self.memory = correction([Pair(predicted, need) for predicted, need in needs if need], stated)
+            fitted = [(memory, shown) for memory, shown in traced if shown.ok]
+            stated = max((memory.error for memory, _ in fitted), default=0.0)
+            needs = [(memory.device_bytes, _need_bytes(memory, shown)) for memory, shown in fitted]
+            found = correction([Pair(predicted, need) for predicted, need in needs if need], stated)
+        ran_out = [memory.device_bytes for memory, shown in traced if not shown.ok]
+        within = [memory.device_bytes for memory, shown in traced if shown.ok]
+        self.memory = raised(found, ran_out, within, self._limit_bytes + 1)
+        self._raised = len(ran_out) if self.memory != found else 0
         self._predictions.clear()
 
 

@@ -1,28 +1,33 @@
-"""Estimates one training plan by traces at the sizes of its own micro-batches, without a search space around it."""
+"""Estimates training plans by traces at the sizes of their own micro-batches, without a search space around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import EVALUATE
+from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.anchors import LONGEST_FLAT, anchors
-from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.extrapolation.forecast import Forecast
+from autotune.planning.extrapolation.fit import Fit, Point
+from autotune.planning.extrapolation.forecast import Forecast, Stretch
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
+from autotune.planning.extrapolation.series import Levels
 from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.planning.points import fit_of, traced_points
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
 from autotune.planning.vllm import with_vllm
-from autotune.probing.tracing import Untraceable
+from autotune.probing.tracing import Traced, Untraceable
 from autotune.techniques.traits import untimed
+
+Size = tuple[Layout, Shape]
+"""A micro-batch that a plan runs."""
 
 
 class UntraceableError(Exception):
@@ -45,35 +50,112 @@ class Sized:
     geometry: BatchGeometry
 
 
-class PlanTracer:
-    """Traces plans one at a time: only the depth is extrapolated, and the length of long rows that lie end to end."""
+@dataclass(frozen=True)
+class TracedPlan:
+    """A training plan that was traced at its own sizes.
 
-    def __init__(self, traces: Traces, setting: Setting, gpu: Gpu | None) -> None:
+    Attributes:
+        geometry: of the shapes that may need the most memory, the one that does is its worst.
+        layers: of the whole model.
+        worst: forecast of that micro-batch, for the whole model.
+        typical: forecast of a typical one.
+        memory: of the training alone, without what vLLM holds.
+        fits: of the traces, by size.
+        requests: of the traces of the worst micro-batch.
+    """
+
+    geometry: BatchGeometry
+    layers: int
+    worst: Forecast
+    typical: Forecast
+    memory: MemoryEstimate
+    fits: Mapping[Size, Fit]
+    requests: Mapping[Point, TraceRequest]
+
+    @property
+    def fit(self) -> Fit:
+        """The traces of the worst micro-batch."""
+        return self.fits[self.geometry.layout, self.geometry.worst]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether memory was extrapolated moment by moment."""
+        return all(fit.aligned for fit in self.fits.values())
+
+    def courses(self) -> Mapping[Stretch, Sequence[Levels]]:
+        """Return the bytes of tensors at each moment of a step, by stretch."""
+        at = {beside.phase: beside.size for beside in _beside(self.geometry)}
+        own = self.geometry.layout, self.geometry.worst
+        found: dict[Stretch, Sequence[Levels]] = {}
+        for stretch in self.worst.stretches:
+            size = at.get(stretch[0].phase, own)
+            found[stretch] = self.fits[size].course(stretch, self.layers, size[1])
+        return found
+
+
+class PlanTracer:
+    """Traces plans: only the depth is extrapolated, and the length of long rows that lie end to end.
+
+    Args:
+        gpu: that memory is estimated for; None for a CPU.
+        cpu: a CPU whose speeds are known, for times on it.
+        uses: ways to use the allocator that all traces are replayed with, so that plans which differ in them share
+            traces.
+        process_bytes: what a process on a CPU holds beside its tensors.
+        layer_kinds: the kind of each layer; None: of the workload's model.
+    """
+
+    def __init__(
+        self,
+        traces: Traces,
+        setting: Setting,
+        gpu: Gpu | None,
+        cpu: Gpu | None = None,
+        uses: Sequence[AllocatorUse] = (),
+        process_bytes: int = 0,
+        layer_kinds: Sequence[str] | None = None,
+    ) -> None:
         self._traces = traces
         self._setting = setting
         self._gpu = gpu
-        self._layer_kinds = setting.workload.model.layer_kinds
+        self._timed = gpu or cpu
+        self._uses = tuple(uses)
+        self._process_bytes = process_bytes
+        self._layer_kinds = setting.workload.model.layer_kinds if layer_kinds is None else layer_kinds
 
     def memory(self, sized: Sized) -> MemoryEstimate:
-        """Return memory and time of a plan at the worst of its micro-batches, what vLLM holds beside it included.
+        """Return memory of a plan, what vLLM holds beside it included, and the time of a step on its largest
+        micro-batches.
 
         Raises:
             UntraceableError: a step of it cannot be traced.
             VllmError: vLLM cannot run beside it.
         """
-        geometry = sized.geometry
-        fits = self._fits(sized)
-        found = [self._at(sized.plan, geometry, shape, fits) for shape in geometry.shapes]
-        worst = max(found, key=lambda forecast: forecast.peak_bytes + forecast.overhead_bytes + forecast.unused_bytes)
-        # Its time is that of a step on the largest micro-batches.
-        memory = memory_estimate(worst, found[0], geometry.micro_batches, self._gpu, TRACED_ERROR)
+        (found,) = self.traced([sized], timed=False)
+        if isinstance(found, Untraceable):
+            raise UntraceableError(found.reason)
+        memory = found.memory
         if untimed(sized.plan, self._setting.machine.hardware):
             memory = replace(memory, step_seconds=None)
         shared = with_vllm(memory, sized.plan, self._setting)
         if isinstance(shared, str):
             raise VllmError(shared)
-        assumptions = sorted({assumed for fit in fits.values() for assumed in fit.assumptions})
+        assumptions = sorted({assumed for fit in found.fits.values() for assumed in fit.assumptions})
         return replace(shared, assumptions=tuple(assumptions))
+
+    def traced(self, every: Sequence[Sized], *, timed: bool) -> list[TracedPlan | Untraceable]:
+        """Return the plans as they are traced, or why they cannot be; all traces are requested at once.
+
+        Args:
+            timed: whether typical micro-batches are traced for the time of a step; else it is that of the largest.
+        """
+        wanted = [{size: self._requests(sized, size) for size in _sizes(sized, timed=timed)} for sized in every]
+        requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
+        replies = iter(self._traces.get(requests))
+        return [
+            self._traced(sized, sizes, {size: {at: next(replies) for at in sizes[size]} for size in sizes}, timed=timed)
+            for sized, sizes in zip(every, wanted, strict=True)
+        ]
 
     def varied_bytes(self, sized: Sized) -> int | None:
         """Return what the caching allocator may reserve beyond after micro-batches of varied lengths; None: unknown."""
@@ -81,60 +163,109 @@ class PlanTracer:
         at = geometry.layout, geometry.worst, len(self._layer_kinds)
         return varied_bytes(self._traces, sized.plan, *at, self._setting, self._gpu)
 
-    def _at(
-        self, plan: TrainingPlan, geometry: BatchGeometry, shape: Shape, fits: dict[tuple[Layout, Shape], Fit]
-    ) -> Forecast:
-        found = self._forecast(plan, fits[geometry.layout, shape], shape, geometry.micro_batches)
-        for apart in geometry.apart:
-            size = apart.worst
-            beside = self._forecast(plan, fits[geometry.layout, size], size, geometry.micro_batches)
-            found = found.taking(apart.phase, beside, apart.per_step)
-        if geometry.evaluation is not None:
-            evaluated = geometry.evaluation
-            beside = self._forecast(plan, fits[evaluated.layout, evaluated.worst], evaluated.worst, 1)
-            found = found.taking(EVALUATE, beside, per_step=0.0)
-        return found
-
-    def _forecast(self, plan: TrainingPlan, fit: Fit, shape: Shape, micro_batches: int) -> Forecast:
-        return fit.forecast(len(self._layer_kinds), shape, micro_batches, plan.allocator)
-
-    def _fits(self, sized: Sized) -> dict[tuple[Layout, Shape], Fit]:
-        """Return the traces of each size that the plan runs at; all are requested at once."""
-        plan = sized.plan
-        sizes = {
-            (geometry.layout, shape): _anchors(geometry, shape)
-            for geometry, shape in dict.fromkeys(_sizes(sized.geometry))
-        }
-        wanted = {
-            (size, point): traced
-            for size, known in sizes.items()
+    def _requests(self, sized: Sized, size: Size) -> Mapping[Point, TraceRequest]:
+        plan, known = sized.plan, _anchors(sized.geometry, size)
+        uses = tuple(dict.fromkeys((plan.allocator, *self._uses)))
+        return {
+            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses)
             for point, traced in traced_points(plan, self._layer_kinds, known).items()
         }
-        use = (plan.allocator,)
-        requests = [
-            trace_request(traced, layout, point[1], point[0], self._setting, self._gpu, use)
-            for ((layout, _), point), traced in wanted.items()
-        ]
-        replies = dict(zip(wanted, self._traces.get(requests), strict=True))
-        failed = next((reply for reply in replies.values() if isinstance(reply, Untraceable)), None)
-        if failed is not None:
-            raise UntraceableError(failed.reason)
-        good = {key: reply for key, reply in replies.items() if not isinstance(reply, Untraceable)}
-        return {
-            size: fit_of(plan, self._layer_kinds, known, {point: good[of, point] for of, point in good if of == size})
-            for size, known in sizes.items()
-        }
+
+    def _traced(
+        self,
+        sized: Sized,
+        requests: Mapping[Size, Mapping[Point, TraceRequest]],
+        replies: Mapping[Size, Mapping[Point, Traced]],
+        *,
+        timed: bool,
+    ) -> TracedPlan | Untraceable:
+        plan, geometry = sized.plan, sized.geometry
+        fits: dict[Size, Fit] = {}
+        for size, found in replies.items():
+            good = {point: reply for point, reply in found.items() if not isinstance(reply, Untraceable)}
+            failed = next((reply for reply in found.values() if isinstance(reply, Untraceable)), None)
+            if failed is not None:
+                return failed
+            fits[size] = fit_of(plan, self._layer_kinds, _anchors(geometry, size), good)
+        at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
+        decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
+        typical = self._at_typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
+        worst, count = at_worst[decisive], geometry.micro_batches
+        return TracedPlan(
+            geometry=replace(geometry, worst=decisive, rivals=()),
+            layers=len(self._layer_kinds),
+            worst=worst,
+            typical=typical,
+            memory=memory_estimate(worst, typical, count, self._gpu, TRACED_ERROR, self._process_bytes),
+            fits=fits,
+            requests=requests[geometry.layout, decisive],
+        )
+
+    def _at_worst(
+        self, plan: TrainingPlan, geometry: BatchGeometry, shape: Shape, fits: Mapping[Size, Fit]
+    ) -> Forecast:
+        count = geometry.micro_batches
+        found = self._forecast(plan, fits, (geometry.layout, shape), count)
+        for beside in _beside(geometry):
+            at_its_own = self._forecast(plan, fits, beside.size, beside.micro_batches)
+            found = found.taking(beside.phase, at_its_own, beside.per_step)
+        return found
+
+    def _at_typical(self, plan: TrainingPlan, geometry: BatchGeometry, fits: Mapping[Size, Fit]) -> Forecast:
+        layout, count = geometry.layout, geometry.micro_batches
+        found = self._forecast(plan, fits, (layout, _whole(plan, geometry.typical)), count)
+        for apart in geometry.apart:
+            beside = self._forecast(plan, fits, (layout, _whole(plan, apart.typical)), count)
+            found = found.taking(apart.phase, beside, apart.per_step)
+        return found
+
+    def _forecast(self, plan: TrainingPlan, fits: Mapping[Size, Fit], size: Size, micro_batches: int) -> Forecast:
+        return fits[size].forecast(len(self._layer_kinds), size[1], micro_batches, plan.allocator)
 
 
-def _sizes(geometry: BatchGeometry) -> Iterator[tuple[BatchGeometry, Shape]]:
-    yield from ((geometry, shape) for shape in geometry.shapes)
-    yield from ((geometry, apart.worst) for apart in geometry.apart)
+def _need_bytes(worst: Forecast) -> int:
+    return worst.peak_bytes + worst.overhead_bytes + worst.unused_bytes
+
+
+def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:
+    """Return each size once that a plan is traced at."""
+    plan, geometry = sized.plan, sized.geometry
+    shapes = [*geometry.shapes]
+    if timed:
+        shapes += [_whole(plan, shape) for shape in (geometry.typical, *(apart.typical for apart in geometry.apart))]
+    every = [*((geometry.layout, shape) for shape in shapes), *(beside.size for beside in _beside(geometry))]
+    return dict.fromkeys(every)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A phase with sizes of its own: where it needs the most memory, and how often a step runs it."""
+
+    phase: str
+    size: Size
+    micro_batches: int
+    per_step: float
+
+
+def _beside(geometry: BatchGeometry) -> Iterator[_Beside]:
+    for apart in geometry.apart:
+        yield _Beside(apart.phase, (geometry.layout, apart.worst), geometry.micro_batches, apart.per_step)
     if geometry.evaluation is not None:
-        yield geometry.evaluation, geometry.evaluation.worst
+        yield _Beside(EVALUATE, (geometry.evaluation.layout, geometry.evaluation.worst), 1, 0.0)
 
 
-def _anchors(geometry: BatchGeometry, shape: Shape) -> Anchors:
+def _whole(plan: TrainingPlan, shape: Shape) -> Shape:
+    """Return a mean shape in whole tokens, which the ranks that share a row can share."""
+    split = plan.launch.processes // plan.data_ranks
+    multiple = 2 * split if split > 1 else 1
+    tokens = max(1, round(shape.tokens / multiple)) * multiple
+    generated = min(tokens - 1, max(1, round(shape.generated))) if shape.generated else 0
+    return Shape(shape.rows, tokens, generated, round(shape.beside))
+
+
+def _anchors(geometry: BatchGeometry, size: Size) -> Anchors:
     """Return the sizes to trace for one: that one, unless it is a row that takes too long to trace."""
-    if geometry.layout is Layout.FLAT and shape.tokens > LONGEST_FLAT:
-        return anchors(geometry.layout, [replace(geometry, worst=shape, typical=shape, apart=(), rivals=())])
+    layout, shape = size
+    if layout is Layout.FLAT and shape.tokens > LONGEST_FLAT:
+        return anchors(layout, [replace(geometry, layout=layout, worst=shape, typical=shape, apart=(), rivals=())])
     return Anchors(Basis.CONSTANT, (shape,))

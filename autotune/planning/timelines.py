@@ -10,7 +10,7 @@ from autotune.planning.extrapolation.forecast import Stretch
 from autotune.planning.extrapolation.series import Levels
 from autotune.trainers.prompts import GENERATION
 
-BESIDE_TENSORS = frozenset({"rounding", "fragmentation", "context"})
+BESIDE_TENSORS = frozenset({"rounding", "fragmentation", "context", "process"})
 """Parts of a breakdown that are no bytes of tensors."""
 
 

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from autotune.core.estimate import Plan, distinct, uncomposed
+from autotune.core.estimate import Plan, answers, distinct
 from autotune.reporting.copied import show
 from autotune.reporting.explanation import drawn_explanation
 from autotune.reporting.listing import listing
@@ -42,7 +42,7 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
 
     Where the plan explains an estimate, its stages take the place of the candidates.
     """
-    rows = distinct(uncomposed(plan.estimates), top)
+    rows = distinct(answers(plan.estimates), top)
     yield Text(said_target(plan))
     yield Text()
     if plan.explanation is not None:

@@ -25,7 +25,7 @@ _CHOICES_BESIDE = 40
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
     "parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "rounding", "fragmentation",
-    "context",
+    "context", "process",
 )  # fmt: skip
 _OTHER = "other"
 _SMALLEST_SHARE = 1e-3

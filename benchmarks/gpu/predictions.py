@@ -11,7 +11,8 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, Origin
 from autotune.core.protocol import TraceReply
 from autotune.planning.extrapolation.memory import TRACED_ERROR
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from benchmarks.gpu.accuracy import Prediction
 from benchmarks.gpu.cases import Case

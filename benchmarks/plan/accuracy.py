@@ -26,7 +26,8 @@ from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
 from autotune.planning.candidates import legal_candidates
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
@@ -61,8 +62,8 @@ class Compared:
     @property
     def sort(self) -> str:
         """What the estimate stands on."""
-        if self.estimate.origin is Origin.TRACED:
-            return "traced"
+        if self.estimate.origin is Origin.EXTRAPOLATED:
+            return "extrapolated"
         certain = self.estimate.memory is not None and self.estimate.memory.error < 1
         return "added up" if certain else "added up, not seen together"
 

@@ -21,7 +21,8 @@ from autotune.core.events import ignore
 from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.inspection.model import model_source
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
 from benchmarks.shapes import LLAMA_8B, write_model

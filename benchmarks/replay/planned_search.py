@@ -21,7 +21,7 @@ from statistics import median
 
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS, Effort
-from autotune.core.estimate import Estimate, Origin
+from autotune.core.estimate import Estimate, Origin, need
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
@@ -69,6 +69,12 @@ class RecordedEstimates:
     def trace(self, candidates: Iterable[Candidate]) -> None:
         """Let the estimates of candidates be those of traces of their own."""
         self._traced.update(candidates)
+
+    def least(self) -> Estimate | None:
+        """Return what needs the least memory."""
+        best = min(map(self.estimate, self.candidates), key=need)
+        self.trace([best.candidate])
+        return self.estimate(best.candidate) if best.memory is not None else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,7 +141,7 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
             near.add(run.candidate)
         return measurement
 
-    predictor = PlannedPredictor(RecordedEstimates(table.rows), table.limit_bytes, "cpu", math.inf)
+    predictor = PlannedPredictor(RecordedEstimates(table.rows), table.limit_bytes, "cpu")
     return search(
         problem,
         probe,

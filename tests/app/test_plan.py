@@ -10,7 +10,7 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
-from autotune.core.estimate import Origin, distinct, uncomposed
+from autotune.core.estimate import Origin, answers, distinct
 from autotune.core.events import Event, Ranked
 from autotune.core.explanation import Subject
 from autotune.errors import InputError
@@ -143,7 +143,7 @@ def test_what_is_explained_is_the_fastest_that_fits_or_else_the_baseline(
 def test_what_a_finished_plan_says_was_traced_itself_and_told_provisionally_before(model: str, budget: str) -> None:
     told: list[Event] = []
     found = autotune.plan(model, seq_len=48, gpu="RTX4090", memory_budget=budget, listener=told.append)
-    said = [found.baseline, *distinct(uncomposed(found.estimates), 20), *(change.instead for change in found.changes)]
+    said = [found.baseline, *distinct(answers(found.estimates), 20), *(change.instead for change in found.changes)]
     assert Origin.COMPOSED in {estimate.origin for estimate in found.estimates}
     assert {estimate.origin for estimate in said} == {Origin.TRACED}
     assert found.fastest is None or found.fastest.origin is Origin.TRACED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,7 @@ SIZES = {SMALL: 4 * GIB, MEDIUM: 8 * GIB, LARGE: 16 * GIB}
 
 def an_estimate(candidate: Candidate, origin: Origin = Origin.TRACED) -> Estimate:
     """An estimate of a GPU's memory with a context of 512 MiB in it, and a rate that grows with the batch."""
-    if candidate not in SIZES:
+    if candidate not in SIZES or origin is Origin.UNKNOWN:
         return Estimate(candidate, Origin.UNKNOWN, reason="it cannot be traced")
     size = SIZES[candidate] - 512 * MIB
     memory = MemoryEstimate(size, size, 512 * MIB, {}, 0, 1.0, 0.10 if origin is Origin.TRACED else 0.35)
@@ -58,11 +57,13 @@ class Estimates:
             raise ProbeServerError("the server is gone")
         self.origins.update(dict.fromkeys(candidates, Origin.TRACED))
 
+    def least(self) -> Estimate | None:
+        self.trace(self.candidates[:1])
+        return self.estimate(self.candidates[0])
 
-def predictor_of(
-    estimates: Estimates, device: DeviceKind = "cuda", trace_seconds: float = math.inf
-) -> PlannedPredictor:
-    return PlannedPredictor(estimates, LIMIT_BYTES, device, trace_seconds)
+
+def predictor_of(estimates: Estimates, device: DeviceKind = "cuda") -> PlannedPredictor:
+    return PlannedPredictor(estimates, LIMIT_BYTES, device)
 
 
 def shown(
@@ -98,13 +99,22 @@ def test_the_fastest_of_a_few_that_are_predicted_are_not_promising() -> None:
     assert list(predictor_of(Estimates(candidates=(SMALL, MEDIUM, *unknown))).promising(5)) == []
 
 
-def test_to_make_sure_is_to_trace_while_there_is_time() -> None:
-    composed = {LARGE: Origin.COMPOSED}
-    sure = predictor_of(Estimates(dict(composed))).make_sure(LARGE)
-    unsure = predictor_of(Estimates(dict(composed)), trace_seconds=0).make_sure(LARGE)
+@pytest.mark.parametrize("before", [Origin.EXTRAPOLATED, Origin.COMPOSED, Origin.UNKNOWN])
+def test_to_make_sure_is_to_trace_a_candidate_at_its_own_sizes(before: Origin) -> None:
+    predictor = predictor_of(Estimates({LARGE: before}))
+    guess, sure = predictor.predict(LARGE), predictor.make_sure(LARGE)
+    assert guess is None or not guess.certain
     assert sure is not None
-    assert unsure is not None
-    assert (sure.certain, unsure.certain) == (True, False)
+    assert sure.certain
+
+
+def test_the_candidate_that_needs_the_least_is_certain() -> None:
+    predictor = predictor_of(Estimates({SMALL: Origin.EXTRAPOLATED}))
+    assert predictor.least() == SMALL
+    found = predictor.predict(SMALL)
+    assert found is not None
+    assert found.certain
+    assert predictor_of(Estimates(failing=True)).least() is None
 
 
 def test_tracing_that_fails_ends_no_search_and_is_told() -> None:
@@ -112,7 +122,7 @@ def test_tracing_that_fails_ends_no_search_and_is_told() -> None:
     guess = predictor.make_sure(LARGE)
     assert guess is not None
     assert not guess.certain
-    assert predictor.notes() == ("Tracing ended early: the server is gone",)
+    assert predictor.notes() == ("Some predictions are not traced: the server is gone",)
 
 
 def test_probes_correct_memory_and_time_and_the_correction_is_told() -> None:
@@ -136,11 +146,39 @@ def test_what_the_driver_says_of_the_context_counts() -> None:
     assert predictor.memory.offset == GIB
 
 
-def test_a_probe_that_failed_corrects_nothing() -> None:
+def test_what_ran_out_of_memory_needs_more_than_the_limit_and_what_needs_less_stays_promising() -> None:
     predictor = predictor_of(Estimates())
-    failed = Measurement(ProbeStatus.OUT_OF_MEMORY)
-    predictor.learn(SMALL, failed)
-    predictor.learn(MEDIUM, failed)
+    before = predictor.predict(LARGE)
+    predictor.learn(MEDIUM, Measurement(ProbeStatus.OUT_OF_MEMORY))
+    small, medium, large = map(predictor.predict, (SMALL, MEDIUM, LARGE))
+    assert medium is not None
+    assert medium.need_bytes > LIMIT_BYTES
+    assert list(predictor.promising(5)) == [SMALL]
+    assert predictor.notes() == (
+        "Predictions were corrected by x1.25 in memory, since 1 ran out of it, after 1 probes.",
+    )
+    # The raise ranks, and rules no more out than before.
+    assert small is not None
+    assert large is not None
+    assert before is not None
+    assert large.need_bytes * (1 - large.error) <= before.need_bytes
+
+
+def test_one_that_ran_out_does_not_contradict_those_that_fitted() -> None:
+    predictor = predictor_of(Estimates())
+    predictor.learn(*shown(MEDIUM, SIZES[MEDIUM] - 512 * MIB, 1.0))
+    predictor.learn(SMALL, Measurement(ProbeStatus.OUT_OF_MEMORY))
+    small, medium = predictor.predict(SMALL), predictor.predict(MEDIUM)
+    assert small is not None
+    assert medium is not None
+    assert small.need_bytes > LIMIT_BYTES
+    assert medium.need_bytes <= LIMIT_BYTES + 1
+
+
+def test_another_failure_corrects_nothing() -> None:
+    predictor = predictor_of(Estimates())
+    predictor.learn(MEDIUM, Measurement(ProbeStatus.HOST_OUT_OF_MEMORY))
+    predictor.learn(SMALL, Measurement(ProbeStatus.CRASHED))
     assert predictor.notes() == ()
 
 

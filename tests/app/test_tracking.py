@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from autotune.app.tracking import Tracking
-from autotune.core.estimate import Origin, distinct
+from autotune.core.estimate import Origin, answers, distinct, need
 from autotune.core.events import Event, Noted, Ranked, StageStarted, Tracing, ignore
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.changes import smallest_changes
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes
@@ -47,8 +48,13 @@ def test_all_that_an_answer_consists_of_is_traced_and_was_preceded_by_provisiona
     Tracking(told.append).trace(here, planner, traces, TOP)
 
     ranked, baseline = planner.ranked(), planner.estimate(here.baseline)
-    shown = [baseline, *distinct(ranked, TOP)]
-    shown += [change.instead for change in smallest_changes(shown, ranked)]
+    shown = [baseline, *distinct(answers(ranked), TOP)]
+    shown += [change.instead for change in smallest_changes(shown, answers(ranked))]
+    assert len(shown) > TOP
+    # None that was not traced promises more than what is shown.
+    rates = [found.tokens_per_second or 0.0 for found in shown[1:]]
+    further = [found.tokens_per_second or 0.0 for found in ranked if found.fits and found.origin is not Origin.TRACED]
+    assert max(further) < 1.02 * max(rates)
     assert Origin.COMPOSED in {estimate.origin for estimate in ranked}
     assert {estimate.origin for estimate in shown} == {Origin.TRACED}
 
@@ -65,7 +71,10 @@ def test_where_nothing_fits_what_needs_the_least_is_traced(tmp_path: Path) -> No
     here = whole_space()
     planner, traces = planner_of(here, tmp_path, 1)
     Tracking(ignore).trace(here, planner, traces, TOP)
-    assert {estimate.origin for estimate in distinct(planner.ranked(), TOP)} == {Origin.TRACED}
+    ranked = planner.ranked()
+    shown = distinct(answers(ranked), TOP)
+    assert {estimate.origin for estimate in shown} == {Origin.TRACED}
+    assert need(shown[0]) == pytest.approx(need(ranked[0]), rel=0.01)
 
 
 def test_counts_are_those_of_all_calls_and_the_time_follows_from_the_pace(tmp_path: Path) -> None:

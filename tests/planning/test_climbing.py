@@ -15,7 +15,8 @@ from autotune.core.traced import GpuFigures
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.climbing import climb
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced
@@ -76,6 +77,7 @@ def planner_of(of: TrainerProblem, candidates: Sequence[Candidate], folder: Path
     traces = Traces(TradingTracer(), Cache(folder), "model", {})
     planner = Planner(of, Accelerator(find_gpu("H100-80GB"), budget_bytes), traces, ("full",) * 16, candidates)
     planner.explore()
+    planner.refine(lambda ranked: ranked[:1], 4)
     return planner
 
 

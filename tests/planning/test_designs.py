@@ -18,7 +18,8 @@ from autotune.planning.candidates import legal_candidates
 from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.shape import Basis
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes

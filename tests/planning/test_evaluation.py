@@ -18,8 +18,9 @@ from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.fit import Fit, points
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
 from autotune.planning.requests import trace_request
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer, trace

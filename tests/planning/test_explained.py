@@ -15,7 +15,8 @@ from autotune.core.timeline import Occurrence
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.candidates import legal_candidates
 from autotune.planning.explained import explained
-from autotune.planning.planner import Accelerator, Planner
+from autotune.planning.planner import Planner
+from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes
@@ -38,6 +39,7 @@ class Planned:
         target = Accelerator(H100, 10 * GIB)
         self.planner = Planner(problem, target, self.traces, ("full",) * LAYERS, legal_candidates(problem))
         self.planner.explore(14)
+        self.planner.refine(lambda ranked: ranked[:1], 4)
 
     def explain(self, estimate: Estimate) -> Explanation:
         """Return how an estimate came about."""
@@ -54,7 +56,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     return Planned(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.mark.parametrize("origin", [Origin.TRACED, Origin.COMPOSED])
+@pytest.mark.parametrize("origin", [Origin.TRACED, Origin.EXTRAPOLATED, Origin.COMPOSED])
 def test_tensors_and_additions_are_what_is_needed(planned: Planned, origin: Origin) -> None:
     estimate = planned.first(origin)
     found = planned.explain(estimate)
@@ -67,7 +69,7 @@ def test_tensors_and_additions_are_what_is_needed(planned: Planned, origin: Orig
     assert {name: estimate.memory.breakdown[name] for name in found.peak.categories} == found.peak.categories
 
 
-@pytest.mark.parametrize("origin", [Origin.TRACED, Origin.COMPOSED])
+@pytest.mark.parametrize("origin", [Origin.TRACED, Origin.EXTRAPOLATED, Origin.COMPOSED])
 def test_the_times_of_parts_are_those_of_the_step(planned: Planned, origin: Origin) -> None:
     estimate = planned.first(origin)
     assert estimate.memory is not None

@@ -115,6 +115,11 @@ class Fit:
             between=self._between,
         )
 
+    @property
+    def longest(self) -> float:
+        """The most tokens of a traced row."""
+        return max(shape.tokens for shape in self._anchors.shapes)
+
     def covers(self, shape: Shape) -> bool:
         """Return whether figures at a shape follow from the traces."""
         return self._anchors.covers(shape)

@@ -15,7 +15,7 @@ to 16.9 % below; those below by more than this error are within it once ``Memory
 
 
 def memory_estimate(
-    worst: Forecast, typical: Forecast, micro_batches: int, gpu: Gpu | None, error: float
+    worst: Forecast, typical: Forecast, micro_batches: int, gpu: Gpu | None, error: float, process_bytes: int = 0
 ) -> MemoryEstimate:
     """Return the estimate for a GPU, or for the CPU's allocator if ``gpu`` is None.
 
@@ -24,14 +24,15 @@ def memory_estimate(
         typical: forecast of a typical one, which gives the time.
         micro_batches: number per optimizer step.
         error: share by which the estimate may be off.
+        process_bytes: what a process on a CPU holds beside its tensors.
     """
     peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
     reserved_bytes = peak_bytes + worst.unused_bytes if gpu is not None else None
-    context_bytes = gpu.context_bytes if gpu is not None else 0
+    context_bytes = gpu.context_bytes if gpu is not None else process_bytes
     extra = {
         "rounding": peak_bytes - worst.peak_bytes,
         "fragmentation": reserved_bytes - peak_bytes if reserved_bytes is not None else 0,
-        "context": context_bytes,
+        "context" if gpu is not None else "process": context_bytes,
     }
     return MemoryEstimate(
         peak_bytes=peak_bytes,
