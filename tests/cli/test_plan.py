@@ -159,8 +159,8 @@ def test_the_counts_of_a_summary_add_up() -> None:
     composed = replace(UNKNOWN, origin=Origin.COMPOSED)
     counts = a_plan(estimates=(*a_plan().estimates, DEFAULT, UNKNOWN, composed)).summary(1).counts
     assert counts is not None
-    assert counts.fitting + counts.too_large + counts.composed + counts.unknown == counts.candidates
-    assert min(counts.fitting, counts.too_large, counts.composed, counts.unknown) > 0
+    assert counts.fitting + counts.too_large + counts.untraced + counts.unknown == counts.candidates
+    assert min(counts.fitting, counts.too_large, counts.untraced, counts.unknown) > 0
 
 
 def test_all_is_for_json(capsys: pytest.CaptureFixture[str]) -> None:
