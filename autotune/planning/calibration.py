@@ -28,23 +28,33 @@ class Pair:
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of estimates: a factor or an offset.
+    """A correction of estimates: a factor or an offset, and what everything is raised by after it.
 
     Example: if probes measured 11 GiB where 10 GiB were predicted, and 22 GiB where 20 GiB were, the factor is 1.1.
 
     Attributes:
-        error: share by which a corrected figure may be off.
-        probes: number of probes that it is derived from; 0 where nothing is corrected.
+        error: share by which a corrected figure may be off, the raise apart.
+        probes: number of probes that factor or offset is derived from; 0 where there were too few.
+        raised: factor by which figures were raised since candidates ran out of memory; 1 where none did.
     """
 
     factor: float = 1.0
     offset: float = 0.0
     error: float = 0.0
     probes: int = 0
+    raised: float = 1.0
 
     def __call__(self, predicted: float) -> float:
         """Return the corrected figure."""
-        return max(0.0, self.factor * predicted + self.offset)
+        return max(0.0, self.factor * predicted + self.offset) * self.raised
+
+    def error_after(self, error: float) -> float:
+        """Return the error of a figure that was off by up to ``error`` before the raise.
+
+        It grows by as much as the figure does, so that nothing is ruled out by the raise.
+        """
+        before = min(1.0, error)
+        return before + (1 - before) * (1 - 1 / self.raised)
 
 
 def correction(pairs: Sequence[Pair], stated_error: float) -> Correction:
@@ -70,20 +80,14 @@ def raised(found: Correction, ran_out: Sequence[float], fitted: Sequence[float],
     """Return a correction that is raised until all that ran out of memory needs the limit at least, or until one of
     those that fitted would.
 
-    What is predicted to need less than each that ran out stays below the limit. The error grows by as much, so that
-    nothing is ruled out by the raise.
+    What is predicted to need less than each that ran out stays below the limit.
 
     Args:
         ran_out, fitted: predicted figures, not corrected.
     """
     wanted = max((limit / found(predicted) for predicted in ran_out if found(predicted)), default=1.0)
     allowed = min((limit / found(predicted) for predicted in fitted if found(predicted)), default=inf)
-    by = max(1.0, min(wanted, allowed))
-    if by == 1.0:
-        return found
-    return replace(
-        found, factor=by * found.factor, offset=by * found.offset, error=1 - (1 - min(1.0, found.error)) / by
-    )
+    return replace(found, raised=max(1.0, min(wanted, allowed)))
 
 
 def factor(pairs: Sequence[Pair]) -> Correction:

@@ -114,7 +114,8 @@ class PlannedPredictor:
         """Return the corrections, and why tracing ended early if it did, in sentences."""
         words = []
         if self._raised:
-            words.append(f"by x{self.memory.factor:.2f} in memory, since {self._raised} ran out of it,")
+            by = self.memory.factor * self.memory.raised
+            words.append(f"by x{by:.2f} in memory, since {self._raised} ran out of it,")
         elif self.memory.offset:
             words.append(
                 f"by {'+' if self.memory.offset > 0 else '-'}{format_bytes(abs(self.memory.offset))} in memory"
@@ -144,12 +145,12 @@ class PlannedPredictor:
             return None
         traced, on_cpu = estimate.origin is Origin.TRACED, self._device == "cpu"
         need_bytes = max(1, round(self.memory(memory.device_bytes)))
-        error = max(self.memory.error, memory.error)
         if traced and on_cpu:
             # What a process holds beside its tensors is not the same for all.
             error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
-        elif traced and self.memory.probes:
-            error = self.memory.error
+        else:
+            stated = 0.0 if traced and self.memory.probes else memory.error
+            error = self.memory.error_after(max(self.memory.error, stated))
         shown = self._measured.get(estimate.candidate)
         return Prediction(
             need_bytes=need_bytes if shown is None or shown.ok else max(need_bytes, self._limit_bytes + 1),
@@ -173,7 +174,7 @@ class PlannedPredictor:
         ran_out = [memory.device_bytes for memory, shown in traced if not shown.ok]
         within = [memory.device_bytes for memory, shown in traced if shown.ok]
         self.memory = raised(found, ran_out, within, self._limit_bytes + 1)
-        self._raised = len(ran_out) if self.memory != found else 0
+        self._raised = len(ran_out) if self.memory.raised > 1 else 0
         self._predictions.clear()
 
 
