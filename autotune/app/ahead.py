@@ -24,6 +24,7 @@ from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.planning.candidates import estimated_candidates
 from autotune.planning.climbing import climb
+from autotune.planning.extrapolation.memory import PROCESS_BYTES
 from autotune.planning.planner import Planner
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.target import Accelerator
@@ -164,7 +165,7 @@ def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpee
     if hardware.kind == "cuda":
         return Accelerator(described(hardware), limit_bytes)
     cpu = Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0, speeds=speeds())
-    return Accelerator(None, limit_bytes, cpu)
+    return Accelerator(None, limit_bytes, cpu, PROCESS_BYTES)
 
 
 def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -> GpuSpeeds:

@@ -41,10 +41,12 @@ class MemoryEstimate:
     Attributes:
         peak_bytes: CUDA: peak of allocated bytes. CPU: peak of tensor bytes.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
-        context_bytes: device memory that the process holds outside the allocator; 0 on a CPU.
+        context_bytes: device memory that the process holds outside the allocator. CPU: what it is expected to hold
+            beside tensors, in a search; 0 elsewhere.
         breakdown: use of the device's memory at the peak, in bytes: PyTorch's categories of tensors
             (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
-            ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``.
+            ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``
+            (``process`` on a CPU).
             Sums to :attr:`device_bytes`.
         host_bytes: tensors in the host's memory (the model while it is loaded, what is offloaded, what a save copies or
             gathers there) of the process that needs the most.

@@ -21,14 +21,14 @@ class Prediction:
         certain: whether the candidate was traced at its own sizes. Other predictions only rank candidates and veto
             none.
         tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
-        least: whether ``need_bytes`` is a lower bound, of which a probe that fits measures only a part.
+        partly_measured: whether a probe that fits measures only a part of ``need_bytes``.
     """
 
     need_bytes: int
     error: float
     certain: bool
     tokens_per_second: float | None = None
-    least: bool = False
+    partly_measured: bool = False
 
     def over(self, limit_bytes: int) -> bool:
         """Whether the need exceeds a limit by more than the error."""
@@ -36,7 +36,7 @@ class Prediction:
 
     def said(self, limit_bytes: int) -> str:
         """Return the need and the limit, in words."""
-        need = f"{'at least ' if self.least else ''}{format_bytes(self.need_bytes)}"
+        need = format_bytes(self.need_bytes)
         return f"predicted to need {need} of the {format_bytes(limit_bytes)}, within {format_share(self.error)}"
 
 

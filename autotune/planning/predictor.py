@@ -50,9 +50,9 @@ class PlannedPredictor:
     A probe that ran out of memory shows that its candidate needs more than the limit, and raises all predictions until
     its own does; less where that would contradict a probe that fitted.
 
-    On a CPU, probes that fit do not correct memory. The limit there applies to the memory that a process maps, which is
-    at least the traced tensors. A probe measures the memory that was touched, which is less than the tensors if some
-    were zeroed and never written, and more if libraries keep memory of their own.
+    On a CPU, probes that fit do not correct the memory of others. The limit there applies to the memory that a process
+    maps, which is at least the traced tensors. A probe measures the memory that was touched, which is less than the
+    tensors if some were zeroed and never written, and more if libraries keep memory of their own.
 
     Attributes:
         memory, time: the current corrections.
@@ -146,18 +146,23 @@ class PlannedPredictor:
         traced, on_cpu = estimate.origin is Origin.TRACED, self._device == "cpu"
         need_bytes = max(1, round(self.memory(memory.device_bytes)))
         if traced and on_cpu:
-            # What a process holds beside its tensors is not the same for all.
+            # What a process holds beside its tensors is not the same for all, and rules nothing out.
             error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
         else:
             stated = 0.0 if traced and self.memory.probes else memory.error
             error = self.memory.error_after(max(self.memory.error, stated))
         shown = self._measured.get(estimate.candidate)
+        if shown is not None and not shown.ok:
+            need_bytes = max(need_bytes, self._limit_bytes + 1)
+        elif shown is not None and on_cpu:
+            # The limit held, and nothing else of the measurement says how much was mapped.
+            need_bytes = min(need_bytes, self._limit_bytes)
         return Prediction(
-            need_bytes=need_bytes if shown is None or shown.ok else max(need_bytes, self._limit_bytes + 1),
+            need_bytes=need_bytes,
             error=error,
             certain=traced,
             tokens_per_second=rate / self.time.factor if rate else None,
-            least=on_cpu and not memory.context_bytes,
+            partly_measured=on_cpu,
         )
 
     def _correct(self) -> None:

@@ -15,7 +15,7 @@ class Accelerator:
         gpu: the GPU, or None for a CPU.
         budget_bytes: memory that training may need.
         cpu: a CPU whose speeds were measured; None if no times are to be predicted on the CPU.
-        process_bytes: what a process on a CPU holds beside its tensors, as far as that was measured.
+        process_bytes: the most that a process on a CPU is expected to hold beside its tensors; 0: tensors alone count.
     """
 
     gpu: Gpu | None

@@ -52,7 +52,7 @@ class Surrogate:
         def shown_need(record: Record) -> float:
             measured = float(np.log1p(violation(record.measurement, memory_limit_bytes)))
             prediction = predict(record.candidate)
-            predicted = need(record.candidate) if prediction and prediction.least else None
+            predicted = need(record.candidate) if prediction and prediction.partly_measured else None
             return measured if predicted is None else max(measured, predicted)
 
         needs = {record.candidate: shown_need(record) for record in shown}

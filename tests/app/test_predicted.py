@@ -17,6 +17,7 @@ from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError
+from autotune.planning.extrapolation.memory import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
@@ -203,6 +204,23 @@ def test_memory_on_a_cpu_is_not_corrected_by_what_is_resident() -> None:
     assert predictor.memory.probes == 0
 
 
+def test_what_fitted_on_a_cpu_needs_no_more_than_the_limit() -> None:
+    predictor = predictor_of(Estimates(), device="cpu")
+    predictor.learn(*shown(LARGE, None, 1.0))
+    large = predictor.predict(LARGE)
+    assert large is not None
+    assert large.need_bytes == LIMIT_BYTES
+
+
+def test_what_a_process_holds_beside_tensors_ranks_and_rules_nothing_out() -> None:
+    large = predictor_of(Estimates(), device="cpu").predict(LARGE)
+    assert large is not None
+    tensor_bytes = SIZES[LARGE] - 512 * MIB
+    assert large.need_bytes == SIZES[LARGE]
+    assert large.over(round(0.97 * tensor_bytes) - 2)
+    assert not large.over(round(0.97 * tensor_bytes) + 2)
+
+
 class FailingTracer(AnalyticTracer):
     """A tracer whose processes cannot be started."""
 
@@ -277,7 +295,13 @@ def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> No
     assert ahead.predictor is not None
     baseline = ahead.predictor.predict(problem.baseline)
     assert baseline is not None
-    assert baseline.least
+    assert baseline.partly_measured
+    assert ahead.planner is not None
+    memory = ahead.planner.estimate(problem.baseline).memory
+    assert memory is not None
+    # A small model holds a share of its tensors, a large one a fixed amount.
+    assert memory.breakdown["process"] == min(PROCESS_BYTES, round(memory.peak_bytes / 4))
+    assert baseline.need_bytes == memory.device_bytes == memory.peak_bytes + memory.breakdown["process"]
     assert baseline.tokens_per_second is not None
 
 
