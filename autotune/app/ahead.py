@@ -99,7 +99,7 @@ class Ahead:
         if traces:
             with suppress(AutotuneError):
                 planner.trace(candidates)
-        found = {candidate: planner.timeline(candidate) for candidate in candidates}
+        found = {candidate: planner.figures.timeline(candidate) for candidate in candidates}
         return {candidate: timeline for candidate, timeline in found.items() if timeline is not None}
 
     def notes(self) -> tuple[str, ...]:

@@ -108,13 +108,15 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         tracking.refine(problem, planner, asked.top)
         best = answers(planner.ranked())[:1]
         if best and best[0].fits:
-            planner.vary(best[0].candidate)
+            planner.figures.vary(best[0].candidate)
         estimates = tuple(planner.ranked())
         baseline = planner.estimate(problem.baseline)
         subject = Subject.FASTEST if best and best[0].fits else Subject.BASELINE
         chosen = best[0].candidate if subject is Subject.FASTEST else problem.baseline
         explanation = (
-            explained(problem, chosen, subject, planner.basis(chosen), traces, planned.gpu) if asked.explain else None
+            explained(problem, chosen, subject, planner.figures.basis(chosen), traces, planned.gpu)
+            if asked.explain
+            else None
         )
         offers: tuple[str, ...] = ()
         if best and best[0].fits:
@@ -127,7 +129,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
             wanted = problem, options, planned, budget_bytes, asked.server_gpus, asked.settings
             bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, servers)
-        timelines = [planner.timeline(one.candidate) for one in (*best, baseline)]
+        timelines = [planner.figures.timeline(one.candidate) for one in (*best, baseline)]
     traced = answers(estimates)
     found = Plan(
         schema=SCHEMA,

@@ -150,7 +150,7 @@ class _Split:
             return self._refused(held)
         planner = Planner(problem, self._target, self._traces, model.layer_kinds, [candidate])
         planner.trace([candidate])
-        estimate, training = planner.estimate(candidate), planner.training(candidate)
+        estimate, training = planner.estimate(candidate), planner.figures.training(candidate)
         if estimate.memory is None or estimate.spare_bytes is None:
             return self._refused(estimate.reason)
         return ServerSplit(

@@ -70,7 +70,7 @@ def _traced(
     setting = problem.setting
     planner = Planner(problem, target, traces, setting.workload.model.layer_kinds, [candidate])
     planner.trace([candidate])
-    training = planner.training(candidate)
+    training = planner.figures.training(candidate)
     engine = engine_of(problem.trainer.plan(candidate, setting), setting.workload.model)
     if training is None or engine is None:
         return None

@@ -33,7 +33,7 @@ def _lacks_traces(planner: Planner, found: Estimate) -> bool:
     if found.origin is not Origin.UNKNOWN or planner.group(found.candidate) in planner.untraceable:
         return False
     # One of which the training is known, and not what vLLM takes beside it, lacks no trace.
-    return planner.training(found.candidate) is None
+    return planner.figures.training(found.candidate) is None
 
 
 def last_resorts(planner: Planner, narrow: TrainerProblem, wide: TrainerProblem) -> tuple[Candidate, ...]:

@@ -98,5 +98,5 @@ def test_a_step_of_one_micro_batch_is_not_composed_of_steps_of_several(tmp_path:
     composed = [found.candidate for found in planner.ranked() if found.origin is Origin.COMPOSED]
     assert composed
     for candidate in composed:
-        steps = {term.group.micro_batches for term in planner.basis(candidate).terms}
+        steps = {term.group.micro_batches for term in planner.figures.basis(candidate).terms}
         assert steps == {planner.group(candidate).micro_batches}

@@ -82,7 +82,7 @@ def test_another_layout_is_traced_beside(tmp_path: Path) -> None:
     wanted = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 32}
     planner = planner_of(tracer, tmp_path, {EVALUATED: 2, 700: 60}, **wanted)
     candidate = planner.candidates[0]
-    basis = planner.basis(candidate)
+    basis = planner.figures.basis(candidate)
     assert basis.geometry.evaluation is not None
     assert (basis.geometry.layout, basis.geometry.evaluation.layout) == (Layout.EQUAL, Layout.PADDED)
     # Equal rows and padded rows were traced: in the latter, one is a token shorter.

@@ -43,7 +43,7 @@ class Planned:
 
     def explain(self, estimate: Estimate) -> Explanation:
         """Return how an estimate came about."""
-        basis = self.planner.basis(estimate.candidate)
+        basis = self.planner.figures.basis(estimate.candidate)
         return explained(self.problem, estimate.candidate, Subject.FASTEST, basis, self.traces, H100)
 
     def first(self, origin: Origin) -> Estimate:

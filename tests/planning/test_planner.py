@@ -251,7 +251,7 @@ def test_what_varied_lengths_add_is_traced_for_the_asked_candidate_at_its_depth_
     assert best.memory.varied_bytes is None
     asked = len(tracer.requests)
 
-    planner.vary(best.candidate)
+    planner.figures.vary(best.candidate)
 
     found = planner.estimate(best.candidate).memory
     assert found is not None
@@ -276,7 +276,7 @@ def test_rows_of_one_length_vary_nothing_and_what_cannot_be_traced_is_not_known(
     )
     equal.explore()
     asked, best = len(tracer.requests), equal.ranked()[0]
-    equal.vary(best.candidate)
+    equal.figures.vary(best.candidate)
     memory = equal.estimate(best.candidate).memory
     assert memory is not None
     assert (memory.varied_bytes, len(tracer.requests)) == (0, asked)
@@ -287,7 +287,7 @@ def test_rows_of_one_length_vary_nothing_and_what_cannot_be_traced_is_not_known(
         tmp_path / "lost",
         10 * GIB,
     )
-    lost.vary(best.candidate)
+    lost.figures.vary(best.candidate)
     assert lost.estimate(best.candidate).memory is None
 
 
@@ -317,5 +317,5 @@ def test_varied_lengths_are_replayed_with_the_allocator_of_the_candidate(tmp_pat
     here = problem_of({TOKENS: 4, 100: 4})
     planner = planner_of(here, tracer, tmp_path, 10 * GIB)
     growing = here.baseline.but(allocator="expandable_segments")
-    planner.vary(growing)
+    planner.figures.vary(growing)
     assert [request.allocator.expandable_segments for request in tracer.requests if request.varied] == [True]

@@ -39,7 +39,7 @@ def tensors(memory: MemoryEstimate) -> dict[str, int]:
 def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(planner: Planner) -> None:
     seen = set[tuple[Origin, int]]()
     for candidate in planner.candidates[::37]:
-        estimate, timeline = planner.estimate(candidate), planner.timeline(candidate)
+        estimate, timeline = planner.estimate(candidate), planner.figures.timeline(candidate)
         if estimate.memory is None:
             assert timeline is None
             continue
@@ -56,7 +56,7 @@ def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(plann
 def test_activations_grow_evenly_from_layer_to_layer(planner: Planner) -> None:
     candidate = planner.candidates[0].but(gradient_checkpointing="off", liger="off", per_device_train_batch_size=4)
     planner.trace([candidate])
-    timeline = planner.timeline(candidate)
+    timeline = planner.figures.timeline(candidate)
     assert timeline is not None
     assert timeline.followed
     assert [(mark.part, mark.backward) for mark in timeline.marks] == [
@@ -72,14 +72,14 @@ def test_activations_grow_evenly_from_layer_to_layer(planner: Planner) -> None:
 
 
 def test_a_step_of_one_micro_batch_has_no_further_one(planner: Planner) -> None:
-    timeline = planner.timeline(planner.candidates[0].but(per_device_train_batch_size=8))
+    timeline = planner.figures.timeline(planner.candidates[0].but(per_device_train_batch_size=8))
     assert timeline is not None
     assert FURTHER not in [mark.part for mark in timeline.marks]
 
 
 def test_figures_that_are_added_up_are_drawn_at_their_peaks_alone(planner: Planner) -> None:
     candidate = next(one for one in planner.candidates if planner.estimate(one).origin is Origin.COMPOSED)
-    timeline = planner.timeline(candidate)
+    timeline = planner.figures.timeline(candidate)
     assert timeline is not None
     assert not timeline.followed
     assert timeline.moments == len(timeline.marks)

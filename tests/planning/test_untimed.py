@@ -35,7 +35,7 @@ def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bo
     planner = Planner(here, Accelerator(gpu, 80 * GIB), traces, ("full",) * 4, [])
     candidate = here.baseline.but(sharding=sharding, offload=offload)
     planner.trace([candidate])
-    estimate, training = planner.estimate(candidate), planner.training(candidate)
+    estimate, training = planner.estimate(candidate), planner.figures.training(candidate)
     plan = here.trainer.plan(candidate, here.setting)
     geometry = whole_geometry(find_trainer("sft"), plan, here.setting.workload)
     alone = PlanTracer(traces, here.setting, gpu).memory(Sized(plan, geometry))
