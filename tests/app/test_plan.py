@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,22 @@ def test_what_a_finished_plan_says_was_traced_itself_and_told_provisionally_befo
     rankings = [event for event in told if isinstance(event, Ranked)]
     assert len(rankings) > 1
     assert rankings[0].baseline == found.baseline.candidate
+
+
+def test_what_is_shown_of_many_candidates_is_what_each_is_planned_alone(model: str) -> None:
+    free = ("gradient_checkpointing", "optimizer", "per_device_train_batch_size")
+    fixed = {knob: choice for knob, choice in ONE_WAY.items() if knob not in free}
+    shown = autotune.plan(model, seq_len=64, gpu="RTX4090", fix=fixed).summary(4).estimates
+
+    assert len(shown) == 4
+    for estimate in shown:
+        alone = autotune.plan(model, seq_len=64, gpu="RTX4090", fix=dict(estimate.candidate))
+        (found,) = alone.estimates
+        assert found.memory is not None
+        assert estimate.memory is not None
+        # Only of the fastest, what varied lengths add is traced too.
+        assert replace(found.memory, varied_bytes=None) == replace(estimate.memory, varied_bytes=None)
+        assert replace(found, memory=None) == replace(estimate, memory=None)
 
 
 @pytest.mark.slow
