@@ -107,7 +107,7 @@ def _compared(folder: Path, model: str, trainer: str, longest: int, gpu: str, sa
         drawn = _drawn(planner, candidates, samples)
         once = iter((True,))
         planner.refine(lambda _: map(planner.estimate, drawn), len(drawn), goes_on=lambda: next(once, False))
-        before = [(planner.estimate(each), planner.basis(each)) for each in drawn]
+        before = [(planner.estimate(each), planner.figures.basis(each)) for each in drawn]
         planner.trace(drawn)
         for (estimate, basis), own in zip(before, map(planner.estimate, drawn), strict=True):
             if estimate.origin is Origin.EXTRAPOLATED and own.origin is Origin.TRACED:

@@ -19,7 +19,7 @@ _PROCESS_SHARE = 0.25
 """What a process on a CPU holds of its limit beside tensors: this share of them, at most so many bytes.
 
 Measured in real probes as the most that was mapped (VmData, less what each step started with), less the traced peak of
-tensors, on 2 threads in float32: a model of 2 layers, 64 wide: 6 MiB beside 40, and 8 and 20 in two runs beside 153; a
+tensors, on 2 threads in float32: a model of 2 layers, 64 wide: 6 MiB beside 40, and 20 beside 153; a
 Llama of 13M parameters: 126 MiB beside 519, and 89 beside 1,389."""
 
 
