@@ -34,6 +34,8 @@ from autotune.virtual.reference import run_on_cpu
 from tests.settings import problem, setting, workload
 from tests.small import small_config, small_tokenizer, write_small_model
 
+pytestmark = pytest.mark.slow
+
 LONGEST = 4500
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
                          "num_key_value_heads": 1}  # fmt: skip
@@ -82,7 +84,6 @@ def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
     assert estimated.peak_bytes == pytest.approx(peak_bytes, rel=0.01)
 
 
-@pytest.mark.slow
 def test_what_is_shown_of_many_candidates_is_what_a_plan_of_each_alone_shows(
     model: ModelSource, tracer: ServerTracer, tmp_path: Path
 ) -> None:
