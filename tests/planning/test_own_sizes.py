@@ -1,0 +1,108 @@
+"""Estimates at a candidate's own sizes, held against PyTorch's CPU allocator and against a plan of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.candidate import Choice
+from autotune.core.documents import Documents
+from autotune.core.estimate import Origin, answers, distinct
+from autotune.core.events import ignore
+from autotune.core.lengths import LengthDistribution
+from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
+from autotune.core.workload import ModelSource
+from autotune.planning.candidates import legal_candidates
+from autotune.planning.planner import Planner
+from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.target import Accelerator
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
+from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
+from autotune.space import Wishes
+from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.trainers import find_trainer
+from autotune.units import GIB
+from autotune.virtual.phases import step_name
+from autotune.virtual.reference import run_on_cpu
+from tests.settings import problem, setting, workload
+from tests.small import small_config, small_tokenizer, write_small_model
+
+pytestmark = pytest.mark.slow
+
+LONGEST = 4500
+SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+                         "num_key_value_heads": 1}  # fmt: skip
+KINDS = ["layer"] * SHAPE["num_hidden_layers"]
+# Prompts with their answers: in each batch, the longest row and shorter ones.
+ROWS: dict[str, list[tuple[int, ...]]] = {
+    "dpo": [(500, LONGEST - 500, 1200), (300, 200, 900)],
+    "kto": [(500, LONGEST - 500), (900, 300)],
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelSource:
+    return ModelSource(str(write_small_model(tmp_path / "model", weights=False, **SHAPE)))
+
+
+@pytest.fixture
+def tracer(job_server: JobServer) -> Iterator[ServerTracer]:
+    with ServerTracer(1, ignore, lent=[job_server]) as running:
+        yield running
+
+
+def here(trainer: str, model: ModelSource) -> Setting:
+    """Return the long rows of a trainer on a CPU."""
+    known, of = find_trainer(trainer), workload()
+    documents = Documents.of_rows([known.document(parts) for parts in ROWS[trainer]], ordered=known.ordered)
+    widths = LengthDistribution(documents.by_width())
+    rows = replace(of.dataset, lengths=widths, several=documents, trainable_tokens=documents.tokens)
+    return setting(of=replace(of, trainer=trainer, model_source=model, dataset=rows), global_batch_size=2)
+
+
+@pytest.mark.parametrize("trainer", ROWS)
+def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
+    trainer: str, model: ModelSource, tracer: ServerTracer, tmp_path: Path
+) -> None:
+    known, rows, where = find_trainer(trainer), ROWS[trainer], here(trainer, model)
+    sizes = {"per_device_train_batch_size": len(rows), "gradient_accumulation_steps": 1, "max_length": LONGEST}
+    plan = TrainingPlan(trainer, {"gradient_checkpointing": True, "bf16": False, **sizes})
+    alone = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, gpu=None, layer_kinds=KINDS)
+    estimated = alone.memory(Sized(plan, known.geometry(plan, where.workload.dataset.documents)))
+
+    # The trainer itself reads the rows and puts them together.
+    real = run_on_cpu(traced_training(plan, small_config(**SHAPE), small_tokenizer(), TracedRows(rows)))
+
+    peak_bytes = max(real[step_name(number)].peak_bytes for number in (0, 1))
+    assert estimated.peak_bytes == pytest.approx(peak_bytes, rel=0.01)
+
+
+def test_what_is_shown_of_many_candidates_is_what_a_plan_of_each_alone_shows(
+    model: ModelSource, tracer: ServerTracer, tmp_path: Path
+) -> None:
+    where = here("dpo", model)
+
+    def planner_of(name: str, fixed: Mapping[str, Choice]) -> Planner:
+        found = problem(where, Wishes(fixed), "dpo")
+        traces = Traces(tracer, Cache(tmp_path / name), "model", {})
+        planner = Planner(found, Accelerator(None, GIB), traces, KINDS, legal_candidates(found))
+        planner.explore()
+        return planner
+
+    usual = dict(problem(where, Wishes({"max_length": LONGEST}), "dpo").baseline)
+    many = planner_of("many", {knob: usual[knob] for knob in usual if knob != "per_device_train_batch_size"})
+    assert {found.origin for found in many.ranked()} == {Origin.EXTRAPOLATED}
+    many.refine(lambda ranked: ranked[:2], 2)
+
+    shown = distinct(answers(many.ranked()), 2)
+    assert len(shown) == 2
+    for number, found in enumerate(shown):
+        alone = planner_of(str(number), dict(found.candidate))
+        assert alone.ranked() == [found]
