@@ -15,9 +15,11 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # Threads that wait for one another by spinning are many times slower where several test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# A pipeline that was started in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+# A pipeline started in the background ignores Ctrl-C, and one under nohup SIGHUP; so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource

@@ -110,6 +110,26 @@ def test_a_worker_that_joins_while_a_database_restarts_waits_for_it(
     assert len(asked) == attempts
 
 
+def test_a_worker_that_meets_another_making_the_tables_waits_however_long_its_first_attempt_took(
+    durable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, attempts = [0.0], []
+
+    class MadeByAnother(optuna.storages.RDBStorage):
+        def __init__(self, url: str, **options: Any) -> None:
+            attempts.append(url)
+            if len(attempts) == 1:
+                seconds[0] += 60
+                raise sqlalchemy.exc.IntegrityError("INSERT", {}, Exception("UNIQUE constraint failed"))
+            super().__init__(url, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.storages, "RDBStorage", MadeByAnother)
+        patched.setattr("autotune.study.backends.time.monotonic", lambda: seconds[0])
+        check_storage(durable.url, "study", resume=True)
+    assert len(attempts) == 2
+
+
 def test_a_read_only_storage_is_told(durable: Run, tmp_path: Path) -> None:
     durable(ReplayedTable(), trials=1)
     read_only = Run(f"sqlite:///file:{tmp_path / 'study.db'}?mode=ro&uri=true")
