@@ -13,6 +13,8 @@ MOST_MOMENTS = 240
 _FEWEST_IN_A_STRETCH = 12
 VLLM = "vLLM"
 """What vLLM holds of the same device, as a category beside PyTorch's."""
+BESIDE_TENSORS = ("context", "process", "rounding", "fragmentation")
+"""Parts of a breakdown that are no bytes of tensors."""
 
 
 @dataclass(frozen=True)

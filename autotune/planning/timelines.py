@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.memory_timeline import VLLM, Mark, MemoryTimeline
+from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.planning.extrapolation.forecast import Stretch
 from autotune.planning.extrapolation.series import Levels
 from autotune.trainers.prompts import GENERATION
-
-BESIDE_TENSORS = frozenset({"rounding", "fragmentation", "context", "process"})
-"""Parts of a breakdown that are no bytes of tensors."""
 
 
 def memory_timeline(

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autotune.core.memory_timeline import VLLM, Mark, MemoryTimeline
+from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 
 PARTS = (
-    "context", "rounding", "fragmentation", "parameter", "optimizer state", "gradient", "activation", "temporary",
-    "other", "training at rest", VLLM,
+    *BESIDE_TENSORS, "parameter", "optimizer state", "gradient", "activation", "temporary", "other", "training at rest",
+    VLLM,
 )  # fmt: skip
 """The parts of the need, from the bottom of a stack to its top."""
-OUTSIDE_TENSORS = ("context", "rounding", "fragmentation")
-"""Of these, what the device holds beside tensors."""
 _MERGED = {"buffer": "other"}
 
 
@@ -86,7 +84,7 @@ def shown_parts(sizes: Mapping[str, int]) -> dict[str, int]:
 def shown_levels(timeline: MemoryTimeline) -> dict[str, tuple[int, ...]]:
     """Return the bytes at each moment by part; what lies beside tensors is as large all the time as at the peak."""
     at_each = [shown_parts(timeline.at(moment)) for moment in range(timeline.moments)]
-    beside = {name: timeline.breakdown[name] for name in OUTSIDE_TENSORS if timeline.breakdown.get(name)}
+    beside = {name: timeline.breakdown[name] for name in BESIDE_TENSORS if timeline.breakdown.get(name)}
     known = {name for parts in at_each for name in parts}
     return {
         name: (beside[name],) * timeline.moments if name in beside else tuple([parts.get(name, 0) for parts in at_each])

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.estimate import MemoryEstimate, Origin
-from autotune.core.memory_timeline import MOST_MOMENTS, Mark, MemoryTimeline
+from autotune.core.memory_timeline import BESIDE_TENSORS, MOST_MOMENTS, Mark, MemoryTimeline
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.planner import Planner
-from autotune.planning.timelines import BESIDE_TENSORS, memory_timeline
+from autotune.planning.timelines import memory_timeline
 from autotune.units import GIB
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.planning.test_planner import LAYERS, TOKENS, planner_of, problem_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.memory_timeline import MemoryTimeline
+from autotune.core.memory_timeline import BESIDE_TENSORS, MemoryTimeline
 from autotune.reporting import page as home
 from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
@@ -29,8 +29,14 @@ def course(timeline: MemoryTimeline, budget_bytes: int = 24 * GIB) -> Any:
     return chart.figure
 
 
-def test_every_byte_of_a_moment_is_in_one_part() -> None:
-    timeline = a_timeline()
+def on_a_cpu(timeline: MemoryTimeline) -> MemoryTimeline:
+    """Return a timeline with the process in the place of what a GPU's allocator and driver hold."""
+    tensors = {name: size for name, size in timeline.breakdown.items() if name not in BESIDE_TENSORS}
+    return replace(timeline, breakdown={**tensors, "process": 4 * GIB})
+
+
+@pytest.mark.parametrize("timeline", [a_timeline(), on_a_cpu(a_timeline())], ids=["gpu", "cpu"])
+def test_every_byte_of_a_moment_is_in_one_part(timeline: MemoryTimeline) -> None:
     levels = shown_levels(timeline)
     beside = 4 * GIB
     assert tuple(levels) == tuple(part for part in PARTS if part in levels)

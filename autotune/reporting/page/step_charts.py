@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from autotune.core.memory_timeline import VLLM, MemoryTimeline
+from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, MemoryTimeline
 from autotune.reporting.page.drawing import Chart, Figure, level, plain, scale, upright
-from autotune.reporting.steps import OUTSIDE_TENSORS, Step, Stretch, shown_levels, shown_parts, stretches
+from autotune.reporting.steps import Step, Stretch, shown_levels, shown_parts, stretches
 from autotune.units import format_bytes, format_share
 
 # The colours of Okabe and Ito again, one for each part; what lies beside tensors has one colour and three patterns.
 _COLOURS = {
-    **dict.fromkeys(OUTSIDE_TENSORS, "var(--reserve)"),
+    **dict.fromkeys(BESIDE_TENSORS, "var(--reserve)"),
     "parameter": "var(--parameter)",
     "training at rest": "var(--parameter)",
     "optimizer state": "var(--state)",
@@ -24,7 +24,7 @@ _COLOURS = {
     VLLM: "var(--vllm)",
 }
 _PATTERNS = {"rounding": "/", "fragmentation": "x"}
-_BESIDE = "allocator and context"
+_BESIDE = "beside tensors"
 _NARROWEST = 0.05
 """Share of a chart that the shortest stretch has."""
 _ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
@@ -104,8 +104,8 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
 
 def _together(levels: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
     """Return the levels with what lies beside tensors as one part, which does not change."""
-    beside = [sizes for name, sizes in levels.items() if name in OUTSIDE_TENSORS]
-    rest = {name: sizes for name, sizes in levels.items() if name not in OUTSIDE_TENSORS}
+    beside = [sizes for name, sizes in levels.items() if name in BESIDE_TENSORS]
+    rest = {name: sizes for name, sizes in levels.items() if name not in BESIDE_TENSORS}
     return {**({_BESIDE: [sum(sizes) for sizes in zip(*beside, strict=True)]} if beside else {}), **rest}
 
 
