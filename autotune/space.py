@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.result import LeftOut, Unlockable
 from autotune.core.setting import Setting
 from autotune.core.text import printable
+from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import OFF, ON, Effect, Technique

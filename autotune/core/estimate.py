@@ -14,7 +14,7 @@ from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthBin
 from autotune.core.memory_timeline import MemoryTimeline
-from autotune.core.result import LeftOut, Unlockable
+from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.core.vllm import ServerSplit, VllmOutlook
 
 SCHEMA = 1

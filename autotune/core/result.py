@@ -10,6 +10,7 @@ from autotune.core.machine import Hardware
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import TrainingPlan
 from autotune.core.status import Ending, ProbeStatus, RunStatus
+from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.core.workload import Workload
 
 SCHEMA = 1
@@ -158,29 +159,6 @@ class Contribution:
     speedup: float | None
     peak_bytes_saved: int | None
     told_apart: bool | None = None
-
-
-@dataclass(frozen=True)
-class Unlockable:
-    """What ``--allow KNOB`` would add to the search. None of these choices was measured.
-
-    Attributes:
-        choices: the choices that would be searched.
-        changes: how they change training, in words.
-    """
-
-    knob: str
-    choices: tuple[Choice, ...]
-    changes: str
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A choice of the search space that was not searched, and why."""
-
-    knob: str
-    choice: Choice
-    reason: str
 
 
 @dataclass(frozen=True)

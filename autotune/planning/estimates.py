@@ -32,12 +32,9 @@ removes what other choices add.
 EXTRAPOLATED_ERRORS: Mapping[float, float] = {inf: 0.75}
 """Errors of extrapolated estimates, as shares, by the most tokens of a row in their traces.
 
-Traces of the same combination at other sizes, against traces at the candidates' own, of a Llama of 13M parameters. On
-a CPU, batch 8: 13 candidates of DPO with rows of up to 4,600 tokens were up to 71 % below, half of these within 1 %;
-KTO with rows of up to 4,573 tokens was up to 75 % below; one candidate of DPO with 420 tokens was 1.6 % below. For an
-RTX4090 (benchmarks/plan/own_sizes.md): 8 candidates of SFT and DPO with rows of up to 420 tokens were 3.3 % below to
-4.4 % above; of DPO, 4 with 1,100 tokens were 3.3 to 11 % below, and 3 with 4,600 tokens 1.3 to 14 % below. That is too
-few for a smaller error of shorter rows.
+Told in benchmarks/plan/own_sizes.md, by trainer and length: traces of the same combination at other sizes, against
+traces at the candidates' own. The worst was 75 % below, with rows of up to 4,573 tokens; too few with shorter rows were
+compared for a smaller error there.
 """
 
 Kind = tuple[Origin, float]

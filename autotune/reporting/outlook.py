@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.result import LeftOut, Result, Trial, Unlockable
+from autotune.core.result import Result, Trial
 from autotune.core.status import ProbeStatus
+from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.reporting.words import said, said_bytes, said_kept, said_path, said_rate, said_status
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration

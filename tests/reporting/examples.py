@@ -12,9 +12,10 @@ from autotune.core.machine import Hardware
 from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import SCHEMA, Choosable, Contribution, LeftOut, Result, Trial, Unlockable
+from autotune.core.result import SCHEMA, Choosable, Contribution, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
+from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Workload
 from autotune.units import GIB
 

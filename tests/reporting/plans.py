@@ -8,7 +8,7 @@ from typing import Any
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import SCHEMA, Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.gpu import Gpu
-from autotune.core.result import LeftOut, Unlockable
+from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.units import GIB, MIB
 from tests.reporting.examples import BASELINE
 

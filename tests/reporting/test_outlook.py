@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.core.plan import Launch
-from autotune.core.result import LeftOut
 from autotune.core.status import ProbeStatus
+from autotune.core.unsearched import LeftOut
 from autotune.reporting.outlook import (
     best_so_far,
     next_command,
