@@ -208,7 +208,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _in_text(text: str) -> Iterator[str]:
-    """Yield the secrets that a text is seen to have, also as they are spelt without the escapes of a URL."""
+    """Yield the secrets that the patterns find in a text, as written and with the escapes of a URL decoded."""
     for pattern in _PATTERNS:
         for start, end in _places(pattern, text):
             yield from (text[start:end], unquote(text[start:end]))

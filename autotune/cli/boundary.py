@@ -22,7 +22,7 @@ USAGE = 2
 BUG = os.EX_SOFTWARE
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-# What no file of autotune's own can meet, and any of the user's.
+# Errors that a path of the user's, or a full disk, causes: no bug of autotune.
 _OF_FILES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),

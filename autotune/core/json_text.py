@@ -1,4 +1,4 @@
-"""Reads JSON from outside: whatever a text holds, it is read or is no acceptable document."""
+"""Reads JSON from outside with limits on its depth and its numbers, so that no text ends in an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of whole numbers that take a few bytes for each: what is known of every row of a large dataset."""
+"""Compact tables of whole numbers, such as the lengths of every row of a large dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Escapes the characters by which a text from outside could break out of the line that it is shown in."""
+"""Escapes line breaks and control characters in texts from outside, so that each stays on its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comments of the files in a bundle: sentences with names in them that nobody here has chosen."""
+"""Writes comments of the files in a bundle; names in them, such as a dataset's, may hold any character."""
 
 from __future__ import annotations
 

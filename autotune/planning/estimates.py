@@ -32,13 +32,13 @@ removes what other choices add.
 EXTRAPOLATED_ERRORS: Mapping[float, float] = {inf: 0.75}
 """Errors of extrapolated estimates, as shares, by the most tokens of a row in their traces.
 
-Told in benchmarks/plan/own_sizes.md, by trainer and length: traces of the same combination at other sizes, against
+Source: benchmarks/plan/own_sizes.md, by trainer and length: traces of the same combination at other sizes, against
 traces at the candidates' own. The worst was 75 % below, with rows of up to 4,573 tokens; too few with shorter rows were
 compared for a smaller error there.
 """
 
 Kind = tuple[Origin, float]
-"""What estimates have their error in common with: where they come from, and how far that is."""
+"""Class of estimates with one error: the origin, and the longest traced row or the number of unseen interactions."""
 _Estimated = tuple[MemoryEstimate, Origin]
 _Pair = tuple[Forecast, Forecast]
 """The forecasts of the largest and of a typical micro-batch."""

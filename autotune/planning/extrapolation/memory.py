@@ -16,7 +16,7 @@ to 16.9 % below; those below by more than this error are within it once ``Memory
 
 PROCESS_BYTES = 128 * MIB
 _PROCESS_SHARE = 0.25
-"""What a process on a CPU holds of its limit beside tensors: this share of them, at most so many bytes.
+"""Upper bound of what a process on a CPU holds of its limit beside tensors: this share of them, at most so many bytes.
 
 Measured in real probes as the most that was mapped (VmData, less what each step started with), less the traced peak of
 tensors, on 2 threads in float32: a model of 2 layers, 64 wide: 6 MiB beside 40, and 20 beside 153; a
