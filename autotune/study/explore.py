@@ -20,6 +20,10 @@ from autotune.study.session import Session
 _LARGEST_RESERVE = 1 / 2
 """Share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
 
+_TRACED_IN_VAIN = 24
+"""Candidates that are traced and vetoed, one after another, before the search ends: a trace takes a few seconds, and
+the candidates that are predicted best come first."""
+
 _COMPARED = 2
 """Candidates that are probed before time is reserved to confirm one: a single one is the fastest of nothing."""
 
@@ -36,14 +40,14 @@ def explore(session: Session, proposer: Proposer) -> Ending:
             if _limited_by(session) is None:
                 _consider(session, session.problem.normal(recipe), Purpose.RECIPE)
     while (limit := _limited_by(session)) is None:
-        smallest = _smallest(session)
-        if smallest is not None and (session.judge.surprised or not session.predictor.promising(1)):
-            _consider(session, smallest, Purpose.SEARCH, first=True)
-        elif (candidate := _next(session, proposer)) is not None:
-            session.probe(candidate, Purpose.SEARCH, _reserve_seconds(session))
-        elif _limited_by(session) is None:
-            limit = Ending.EXHAUSTED
+        found = _next(session, proposer)
+        if isinstance(found, Ending):
+            limit = found
             break
+        if found is not None:
+            session.probe(found, Purpose.SEARCH, _reserve_seconds(session))
+        elif (smallest := _smallest(session)) is not None:
+            _consider(session, smallest, Purpose.SEARCH, first=True)
         _repeat(session)
     if _may_probe_smallest(session) and (smallest := _smallest(session)) is not None:
         _consider(session, smallest, Purpose.SEARCH, first=True)
@@ -66,7 +70,7 @@ def may_explore(session: Session, ending: Ending) -> bool:
 def _limited_by(session: Session) -> Ending | None:
     """Return the limit that allows no further probe of this phase, or None if all allow one."""
     in_vain = probes_without_improvement(session.log.records, session.judge)
-    if in_vain >= session.effort.patience:
+    if in_vain >= session.effort.patience or session.traced_in_vain >= _TRACED_IN_VAIN:
         return Ending.PATIENCE
     kept = 1 if _smallest(session) is not None else 0
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
@@ -85,6 +89,20 @@ def _smallest(session: Session) -> Candidate | None:
         return None
     smallest = session.predictor.least()
     return smallest if smallest is not None and session.judge.is_open(smallest) else None
+
+
+def _is_smallest_next(session: Session) -> bool:
+    """Whether the candidate with the smallest predicted need comes next: predictions were too low, or nothing is
+    predicted to fit."""
+    return _by_need(session) and _smallest(session) is not None
+
+
+def _by_need(session: Session) -> bool:
+    """Whether candidates are probed in the order of their predicted need, since nothing fits so far."""
+    judge = session.judge
+    if session.leader() is not None or not judge.lacked_memory:
+        return False
+    return judge.surprised or not session.predictor.promising(1)
 
 
 def _repeat(session: Session) -> None:
@@ -133,28 +151,36 @@ def _is_in_turn(session: Session, candidate: Candidate, purpose: Purpose) -> boo
     return session.predictor.least() in (None, candidate)
 
 
-def _next(session: Session, proposer: Proposer) -> Candidate | None:
-    """Return the first proposed candidate that is worth a probe, traced; None if there is none, or time is over."""
+def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
+    """Return the first proposed candidate that is worth a probe, traced; or why there is none.
+
+    None stands for the candidate with the smallest predicted need.
+    """
     judge, traced, by_sampler = session.judge, set[Candidate](), _samplers_turn(session)
-    while True:
+    while not _is_smallest_next(session):
         first = session.leader()
         incumbent = first.candidate if first is not None else None
-        by_need = first is None and judge.surprised
-        for candidate in proposer.proposals(incumbent, explore=by_sampler, by_need=by_need):
+        for candidate in proposer.proposals(incumbent, explore=by_sampler, by_need=_by_need(session)):
+            known = judge.is_sure(candidate)
             veto = judge.verdict(candidate)
             if veto is not None:
                 session.veto(candidate, Purpose.SEARCH, veto)
+                session.traced_in_vain += not known
             elif candidate in traced or _is_in_turn(session, candidate, Purpose.SEARCH):
                 return candidate
-            if _limited_by(session) is not None:
-                return None
+            if (limit := _limited_by(session)) is not None:
+                return limit
             if veto is None:
                 # As traced, it may come after others: they are put in order again, of which it may still be the first.
                 traced.add(candidate)
+            if veto is None or (by_sampler and session.traced_in_vain >= _TRACED_IN_VAIN / 2):
                 by_sampler = False
                 break
+            if _is_smallest_next(session):
+                return None
         else:
-            return None
+            return Ending.EXHAUSTED
+    return None
 
 
 def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> float:

@@ -170,16 +170,19 @@ class Judge:
         reason = self.illegal(candidate) or self._implied(candidate)
         return Veto(reason) if reason is not None else self._predicted(self._predictor.predict(candidate))
 
+    def is_sure(self, candidate: Candidate) -> bool:
+        """Whether the verdict on a candidate needs no further trace."""
+        guess = self._predictor.predict(candidate)
+        return self.veto(candidate) is not None or (guess is not None and guess.certain)
+
     def verdict(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, or None when it is; called right before it would be probed.
 
         The candidate is traced at its own sizes, unless that was done.
         """
-        veto = self.veto(candidate)
-        guess = self._predictor.predict(candidate)
-        if veto is None and (guess is None or not guess.certain):
-            return self._predicted(self._predictor.make_sure(candidate))
-        return veto
+        if self.is_sure(candidate):
+            return self.veto(candidate)
+        return self._predicted(self._predictor.make_sure(candidate))
 
     def eligible(self, record: Record) -> bool:
         """Whether a record may be recommended: it is legal and ran to the end."""

@@ -41,6 +41,7 @@ class Session:
         baseline_candidate: the baseline in its normal form.
         trials: most probes, those of earlier runs included, audits and confirmations excluded.
         predictor: receives every measurement.
+        traced_in_vain: candidates that were traced and vetoed since the last probe, audits excluded.
         cut_off: probes that the time limit ended. They count as trials of this run, which does not repeat them; the
             study does not store them, so that a resumed run does.
     """
@@ -63,6 +64,7 @@ class Session:
         self.clock = clock
         self.predictor = predictor
         self.judge = Judge(problem, predictor, log.memory_limit_bytes)
+        self.traced_in_vain = 0
         self.cut_off: list[Record] = []
         self._probe = probe
         self._listener = listener
@@ -172,6 +174,8 @@ class Session:
         self._follow()
         if number is None:
             return False
+        if purpose is not Purpose.AUDIT:
+            self.traced_in_vain = 0
         try:
             measurement = self._run(ProbeRun(number, candidate, purpose, self.effort.probe), reserve_seconds)
         except BaseException:

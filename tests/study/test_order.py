@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -152,6 +152,40 @@ def test_a_default_that_runs_out_as_predicted_is_no_surprise(run: Run) -> None:
     assert not first.measurement.ok
     assert second.measurement.ok
     assert second.candidate != SMALLEST
+
+
+@dataclass
+class Untraced(Foretold):
+    """Predicts each candidate from others at first, and a few of them to fit; traced, none does."""
+
+    hopeful: tuple[Candidate, ...] = ()
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Predict."""
+        certain = candidate in self.made_sure
+        hoped = candidate in self.hopeful and not certain
+        need = LIMIT_BYTES // 2 if hoped else LIMIT_BYTES + peak_bytes(candidate)
+        return Prediction(need, self.error, certain, self.rate(candidate))
+
+    def promising(self, count: int) -> Sequence[Candidate]:
+        """Return those that should fit, as far as they were not traced."""
+        return [candidate for candidate in self.hopeful if candidate not in self.made_sure][:count]
+
+
+def test_once_nothing_is_predicted_to_fit_the_smallest_need_is_probed_with_no_further_trace(run: Run) -> None:
+    run.problem.baseline = BASELINE.but(attention="eager", batch=16)
+    predictor = Untraced(hopeful=(BASELINE, BASELINE.but(batch=2)))
+    outcome = run(ReplayedTable(limit_bytes=0), trials=4, predictor=predictor)
+    assert [record.candidate for record in probed(outcome)][:2] == [run.problem.baseline, SMALLEST]
+    last = max(map(predictor.made_sure.index, predictor.hopeful))
+    assert predictor.made_sure[last + 1] == SMALLEST
+
+
+def test_a_search_that_traces_in_vain_ends_by_its_patience(run: Run) -> None:
+    predictor = Untraced()
+    outcome = run(ReplayedTable(limit_bytes=0), trials=6, predictor=predictor)
+    assert (outcome.winner, outcome.ending) == (None, Ending.PATIENCE)
+    assert len(predictor.made_sure) < len(legal()) / 2
 
 
 @pytest.mark.parametrize("trials", [2, 4])
