@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -12,12 +14,14 @@ import pytest
 
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
-from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.protocol import TraceReply, TraceRequest, TraceRequests
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace, trace_all
+from autotune.step.job import JobContext
+from autotune.step.jobs.trace import trace_all as trace_in_this_process
 from autotune.techniques.traits import libraries_of
 from tests.small import write_small_model
 
@@ -206,6 +210,15 @@ def test_what_cannot_be_traced_is_named(run: Any) -> None:
 def test_a_model_that_is_not_there_is_the_users_to_mend(run: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be loaded"):
         run(model=ModelSource(str(tmp_path / "nowhere")))
+
+
+def test_a_trace_writes_to_the_folder_of_its_job_alone_so_that_nothing_is_left_of_one_that_is_killed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    found = trace_in_this_process(TraceRequests((a_request(model),)), JobContext(tmp_path, time.monotonic()))
+    assert found.failure is None
 
 
 def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) -> None:

@@ -30,7 +30,7 @@ _TELLING = ("trl", "transformers", "peft", "accelerate")
 _USUAL_CAPABILITY = (8, 0)
 
 
-def build(request: BuildRequest, _context: JobContext) -> Built:
+def build(request: BuildRequest, context: JobContext) -> Built:
     """Build the trainer of a plan, with one layer of its model and a few rows.
 
     Raises:
@@ -48,7 +48,7 @@ def build(request: BuildRequest, _context: JobContext) -> Built:
     used: dict[str, Any] = {}
 
     def run(device: torch.device) -> None:
-        with tempfile.TemporaryDirectory() as folder, engine_on(device, plan):
+        with tempfile.TemporaryDirectory(dir=context.folder) as folder, engine_on(device, plan):
             planned = config(plan, output_dir=folder, **NOT_TRACED)
             with _listening(said):
                 trainer = build_virtual(known, plan, planned, model_config, processor, TracedRows(request.rows), device)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 from autotune.core.gpu import Gpu
@@ -56,7 +57,7 @@ def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
     replies: list[TraceReply] = []
     for request in requests.requests:
         try:
-            replies.append(_trace(request))
+            replies.append(_trace(request, context.folder))
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 any error in TRL or its dependencies ends the traces, not the job
@@ -66,7 +67,7 @@ def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
     return TraceReplies(tuple(replies))
 
 
-def _trace(request: TraceRequest) -> TraceReply:
+def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     known = adapter(request.plan.trainer)
     model_config = load_config(request.model, known.head)
@@ -75,7 +76,8 @@ def _trace(request: TraceRequest) -> TraceReply:
     trained = Trained()
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
     rows = TracedRows(request.worst, request.typical, request.trainable, once=not request.plan.in_group)
-    steps = traced_training(request.plan, model_config, load_processor(request.model, known.processor), rows, trained)
+    processor = load_processor(request.model, known.processor)
+    steps = traced_training(request.plan, model_config, processor, rows, trained, beside=folder)
     traced = run_virtually(
         steps,
         target=request.target,

@@ -90,7 +90,12 @@ class Trained:
 
 
 def traced_training(
-    plan: TrainingPlan, model_config: Any, processor: Any, rows: TracedRows, trained: Trained | None = None
+    plan: TrainingPlan,
+    model_config: Any,
+    processor: Any,
+    rows: TracedRows,
+    trained: Trained | None = None,
+    beside: Path | None = None,
 ) -> Callable[[torch.device], None]:
     """Return a function of a device that trains as TRL does, on random weights, to be run under ``virtual.trace``.
 
@@ -98,10 +103,11 @@ def traced_training(
         model_config: configuration of the model, as ``AutoConfig`` gives it.
         processor: its tokenizer or processor.
         trained: filled in during the training.
+        beside: folder that the training's temporary folder is made in; None: the system's.
     """
 
     def run(device: torch.device) -> None:
-        with tempfile.TemporaryDirectory() as folder, engine_on(device, plan):
+        with tempfile.TemporaryDirectory(dir=beside) as folder, engine_on(device, plan):
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **NOT_TRACED)
