@@ -27,8 +27,8 @@ REQUEST, REPLY = "request", "reply"
 the exception that was raised."""
 _CHILD = "autotune.virtual.child"
 _INSTEAD = (
-    "Let it build everything that it uses itself, without generators, open files or CUDA tensors from outside, or trace "
-    "in a process that sees no GPU (CUDA_VISIBLE_DEVICES='')."
+    "Let it build everything that it uses itself, without generators, open files or CUDA tensors from outside, or "
+    "trace in a process that sees no GPU (CUDA_VISIBLE_DEVICES='')."
 )
 
 

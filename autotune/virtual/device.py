@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -156,7 +156,7 @@ def standing_in_for_cuda(
             module = import_module(name)
             known = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
-        yield device, scratch
+        yield device, partial(scratch, capability=capability)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
 
 from autotune.virtual import trace
 from autotune.virtual.replay import replay
@@ -41,6 +42,21 @@ def _pointwise(function: Callable[[Tensor], Tensor]) -> Step:
 def _rms_norm(given: Tensor) -> Tensor:
     weight = torch.ones(WIDTH, dtype=given.dtype, device=given.device, requires_grad=True)
     return functional.rms_norm(given, (WIDTH,), weight)
+
+
+def _log_probabilities(given: Tensor) -> Tensor:
+    index = torch.zeros(ROWS, 1, dtype=torch.int64, device=given.device)
+    return given.gather(-1, index).squeeze(-1) - given.logsumexp(-1)
+
+
+def _first_rows(given: Tensor) -> Tensor:
+    return given[torch.arange(ROWS // 2, device=given.device)]
+
+
+def _biased(device: torch.device) -> None:
+    bias = torch.empty(WIDTH, dtype=torch.bfloat16, device=device, requires_grad=True)
+    made = torch.empty(16 * ROWS, WIDTH, dtype=torch.bfloat16, device=device) + bias
+    made.backward(torch.empty_like(made))
 
 
 class SwiGlu(nn.Module):
@@ -72,20 +88,19 @@ def _swiglu(device: torch.device) -> None:
         optimizer.zero_grad()
 
 
-def _llama(attention: str, rows: int = 4, tokens: int = 512, **further: Any) -> Step:
+def _llama(attention: str, dtype: torch.dtype = torch.bfloat16, **further: Any) -> Step:
     def step(device: torch.device) -> None:
-        from transformers import AutoModelForCausalLM
-
         shape = {"hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 4, "vocab_size": 512}
-        config = config_of("llama", **shape, **further)
+        config = config_of("llama", **{**shape, **further})
         with device:
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(2):
-            tokens_in = torch.zeros(rows, tokens, dtype=torch.int64, device=device)
-            model(input_ids=tokens_in, labels=tokens_in, use_cache=False).loss.backward()
+            tokens_in = torch.zeros(4, 512, dtype=torch.int64, device=device)
+            every = torch.ones(4, 512, dtype=torch.int64, device=device)
+            model(input_ids=tokens_in, attention_mask=every, labels=tokens_in, use_cache=False).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -98,6 +113,15 @@ CASES: dict[str, Step] = {
     "rms_norm": _pointwise(_rms_norm),
     "swiglu, checkpointed": _swiglu,
     "llama, checkpointed": _llama("sdpa"),
+    "llama, eager": _llama("eager"),
+    "llama, grouped float32 heads": _llama("sdpa", torch.float32, num_key_value_heads=2),
+    "llama, biases": _llama("sdpa", attention_bias=True, mlp_bias=True),
+    "softmax": _pointwise(lambda given: given.softmax(-1)),
+    "log probabilities": _pointwise(_log_probabilities),
+    "largest": _pointwise(lambda given: given.max(-1)[0]),
+    "selected": _pointwise(lambda given: given.index_select(0, torch.arange(ROWS // 2, device=given.device))),
+    "indexed": _pointwise(_first_rows),
+    "bias": _biased,
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autotune.virtual.cuda_kernels import in_dispatcher, nearest, release, shipped
-from tests.virtual.cuda_cases import BYTES, CASES, WIDTH
+from tests.virtual.cuda_cases import BYTES, CASES, ROWS, WIDTH
 
 _NO_CUDA_BUILD = "torch was built without CUDA, so that its dispatcher has no CUDA kernels"
 _NO_GPU = "needs a CUDA device, and there is none"
@@ -89,8 +89,39 @@ def test_gated_layers_have_one_operator_per_activation_in_the_backward_pass(trac
     assert "aten.sigmoid.default" not in operators
 
 
+def test_the_backward_pass_of_softmax_on_cuda_has_a_product_beside_the_gradient(traced: dict[str, Any]) -> None:
+    assert traced["softmax"]["tensors"] == 5 * BYTES
+
+
+@pytest.mark.parametrize(
+    ("case", "operator"),
+    [("largest", "scatter_.src"), ("selected", "index_add_.default"), ("indexed", "index_put_.default")],
+)
+def test_the_zeros_of_a_gradient_are_filled_in_place(traced: dict[str, Any], case: str, operator: str) -> None:
+    operators = traced[case]["operators"]
+
+    assert f"aten.{operator}" in operators
+    assert f"aten.{operator.replace('_.', '.')}" not in operators
+
+
+def test_logsumexp_has_the_temporaries_of_the_operators_that_it_consists_of(traced: dict[str, Any]) -> None:
+    operators = traced["log probabilities"]["operators"]
+
+    assert operators["aten.exp_.default"] == operators["aten.amax.default"] == 1
+
+
+def test_the_gradient_of_a_bias_is_summed_by_blocks_with_a_partial_result_for_each_thread(
+    traced: dict[str, Any],
+) -> None:
+    # 1,024 sums of 4,096 rows: blocks of 32 threads for 4 columns each, by 4 for the rows, of which each takes 16.
+    partial_results = 4 * WIDTH * (16 * ROWS // 4 // 16) * (32 * 4)
+    semaphores = 4 * WIDTH // (32 * 4)
+
+    assert traced["bias"]["tensors"] == 2 * 16 * BYTES + 2 * 2 * WIDTH + partial_results + semaphores
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=_NO_GPU)
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_what_pytorchs_own_allocator_has(traced: dict[str, Any], ran: dict[str, Any], case: str) -> None:
-    assert traced[case]["allocated"] == pytest.approx(ran[case]["allocated"], rel=0.001)
+    assert traced[case]["allocated"] == pytest.approx(ran[case]["allocated"], rel=0.005)
