@@ -1,12 +1,16 @@
-"""Applies the autograd engine's rule for accumulating gradients in place to fake tensors.
+"""Applies PyTorch's rules for writing gradients in place, which fake tensors are exempt from, to a trace.
 
-For real tensors the engine adds in place when it holds the only reference to the first gradient. For tensor
-subclasses, such as fake tensors, it never does (PyTorch's ``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and
-``can_accumulate_inplace``), so the rule for real tensors is applied here.
+For real tensors the autograd engine adds in place when it holds the only reference to the first gradient
+(``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and ``can_accumulate_inplace``), and the formulas of indexing
+fill the zeros that they have just made (``gather_backward`` and ``index_select_backward_symint`` in
+``aten/src/ATen/native/TensorAdvancedIndexing.cpp``, ``value_selecting_reduction_backward`` in
+``ReduceOpsUtils.h``, ``index_backward`` in ``torch/csrc/autograd/FunctionsManual.cpp``). For tensor subclasses, such as
+fake tensors, each makes a copy, so the rule for real tensors is applied here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,42 +18,72 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_add = torch.ops.aten.add.Tensor
+_aten = torch.ops.aten
+_add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
+_FILLING: dict[Any, tuple[Any, Callable[[Any, Any], Any]]] = {
+    _aten.scatter_add.default: (_aten.scatter_add_.default, lambda given, index: given.gather(0, index)),
+    _aten.scatter.src: (_aten.scatter_.src, lambda given, index: given.max(0)[0]),
+    _aten.index_add.default: (_aten.index_add_.default, lambda given, index: given.index_select(0, index)),
+    _aten.index_put.default: (_aten.index_put_.default, lambda given, index: given[index]),
+}
+"""Operators that the formulas of indexing call on tensor subclasses, each with the one that they call on real tensors,
+and a function, of values and an index, whose gradient it makes."""
 
 
 class Accumulation:
-    """Recognises the additions of the autograd engine that would be in place for real tensors."""
+    """Recognises what would be written in place for real tensors."""
 
     def __init__(self) -> None:
-        with FakeTensorMode(), _Watch() as watch:
+        with FakeTensorMode():
             leaf = torch.empty(2, requires_grad=True)
-            (leaf * 2.0 + leaf * 3.0).sum().backward()
-        self._unshared = watch.counts
+            index = torch.empty(2, dtype=torch.int64)
+            self._added = _counts_at(_add, leaf * 2.0 + leaf * 3.0)
+            self._filled = {func: _counts_at(func, index_by(leaf, index)) for func, (_, index_by) in _FILLING.items()}
 
-    def is_in_place(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operator is the engine's addition to a gradient that has no other reference."""
-        if func is not _add or kwargs or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
-            return False
-        first, second = args[0], args[1]
+    def in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the operator that runs for real tensors in place of one on fake tensors, or None if it is the same.
+
+        Args:
+            func: an operator.
+            args: its positional arguments.
+            kwargs: its named arguments.
+        """
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+            return None
+        if func is _add:
+            return _add_ if not kwargs and self._is_added(args[0], args[1]) else None
+        return _FILLING[func][0] if func in _FILLING and _counts(args[0]) == self._filled[func] else None
+
+    def _is_added(self, first: torch.Tensor, second: Any) -> bool:
         return (
             isinstance(second, torch.Tensor)
             and first.shape == second.shape
             and first.dtype == second.dtype
-            and _counts(first) == self._unshared
+            and _counts(first) == self._added
             and is_non_overlapping_and_dense_or_false(first)
         )
 
 
 class _Watch(TorchDispatchMode):
-    """Records the reference count of a gradient during the engine's addition when there is no other reference."""
+    """Records the reference count of an operator's first argument when there is no reference but the caller's."""
 
-    counts = (0, 0)
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.counts = (0, 0)
+        self._operator = operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _add and torch._C._current_graph_task_id() != -1:
+        if func is self._operator and torch._C._current_graph_task_id() != -1:
             self.counts = _counts(args[0])
         return func(*args, **(kwargs or {}))
 
 
+def _counts_at(operator: Any, made: torch.Tensor) -> tuple[int, int]:
+    with _Watch(operator) as watch:
+        made.sum().backward()
+    counts: tuple[int, int] = watch.counts
+    return counts
+
+
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return int(tensor._use_count()), int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

@@ -6,19 +6,20 @@ from typing import Any
 
 import torch
 
-from autotune.virtual import flash, flex, softmax
+from autotune.virtual import flash, flex, reductions, softmax
 from autotune.virtual.tensors import operator_name
 
 _aten = torch.ops.aten
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
 _CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+_SOFTMAX_BACKWARD = _aten._softmax_backward_data.default
 _FLEX_BACKWARD = "autotune_flex_attention.backward.default"
 # Largest head size, with the block sizes of queries and keys, for GPUs with 99 KiB of shared memory or more per block.
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
 
-def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, capability: tuple[int, int] = (8, 0)) -> tuple[int, ...]:
     """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns."""
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
@@ -26,8 +27,12 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return _cudnn_backward(args[1], args[2], args[3])
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
+    if func is _SOFTMAX_BACKWARD:
+        return _softmax_backward(args[0], args[1])
     if func.overloadpacket in softmax.KERNELS:
         return softmax.contiguous_copies(func, args)
+    if func.overloadpacket in reductions.KERNELS:
+        return reductions.workspaces(func, args, result, capability)
     name = operator_name(func)
     if name in flash.BACKWARD:
         return flash.backward_workspace(args[1], args[2], args[-2], args[-1])
@@ -35,6 +40,14 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return flex.backward_workspace(args[2])
     rule = _BITSANDBYTES.get(name)
     return rule(args, kwargs, result) if rule is not None else ()
+
+
+def _softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, ...]:
+    # aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: the product of the gradient and the output is a
+    # tensor of its own, and the output is copied where it is not contiguous.
+    product = torch.result_type(gradient, output).itemsize * gradient.numel()
+    copied = () if output.is_contiguous() else (output.numel() * output.itemsize,)
+    return (product, *copied)
 
 
 def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from autotune.virtual.attention import attention_as_on_cuda
 from autotune.virtual.autocast import forgetting_casts, register_autocast
 from autotune.virtual.cuda import scratch
+from autotune.virtual.cuda_kernels import register_cuda_kernels
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
 from autotune.virtual.kernels import noting_launches
@@ -122,6 +123,7 @@ MODULE.__dict__.update(
 def _registered() -> torch.device:
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=MODULE)
     register_autocast(NAME)
+    register_cuda_kernels()
     return torch.device(NAME)
 
 
@@ -154,7 +156,7 @@ def standing_in_for_cuda(
             module = import_module(name)
             known = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
-        yield device, scratch
+        yield device, partial(scratch, capability=capability)
 
 
 @contextmanager

@@ -33,6 +33,16 @@ _SHAPED_BY_VALUES = frozenset({
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
 })  # fmt: skip
 _INDEXES = frozenset({_aten.index.Tensor})
+# Composites of other operators on every device, with temporaries as large as their input, which a mode sees as one, and
+# the key that they are registered with.
+_KEYS = torch._C.DispatchKey
+_COMPOSITES = {
+    _aten._safe_softmax.default: _KEYS.CompositeExplicitAutograd,
+    _aten.softmax.int: _KEYS.CompositeImplicitAutograd,
+    _aten.isinf.default: _KEYS.CompositeExplicitAutograd,
+    _aten.logsumexp.default: _KEYS.CompositeExplicitAutograd,
+    _aten.logsumexp.out: _KEYS.CompositeExplicitAutogradNonFunctional,
+}
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Called more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
@@ -98,6 +108,9 @@ class VirtualMode(TorchDispatchMode):
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
             return False
+        if (key := _COMPOSITES.get(func)) is not None:
+            with self:
+                return func._op_dk(key, *args, **kwargs)
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
         received = sharing.received(func, args) if sharing is not None else ()
@@ -119,8 +132,8 @@ class VirtualMode(TorchDispatchMode):
         Returns:
             The operator that ran, its result, and the notes on arguments of their metadata.
         """
-        if self._accumulation.is_in_place(func, args, kwargs):
-            return _aten.add_.Tensor, _aten.add_.Tensor(*args), None
+        if (in_place := self._accumulation.in_place(func, args, kwargs)) is not None:
+            return in_place, in_place(*args, **kwargs), None
         if (stand_in := STAND_INS.get(operator_name(func))) is not None:
             with self._fake:
                 return func, stand_in(*args, **kwargs), None

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from autotune.virtual import apart
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import listed
 from autotune.virtual.ledger import Ledger
@@ -45,7 +46,9 @@ def trace(
     """Run ``fn`` on a virtual device with fake tensors, and return its memory events in order.
 
     ``fn`` gets the device and builds everything itself: model, optimizer, batch. For the target ``cuda``, the first
-    call registers a device with PyTorch for the rest of the process, so it should run in a process of its own.
+    call registers a device with PyTorch for the rest of the process, with which CUDA cannot train. So in a process that
+    has CUDA devices, ``fn`` is pickled and runs in a process of its own, without any: what it changes outside itself
+    is changed there only.
 
     Args:
         fn: any PyTorch code; the body of :func:`phase` becomes a phase of the trace.
@@ -56,8 +59,11 @@ def trace(
 
     Raises:
         UnknownShapeError: a shape depends on values that are not known in a trace.
+        HandOverError: this process has CUDA devices, and ``fn`` cannot be pickled.
     """
     alike = set(others)
+    if target == "cuda" and apart.needed():
+        return apart.traced(fn, {"target": target, "capability": capability, "others": alike, "world": world})
     with ExitStack() as stack:
         if target == "cuda":
             from autotune.virtual.device import NAME, standing_in_for_cuda

@@ -103,7 +103,7 @@ _FLASH, _EFFICIENT, _CUDNN, _MATH = (
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
-        "_safe_softmax",
+        "_softmax",
     )
 )
 _FLEX = "autotune_flex_attention.forward.default"

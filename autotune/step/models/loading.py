@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -129,6 +129,8 @@ def virtual_model(
     architecture = model_class(config)
     name = init_kwargs["dtype"] or "float32"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
+    if quantization_config is None and device.type != "cpu" and world_size() == 1:
+        _warm_up_allocator(architecture, config, dtype, device)
     with device if quantization_config is None else torch.device("meta"), no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
@@ -136,6 +138,29 @@ def virtual_model(
     if quantization_config is not None:
         _quantize(model, quantization_config, dtype, device)
     return model
+
+
+def _warm_up_allocator(architecture: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Allocate and free one block for all weights, as transformers does before it loads them to a GPU.
+
+    The caching allocator keeps the block, and weights, gradients and activations are placed within it
+    (``caching_allocator_warmup`` and ``get_total_byte_count`` of ``transformers/modeling_utils.py``). It is left out
+    where weights are loaded to the host, as TRL does with several processes.
+    """
+    with torch.device("meta"), no_init_weights():
+        model = architecture._from_config(config, dtype=dtype)
+        model.tie_weights()
+    weights = {id(tensor): tensor for tensor in (*model.parameters(), *_saved_buffers(model))}
+    torch.empty(
+        sum(tensor.numel() * tensor.element_size() for tensor in weights.values()) // 2,
+        dtype=torch.float16,
+        device=device,
+    )
+
+
+def _saved_buffers(model: Any) -> Iterator[torch.Tensor]:
+    saved = model.state_dict(keep_vars=True)
+    return (tensor for tensor in saved.values() if not isinstance(tensor, torch.nn.Parameter))
 
 
 def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,0 +1,36 @@
+"""The block that transformers takes from the caching allocator before it loads weights to a GPU, in a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_SCRIPT = """
+import json, sys
+import torch
+from autotune.step.models.loading import virtual_model
+from autotune.virtual import trace
+from tests.virtual.models import config_of
+
+kept = []
+
+def build(device):
+    kept.append(virtual_model(config_of("llama"), {"dtype": "float32", "attn_implementation": "sdpa"}, None, device))
+
+traced = trace(build)
+weights = {id(tensor): tensor.numel() * 4 for tensor in kept[0].parameters()}
+json.dump([sum(weights.values()), [event.change_bytes for event in traced.events]], open(sys.argv[1], "w"))
+"""
+
+
+def test_one_block_for_all_weights_is_allocated_and_freed_before_them(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=250)
+    weights, events = json.loads(file.read_text())
+
+    assert events[:2] == [weights, -weights]
+    assert max(events[2:]) < weights

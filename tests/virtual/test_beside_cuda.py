@@ -1,0 +1,119 @@
+"""Traces for CUDA in a process that has CUDA, which keeps it, and how they are handed to a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.virtual import apart, phase, trace
+from autotune.virtual.dispatch import UnknownShapeError
+
+ROOT = Path(__file__).parents[2]
+_TRAIN = """
+import torch
+from autotune.virtual import apart, phase, trace
+
+WIDTH = 64
+
+def training(device):
+    model = torch.nn.Linear(WIDTH, WIDTH).to(device)
+    with phase("step"):
+        model(torch.empty(8, WIDTH, device=device)).sum().backward()
+
+def traced():
+    found = trace(training).phase("step").device_peak.bytes
+    assert found > 4 * WIDTH * WIDTH, found
+
+def trained():
+    training(torch.device("cuda"))
+    torch.cuda.synchronize()
+
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
+@pytest.mark.parametrize("order", ["traced(); trained()", "trained(); traced(); trained()", "traced(); traced()"])
+def test_cuda_works_after_a_trace_for_cuda(order: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _TRAIN + order]
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=200
+    )
+
+    assert run.returncode == 0, run.stderr
+
+
+def iter_of_sizes() -> Iterator[int]:
+    """Yield sizes; a generator cannot be pickled."""
+    yield 3
+
+
+def test_a_process_without_gpus_traces_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    assert not apart.needed()
+
+
+def test_a_process_with_gpus_leaves_cuda_traces_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    width = 32
+
+    def training(device: torch.device) -> None:
+        with phase("step"):
+            nn.Linear(width, width).to(device)(torch.empty(4, width, device=device)).sum().backward()
+
+    found = trace(training, capability=(9, 0), others=[(8, 0)])
+
+    assert found.target == "cuda"
+    assert found.phase("step").device_peak.bytes > 4 * width * width
+    assert found.alike == {(8, 0)}
+    assert not hasattr(torch, "virtual")
+
+
+def test_what_the_traced_function_raises_is_raised_here_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def shaped_by_values(device: torch.device) -> None:
+        torch.empty(3, device=device).nonzero()
+
+    with pytest.raises(UnknownShapeError, match="depends on data") as raised:
+        trace(shaped_by_values)
+
+    assert any("in shaped_by_values" in note for note in raised.value.__notes__)
+
+
+def test_a_function_that_cannot_be_handed_over_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    sizes = iter_of_sizes()
+
+    def with_a_generator(device: torch.device) -> None:
+        torch.empty(next(sizes), device=device)
+
+    with pytest.raises(apart.HandOverError, match=r"cannot be pickled.*CUDA_VISIBLE_DEVICES"):
+        trace(with_a_generator)
+
+
+def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def dying(device: torch.device) -> None:
+        os._exit(3)
+
+    with pytest.raises(RuntimeError, match="exit status 3"):
+        trace(dying)
+
+
+def test_on_the_cpus_target_nothing_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    seen = []
+
+    trace(lambda device: seen.append(device.type), target="cpu")
+
+    assert seen == ["cpu"]

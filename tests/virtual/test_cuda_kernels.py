@@ -1,0 +1,127 @@
+"""Operators with kernels of their own on CUDA: the table of them, and what a trace allocates for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.virtual.cuda_kernels import in_dispatcher, nearest, release, shipped
+from tests.virtual.cuda_cases import BYTES, CASES, ROWS, WIDTH
+
+_NO_CUDA_BUILD = "torch was built without CUDA, so that its dispatcher has no CUDA kernels"
+_NO_GPU = "needs a CUDA device, and there is none"
+
+
+def _figures(kind: str, folder: Path, **environment: str) -> dict[str, Any]:
+    file = folder / f"{kind}.json"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.virtual.cuda_cases", kind, str(file)]
+    found = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+    subprocess.run(command, check=True, env=found, timeout=250)
+    return dict(json.loads(file.read_text()))
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What traces have, made in a process of their own because the device stays registered in it."""
+    return _figures("trace", tmp_path_factory.mktemp("cuda"), CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _figures("run", tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason=_NO_CUDA_BUILD)
+def test_the_table_has_the_operators_of_this_releases_dispatcher() -> None:
+    assert tuple(shipped().get(release(), ())) == in_dispatcher(), "run python -m tests.virtual.write_cuda_kernels"
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch was built with CUDA")
+def test_a_build_without_cuda_has_no_such_operators() -> None:
+    assert in_dispatcher() == ()
+
+
+def test_every_operator_of_the_table_is_one_of_this_pytorch_or_of_another_release() -> None:
+    own = shipped().get(release(), ())
+
+    assert all(torch._C._dispatch_has_kernel(name) for name in own)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"), [("2.13", "2.13"), ("2.14", "2.13"), ("2.9", "2.13"), ("2.15", "2.15"), ("3.0", "2.15")]
+)
+def test_a_release_without_a_table_takes_the_nearest(wanted: str, found: str) -> None:
+    assert nearest(["2.15", "2.13"], wanted) == found
+
+
+def test_a_release_is_known_by_its_first_two_numbers() -> None:
+    assert release("2.13.0+cpu") == "2.13"
+
+
+@pytest.mark.parametrize("case", ["silu", "mish"])
+def test_the_backward_pass_of_an_activation_allocates_the_gradient_alone(traced: dict[str, Any], case: str) -> None:
+    # The input and the output, the gradient that is given, and the one that is made.
+    assert traced[case]["tensors"] == 4 * BYTES
+    assert f"aten.{case}_backward.default" in traced[case]["operators"]
+
+
+def test_rms_norm_is_one_operator_in_each_pass(traced: dict[str, Any]) -> None:
+    found = traced["rms_norm"]
+
+    assert "aten._fused_rms_norm.default" in found["operators"]
+    assert "aten._fused_rms_norm_backward.default" in found["operators"]
+    # Beside those of an activation: the weight and its gradient, and a float32 per row.
+    assert found["tensors"] == 4 * BYTES + 2 * 2 * WIDTH + 4 * BYTES // (2 * WIDTH)
+
+
+@pytest.mark.parametrize("case", ["swiglu, checkpointed", "llama, checkpointed"])
+def test_gated_layers_have_one_operator_per_activation_in_the_backward_pass(traced: dict[str, Any], case: str) -> None:
+    operators = traced[case]["operators"]
+
+    assert operators["aten.silu_backward.default"] == 3 * 2
+    assert "aten.sigmoid.default" not in operators
+
+
+def test_the_backward_pass_of_softmax_on_cuda_has_a_product_beside_the_gradient(traced: dict[str, Any]) -> None:
+    assert traced["softmax"]["tensors"] == 5 * BYTES
+
+
+@pytest.mark.parametrize(
+    ("case", "operator"),
+    [("largest", "scatter_.src"), ("selected", "index_add_.default"), ("indexed", "index_put_.default")],
+)
+def test_the_zeros_of_a_gradient_are_filled_in_place(traced: dict[str, Any], case: str, operator: str) -> None:
+    operators = traced[case]["operators"]
+
+    assert f"aten.{operator}" in operators
+    assert f"aten.{operator.replace('_.', '.')}" not in operators
+
+
+def test_logsumexp_has_the_temporaries_of_the_operators_that_it_consists_of(traced: dict[str, Any]) -> None:
+    operators = traced["log probabilities"]["operators"]
+
+    assert operators["aten.exp_.default"] == operators["aten.amax.default"] == 1
+
+
+def test_the_gradient_of_a_bias_is_summed_by_blocks_with_a_partial_result_for_each_thread(
+    traced: dict[str, Any],
+) -> None:
+    # 1,024 sums of 4,096 rows: blocks of 32 threads for 4 columns each, by 4 for the rows, of which each takes 16.
+    partial_results = 4 * WIDTH * (16 * ROWS // 4 // 16) * (32 * 4)
+    semaphores = 4 * WIDTH // (32 * 4)
+
+    assert traced["bias"]["tensors"] == 2 * 16 * BYTES + 2 * 2 * WIDTH + partial_results + semaphores
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=_NO_GPU)
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_is_what_pytorchs_own_allocator_has(traced: dict[str, Any], ran: dict[str, Any], case: str) -> None:
+    assert traced[case]["allocated"] == pytest.approx(ran[case]["allocated"], rel=0.005)

@@ -1,0 +1,36 @@
+"""Writes the table of operators that are a kernel on CUDA and a composite elsewhere, from a CUDA build of PyTorch.
+
+Run ``python -m tests.virtual.write_cuda_kernels``.
+The entry of the installed PyTorch's release is replaced; the others stay. No GPU is needed: the dispatcher is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from packaging.version import Version
+
+from autotune.virtual import cuda_kernels
+
+
+def main() -> None:
+    """Write the table.
+
+    Raises:
+        SystemExit: this PyTorch was built without CUDA.
+    """
+    if not torch.backends.cuda.is_built():
+        sys.exit(f"torch {torch.__version__} was built without CUDA: it has no CUDA kernels to list.")
+    path = Path(cuda_kernels.__file__).with_name(cuda_kernels.TABLE)
+    text = path.read_text(encoding="utf-8")
+    header = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    table = dict(yaml.safe_load(text) or {}) | {cuda_kernels.release(): list(cuda_kernels.in_dispatcher())}
+    ordered = {key: table[key] for key in sorted(table, key=Version)}
+    path.write_text(header + yaml.safe_dump(ordered, sort_keys=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
