@@ -36,7 +36,7 @@ test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-more: $(READY)
-	$(BIN)/python -m pytest -m nightly --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m nightly --timeout 900 --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-wheel:
 	PYTHON='$(PYTHON)' .ci/test-wheel
