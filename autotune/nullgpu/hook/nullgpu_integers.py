@@ -12,6 +12,8 @@ it is.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator
@@ -52,6 +54,7 @@ _MOST_NUMBERS = 1 << 15
 
 # Registrations last as long as this does.
 _libraries: list[Any] = []
+_held: list[Any] = []
 
 
 def hook() -> None:
@@ -70,6 +73,7 @@ def install() -> int:
         return 0
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
+    atexit.register(_settle)
     for full in _DRAWN:
         _replace(library, full, _last_index(torch.library.get_kernel(full, "CUDA")))
     count = 0
@@ -85,6 +89,21 @@ def install() -> int:
                 _replace(library, full, _on_host(overload, original, form in _SHAPED_BY_VALUES))
                 count += 1
     return count
+
+
+def _settle() -> None:
+    """Wait until autograd's thread holds no tensor that Python has seen.
+
+    Freeing one takes the interpreter's lock, and a thread that asks for it while the interpreter ends is ended in the
+    midst of a destructor, which aborts the process. The thread does one thing after another, so it is through with what
+    it had before when this gradient is there. It holds nothing of this one that is not held here too.
+    """
+    import torch
+
+    with contextlib.suppress(RuntimeError), torch.enable_grad():
+        leaf = torch.empty(1, device="cuda", requires_grad=True)
+        given = torch.empty(1, 1, device="cuda")
+        _held.append((leaf, given, torch.autograd.grad(leaf.unsqueeze(0), leaf, given)))
 
 
 def _overloads(name: str) -> Iterator[Any]:
