@@ -50,7 +50,7 @@ def environment(
     variables["NULLGPU_COUNT"] = str(count)
     variables["NULLGPU_ALONE"] = str(int(alone))
     if table is not None:
-        variables["NULLGPU_TABLE"] = str(table)
+        variables["NULLGPU_TABLE"] = str(table.absolute())
     return variables
 
 

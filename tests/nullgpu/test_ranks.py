@@ -241,6 +241,6 @@ def test_torchrun_trains_on_two_null_gpus(machine: NullMachine, how: str, copies
         assert shown["objects"] == [{"rank": 0}, {"rank": 1}]
         assert all(shown["sums"].values()), shown["sums"]
         assert shown["device"] == rank
-        # Weights and two moments, and DDP's buckets of gradients or a half of all. cuBLAS has a workspace of 32 MiB on an
-        # H100 for each of two threads, that of the forward and that of the backward.
+        # Weights and two moments, and DDP's buckets of gradients; or a half of all. cuBLAS has a workspace of 32 MiB on
+        # an H100 for each of two threads, that of the forward and that of the backward.
         assert shown["held"] == pytest.approx(copies * weights + 64 * MIB, rel=0.01)
