@@ -16,6 +16,8 @@ LOWEST_READY := .venv-lowest/ready
 TRL ?=
 TRL_BIN := .venv-trl/bin
 TRL_READY := .venv-trl/ready
+CUDA_BIN := .venv-cuda/bin
+CUDA_READY := .venv-cuda/ready
 
 # The run that the README shows.
 SMALL := examples/build/small
@@ -24,7 +26,7 @@ PROBE_EFFORT := quick
 PROBE_TIMEOUT := 240s
 PROBE_OUTPUT := autotune-small
 
-.PHONY: probe test test-more test-wheel test-lowest test-trl lint docs gpu clean
+.PHONY: probe test test-more test-wheel test-lowest test-trl test-cuda lint docs gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -49,6 +51,13 @@ test-trl: $(TRL_READY)
 	$(TRL_BIN)/python -m pip install --quiet --upgrade 'trl$(addprefix ==,$(TRL))'
 	$(TRL_BIN)/python -m pytest tests/contract tests/techniques --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+# PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md), then what is tested on GPUs, on such. It needs Linux on
+# x86-64 and g++. The tests of speed say nothing here, and the kernels' results are garbage.
+test-cuda: $(CUDA_READY)
+	$(CUDA_BIN)/python -m pytest -m cuda_build tests/nullgpu
+	$(CUDA_BIN)/python -m autotune.nullgpu --gpu H100-80GB --table .venv-cuda/table -- \
+		$(abspath $(CUDA_BIN))/python -m pytest -m gpu tests/inspection tests/step tests/trainers
+
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -63,7 +72,7 @@ gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu.suite
 
 clean:
-	rm -rf .venv .venv-lowest .venv-trl examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-trl .venv-cuda examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
@@ -83,6 +92,22 @@ $(READY): pyproject.toml constraints.txt
 $(TRL_READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(call install,$(PYTHON),.venv-trl,constraints.txt)
+
+# `===` takes the version as it is written, which is the CUDA build's; a CPU build is called 2.13.0+cpu. Without
+# dependencies, NVIDIA's libraries (2.5 GB) are left out; constraints.txt lists all else, apart from Triton, of which
+# each build of torch names its own.
+TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
+TRITON := from importlib.metadata import requires; \
+	print(next(each.partition(";")[0] for each in requires("torch") if each.startswith("triton==")))
+$(CUDA_READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
+	@command -v g++ > /dev/null || { echo 'g++ is needed: apt-get install g++' >&2; exit 1; }
+	$(PYTHON) -m venv .venv-cuda
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps 'torch===$(TORCH)'
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps --requirement constraints.txt
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps "$$($(CUDA_BIN)/python -c '$(TRITON)')"
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
 
 $(LOWEST_READY): pyproject.toml constraints-lowest.txt
 	@test -n "$(LOWEST_PYTHON)" || { echo 'Python 3.11 is needed: make LOWEST_PYTHON=/path/to/python3.11' >&2; exit 1; }

@@ -1,0 +1,220 @@
+"""Computes on the host what is small, or of integers: what programs branch on and take shapes and counts from.
+
+Device memory of a null GPU is host memory, so an operator's own CPU kernel can write the result. The CUDA kernel's host
+code runs first, so that everything is allocated as on a GPU. What depends on large tensors of floating-point numbers
+stays whatever was in memory; what is drawn from such, or is their largest, is the last index: no special token, and a
+valid one.
+
+PyTorch calls :func:`hook` at the end of ``import torch``: the folder beside this file names it as an entry point of the
+group ``torch.backends``. Operators are replaced when the process first uses CUDA. ``NULLGPU_INTEGERS=0`` leaves all as
+it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Operators, in-place forms included, whose results programs look at.
+# fmt: off
+_OPERATORS = [
+    "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isin", "equal", "logical_and", "logical_or",
+    "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor",
+    "add", "sub", "rsub", "mul", "div", "remainder", "floor_divide", "fmod", "neg", "abs", "sign", "reciprocal",
+    "sqrt", "rsqrt", "exp", "log", "clamp", "clamp_min", "clamp_max", "maximum", "minimum",
+    "sum", "mean", "prod", "all", "any", "max", "min", "amax", "amin", "argmin", "cumsum", "cumprod", "cummax",
+    "count_nonzero", "bincount",
+    "fill", "masked_fill", "arange", "linspace", "eye", "copy", "where", "tril", "triu",
+    "cat", "index", "gather", "scatter", "scatter_add", "index_select", "index_put", "_index_put_impl_",
+    "index_fill", "index_add", "flip", "roll", "unfold",
+    "sort", "topk", "searchsorted", "bucketize", "nonzero", "nonzero_static", "masked_select", "unique_dim",
+    "_unique2", "unique_consecutive", "repeat_interleave",
+]
+# fmt: on
+# Those whose result's shape depends on values, so that the CUDA kernel's host code cannot run first.
+_SHAPED_BY_VALUES = {
+    "nonzero",
+    "masked_select",
+    "unique_dim",
+    "_unique2",
+    "unique_consecutive",
+    "repeat_interleave",
+    "bincount",
+}  # fmt: skip
+# One kernel for all devices, which the dispatcher does not list under CUDA.
+_OF_ALL_DEVICES = {"copy_"}
+_DRAWN = ("aten::multinomial", "aten::argmax")
+# Elements up to which a call is computed: of integers and booleans alone, and with floating-point numbers among them.
+_MOST_INTEGERS = 1 << 22
+_MOST_NUMBERS = 1 << 15
+
+# Registrations last as long as this does.
+_libraries: list[Any] = []
+_held: list[Any] = []
+
+
+def hook() -> None:
+    """Have operators replaced on the first use of CUDA, where there are null GPUs."""
+    if os.environ.get("NULLGPU_DEVICE") and os.environ.get("NULLGPU_INTEGERS", "1") != "0":
+        import torch
+
+        torch.cuda._lazy_call(install)
+
+
+def install() -> int:
+    """Replace the CUDA kernels of the operators, and return of how many overloads."""
+    import torch
+
+    if _libraries:
+        return 0
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    atexit.register(_settle)
+    for full in _DRAWN:
+        _replace(library, full, _last_index(torch.library.get_kernel(full, "CUDA")))
+    count = 0
+    for name in dict.fromkeys(_OPERATORS):
+        for form in (name, f"{name}_"):
+            for overload in _overloads(form):
+                full = (
+                    overload._schema.name + "." * bool(overload._schema.overload_name) + overload._schema.overload_name
+                )
+                if not _has_cuda_kernel(full, form):
+                    continue
+                original = torch.library.get_kernel(full, "CUDA")
+                _replace(library, full, _on_host(overload, original, form in _SHAPED_BY_VALUES))
+                count += 1
+    return count
+
+
+def _settle() -> None:
+    """Wait until autograd's thread holds no tensor that Python has seen.
+
+    Freeing one takes the interpreter's lock, and a thread that asks for it while the interpreter ends is ended in the
+    midst of a destructor, which aborts the process. The thread does one thing after another, so it is through with what
+    it had before when this gradient is there. It holds nothing of this one that is not held here too.
+    """
+    import torch
+
+    with contextlib.suppress(RuntimeError), torch.enable_grad():
+        leaf = torch.empty(1, device="cuda", requires_grad=True)
+        given = torch.empty(1, 1, device="cuda")
+        _held.append((leaf, given, torch.autograd.grad(leaf.unsqueeze(0), leaf, given)))
+
+
+def _overloads(name: str) -> Iterator[Any]:
+    import torch
+
+    packet = getattr(torch.ops.aten, name, None)
+    for overload in packet.overloads() if packet is not None else ():
+        yield getattr(packet, overload)
+
+
+def _has_cuda_kernel(full: str, form: str) -> bool:
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CUDA")) or form in _OF_ALL_DEVICES
+    except RuntimeError:
+        return False  # an operator of TorchScript's own, which the dispatcher does not know
+
+
+def _replace(library: Any, full: str, kernel: Callable[..., Any]) -> None:
+    library.impl(full.removeprefix("aten::"), kernel, "CUDA", with_keyset=True, allow_override=True)
+
+
+def _on_host(overload: Any, original: Any, shaped_by_values: bool) -> Callable[..., Any]:
+    """Return a kernel that computes small calls of an operator on the host, and leaves the others to the original."""
+    import torch
+
+    of_tensors = [str(argument.type) == "Tensor" for argument in overload._schema.arguments]
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        # Numbers that were wrapped into tensors arrive as numbers.
+        args = tuple(
+            torch.tensor(each) if of_tensor and isinstance(each, (bool, int, float, complex)) else each
+            for each, of_tensor in zip(args, of_tensors, strict=False)
+        )
+        given = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        if not _small(given):
+            return original.call_boxed(keyset, *args, **kwargs)
+        device = next((each.device for each in given if each.device.type == "cuda"), None)
+        if shaped_by_values:
+            found = overload(*_host(args), **{name: _host(each) for name, each in kwargs.items()})
+            return torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: each.to(device), found)
+        result = original.call_boxed(keyset, *args, **kwargs)
+        results = list(_tensors(result))
+        if not _small(results):
+            return result
+        found = overload(*_host(args), **{name: _host(each) for name, each in kwargs.items()})
+        if isinstance(result, bool):
+            return found
+        for to, value in zip(results, _tensors(found), strict=False):
+            alias = _host(to)
+            if alias.data_ptr() != value.data_ptr() and alias.shape == value.shape:
+                alias.copy_(value)
+        return result
+
+    return kernel
+
+
+def _last_index(original: Any) -> Callable[..., Any]:
+    """Return a kernel whose result is the last index of the scores, which were never computed."""
+
+    def kernel(keyset: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
+        drawn = original.call_boxed(keyset, scores, *args, **kwargs)
+        _host(drawn).fill_(scores.shape[-1] - 1)
+        return drawn
+
+    return kernel
+
+
+def _host(value: Any) -> Any:
+    """Return the same arguments with CPU tensors on the same bytes in place of CUDA tensors."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return _alias(value) if value.device.type == "cuda" else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_host(each) for each in value)
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value
+
+
+def _alias(tensor: Any) -> Any:
+    """Return a CPU tensor on the bytes of a CUDA tensor."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    raw = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    flat = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(flat, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Yield the tensors among arguments or results."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _small(tensors: list[Any]) -> bool:
+    """Return whether all are plain tensors, and few enough elements to be computed on the host."""
+    import torch
+
+    if any(type(each) is not torch.Tensor or each.layout is not torch.strided for each in tensors):
+        return False
+    numbers = sum(each.numel() for each in tensors if each.is_floating_point() or each.is_complex())
+    integers = sum(each.numel() for each in tensors) - numbers
+    return bool(numbers <= _MOST_NUMBERS and integers <= (_MOST_NUMBERS if numbers else _MOST_INTEGERS))

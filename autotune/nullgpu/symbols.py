@@ -1,0 +1,144 @@
+"""Finds which of NVIDIA's functions are called; writes stubs for those that the shim lacks, and the linker's script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.nullgpu.installation import Installation
+from autotune.nullgpu.refused import refusal
+
+# The beginnings of the names of each library's functions; the first that matches is taken.
+_FUNCTIONS = {
+    "libcudart": r"cuda[A-Z]|__cuda",
+    "libcublasLt": r"cublasLt",
+    "libcublas": r"cublas",
+    "libcudnn": r"cudnn",
+    "libcusparseLt": r"cusparseLt",
+    "libcusparse": r"cusparse",
+    "libcusolver": r"cusolver",
+    "libcufft": r"cufft",
+    "libcurand": r"curand",
+    "libcufile": r"cuFile",
+    "libcupti": r"cupti",
+    "libnvrtc": r"nvrtc",
+    "libnvshmem_host": r"nvshmem",
+    "libnccl": r"nccl",
+    "libnvidia-ml": r"nvml",
+    "libcuda": r"cu[A-Z]",
+}
+# Loaded by these names, whether or not a module names them.
+_ALWAYS = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}
+# Functions of the shim itself.
+_OWN = "NULLGPU"
+
+
+@dataclass
+class Needed:
+    """What one of NVIDIA's libraries is called for.
+
+    Attributes:
+        soname: the name that modules load it by, such as ``libcudart.so.13``.
+        versions: names of the symbol versions that modules ask for, and the functions of each.
+    """
+
+    soname: str
+    versions: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def default_version(self) -> str:
+        """The version of functions that are found by name alone; the linker takes no hyphens."""
+        return next(iter(self.versions), self.soname.replace("-", "_"))
+
+    def functions(self) -> set[str]:
+        """Return all functions."""
+        return set().union(*self.versions.values())
+
+
+def library_of(function: str) -> str | None:
+    """Return the library that a function is of, by its name, without the suffix ``.so``; None: none of NVIDIA's."""
+    return next((name for name, beginning in _FUNCTIONS.items() if re.match(rf"(?:{beginning})", function)), None)
+
+
+def needed(found: Installation) -> dict[str, Needed]:
+    """Return what each of NVIDIA's libraries is called for, by its name without ``.so``."""
+    libraries = {name: Needed(soname) for name, soname in _ALWAYS.items()}
+    for module in found.modules:
+        for soname in _sonames(module):
+            name = soname.partition(".so")[0]
+            if name in _FUNCTIONS and name not in libraries:
+                libraries[name] = Needed(soname)
+    for module in found.modules:
+        _add(libraries, _undefined(module))
+        # Functions of the driver and of NVML that are looked up by name when they are needed.
+        if module.name == "libc10_cuda.so":
+            names = re.findall(rb"\0((?:cu[A-Z]|nvml)\w+)(?=\0)", module.read_bytes())
+            _add(libraries, ((name.decode(), "") for name in names))
+    # Triton compiles its launcher on the user's machine.
+    calls = re.findall(r"\b(cu[A-Z][a-z]\w+)\(", found.triton_driver.read_text(encoding="utf-8"))
+    _add(libraries, ((name, "") for name in calls))
+    return libraries
+
+
+def written(objects: Iterable[Path]) -> set[str]:
+    """Return the functions that compiled files of the shim export."""
+    text = _run("nm", "--defined-only", *map(str, objects))
+    return {line.split()[-1] for line in text.splitlines() if " T " in line and not line.split()[-1].startswith("_Z")}
+
+
+def stubs(libraries: Mapping[str, Needed], have: set[str]) -> str:
+    """Return the C source of the functions that are called and not written: they return success, or are refused."""
+    lines = ["/* Written by autotune/nullgpu/symbols.py. */", "long nullgpu_refuse(const char *, const char *, long);"]
+    for function in sorted(set().union(*(each.functions() for each in libraries.values())) - have):
+        refused = refusal(function)
+        value = f'nullgpu_refuse("{function}", "{refused.belongs_to}", {refused.code})' if refused else "0"
+        lines.append(f"long {function}(void) {{ return {value}; }}")
+    return "\n".join(lines) + "\n"
+
+
+def version_script(libraries: Mapping[str, Needed], have: set[str]) -> str:
+    """Return the linker's version script: which functions are exported, each in the version that modules ask for."""
+    nodes: dict[str, set[str]] = {}
+    for name, each in libraries.items():
+        for version, functions in each.versions.items():
+            nodes.setdefault(version, set()).update(functions)
+        # What is written and not called may be looked up by name.
+        mine = {function for function in have if library_of(function) == name}
+        nodes.setdefault(each.default_version, set()).update(mine - each.functions())
+    nodes[_OWN] = {function for function in have if function.startswith("nullgpu_")}
+    script = [
+        f"{version} {{ global: {' '.join(f'{function};' for function in sorted(functions))} }};"
+        for version, functions in nodes.items()
+        if functions
+    ]
+    return "\n".join(script).replace("};", " local: *; };", 1) + "\n"
+
+
+def _add(libraries: Mapping[str, Needed], functions: Iterable[tuple[str, str]]) -> None:
+    """Add functions with the symbol versions that they are called in; an empty one: any."""
+    for function, version in functions:
+        name = library_of(function)
+        if name is None or name not in libraries:
+            continue
+        needed = libraries[name]
+        if version or not any(function in each for each in needed.versions.values()):
+            needed.versions[version or needed.default_version].add(function)
+
+
+def _sonames(module: Path) -> list[str]:
+    return re.findall(r"\(NEEDED\).*\[(.+)\]", _run("readelf", "--dynamic", "--wide", str(module)))
+
+
+def _undefined(module: Path) -> Iterator[tuple[str, str]]:
+    """Yield the functions that a module calls and does not have, each with the version of the symbol, or ''."""
+    for line in _run("nm", "--dynamic", "--undefined-only", str(module)).splitlines():
+        function, _, version = line.split()[-1].partition("@")
+        yield function, version.lstrip("@")
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,47 @@
+"""What programs branch on is computed on the host: small tensors, and integers."""
+
+from __future__ import annotations
+
+from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
+
+pytestmark = NEEDS_CUDA_BUILD
+
+PROGRAM = """
+    import json, torch
+    a = torch.arange(10, device="cuda")
+    mask = a % 3 == 0
+    b = torch.zeros(10, 2, device="cuda")
+    b[mask] = 2.5
+    scores = torch.randn(4, 100, device="cuda")
+    large = torch.ones(1 << 20, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    large.sum()
+    print(json.dumps({
+        "indices": a[mask].tolist(), "count": mask.sum().item(), "nonzero": list(torch.nonzero(mask).shape),
+        "cumsum": a.cumsum(0).tolist(), "all": bool((a >= 0).all()), "mean": a.float().mean().item(),
+        "rows": b.sum(1).tolist(), "unique": torch.cat([a, a]).unique().tolist(),
+        "argmax": scores.argmax(-1).tolist(), "drawn": torch.multinomial(scores.softmax(-1), 1).flatten().tolist(),
+        "sum allocates": torch.cuda.memory_allocated() - before,
+    }))
+"""
+
+
+def test_integers_and_small_tensors_are_computed(machine: NullMachine) -> None:
+    shown = machine.run(PROGRAM)
+    assert shown["indices"] == [0, 3, 6, 9]
+    assert (shown["count"], shown["nonzero"]) == (4, [4, 1])
+    assert shown["cumsum"] == [0, 1, 3, 6, 10, 15, 21, 28, 36, 45]
+    assert (shown["all"], shown["mean"]) == (True, 4.5)
+    assert shown["rows"] == [5.0, 0, 0, 5.0, 0, 0, 5.0, 0, 0, 5.0]
+    assert shown["unique"] == list(range(10))
+
+
+def test_what_is_drawn_from_numbers_that_were_not_computed_is_the_last(machine: NullMachine) -> None:
+    shown = machine.run(PROGRAM)
+    assert (shown["argmax"], shown["drawn"]) == ([99] * 4, [99] * 4)
+
+
+def test_arithmetic_can_be_left_out(machine: NullMachine) -> None:
+    program = "import json, torch; print(json.dumps(torch.arange(5, device='cuda').tolist()))"
+    assert machine.run(program, NULLGPU_INTEGERS="0") == [0, 0, 0, 0, 0]

@@ -1,0 +1,50 @@
+"""Where pip has installed NVIDIA's own libraries, null GPUs stand in for those too."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
+
+pytestmark = NEEDS_CUDA_BUILD
+
+LIBRARY = "int cudaGetDeviceCount(int *count) { *count = 99; return 0; }\n"
+PROGRAM = """
+#include <stdio.h>
+int cudaGetDeviceCount(int *);
+int main(void) {
+    int count = -1, code = cudaGetDeviceCount(&count);
+    printf("%d %d\\n", code, count);
+}
+"""
+
+
+def test_the_shim_comes_before_a_library_that_the_rpath_finds(machine: NullMachine, tmp_path: Path) -> None:
+    """PyTorch's libraries have an RPATH (not a RUNPATH), which comes before LD_LIBRARY_PATH."""
+    folder = tmp_path / "nvidia"
+    folder.mkdir()
+    (tmp_path / "library.c").write_text(LIBRARY)
+    (tmp_path / "program.c").write_text(PROGRAM)
+    soname = "libcudart.so.13"
+    version = tmp_path / "versions.map"
+    version.write_text(f"{soname} {{ global: cudaGetDeviceCount; }};\n")
+    library = ["-shared", "-fPIC", f"-Wl,-soname,{soname}", f"-Wl,--version-script={version}"]
+    rpath = ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{folder}"]
+    gcc(*library, str(tmp_path / "library.c"), "-o", str(folder / soname))
+    gcc(*rpath, str(tmp_path / "program.c"), str(folder / soname), "-o", str(tmp_path / "program"))
+    assert shown(tmp_path / "program", None) == "0 99"
+    variables = machine.environment(count=3)
+    assert shown(tmp_path / "program", variables) == "0 3"
+    del variables["LD_PRELOAD"]
+    assert shown(tmp_path / "program", variables) == "0 99"
+
+
+def gcc(*arguments: str) -> None:
+    """Compile."""
+    subprocess.run(["gcc", *arguments], check=True)
+
+
+def shown(program: Path, variables: dict[str, str] | None) -> str:
+    """Return what a program prints."""
+    return subprocess.run([program], env=variables, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,82 @@
+"""A null GPU is found by CUDA, PyTorch and NVML, and all report the figures of its table."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.nullgpu import listed, null_device
+from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
+
+pytestmark = NEEDS_CUDA_BUILD
+
+BY_NVML = """
+    import ctypes, json, pynvml
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetHandleByIndex(1)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
+    cudart = ctypes.CDLL("libcudart.so.13")
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert cudart.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)) == 0
+    print(json.dumps({
+        "count": pynvml.nvmlDeviceGetCount(), "name": pynvml.nvmlDeviceGetName(card),
+        "capability": pynvml.nvmlDeviceGetCudaComputeCapability(card),
+        "memory": [memory.total, memory.reserved, memory.used], "free": free.value, "total": total.value,
+    }))
+"""
+
+BY_TORCH = """
+    import json, pynvml, torch
+    from autotune.inspection.cuda import visible_gpus
+    found = torch.cuda.get_device_properties(0)
+    torch.ones(1, device="cuda")
+    pynvml.nvmlInit()
+    seen = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+    print(json.dumps({
+        "name": found.name, "capability": [found.major, found.minor], "total": found.total_memory,
+        "multiprocessors": found.multi_processor_count, "l2": found.L2_cache_size,
+        "shared": found.shared_memory_per_block_optin, "free": torch.cuda.mem_get_info()[0], "uuids": seen,
+        "used": [gpu.used_by_others_bytes for gpu in visible_gpus()],
+        "cards": [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(3)],
+        "versions": [torch.version.cuda, torch.cuda.is_bf16_supported(), torch.backends.cudnn.is_available()],
+    }))
+"""
+
+
+@pytest.mark.parametrize("name", listed())
+def test_nvml_and_the_runtime_report_the_table(machine: NullMachine, name: str) -> None:
+    device = null_device(name)
+    shown = machine.run(BY_NVML, gpu=name, count=2)
+    assert (shown["count"], shown["name"]) == (2, device.name)
+    assert shown["capability"] == [device.major, device.minor]
+    assert shown["memory"] == [device.total + device.reserved, device.reserved, 0]
+    assert (shown["total"], shown["free"]) == (device.total, device.total - device.context)
+
+
+def test_torch_reports_the_table_and_the_devices_that_are_visible(machine: NullMachine) -> None:
+    device = null_device("A100-80GB")
+    shown = machine.run(BY_TORCH, gpu="A100-80GB", count=3, CUDA_VISIBLE_DEVICES="2,0")
+    assert (shown["name"], shown["capability"]) == (device.name, [device.major, device.minor])
+    assert (shown["total"], shown["multiprocessors"]) == (device.total, device.multiprocessors)
+    assert (shown["l2"], shown["shared"]) == (device.l2_bytes, device.shared_per_block)
+    # The tensor took a segment of 2 MiB.
+    assert shown["free"] == device.total - device.context - 2 * 2**20
+    assert shown["used"] == [device.context + 2 * 2**20, 0]
+    assert [f"GPU-{uuid}" for uuid in shown["uuids"]] == [shown["cards"][2], shown["cards"][0]]
+    assert shown["versions"][1:] == [True, True]
+
+
+def test_a_device_is_visible_by_its_identifier(machine: NullMachine) -> None:
+    program = """
+        import json, torch
+        print(json.dumps([torch.cuda.device_count(), str(torch.cuda.get_device_properties(0).uuid)]))
+    """
+    uuid = machine.run(program, count=2, CUDA_VISIBLE_DEVICES="1")[1]
+    assert machine.run(program, count=2, CUDA_VISIBLE_DEVICES=f"GPU-{uuid}") == [1, uuid]
+
+
+def test_without_a_device_there_is_none(machine: NullMachine) -> None:
+    variables = machine.environment()
+    del variables["NULLGPU_DEVICE"]
+    program = "import json, torch; print(json.dumps(torch.cuda.is_available()))"
+    with machine.start(program, variables=variables) as process:
+        assert process.communicate(timeout=100)[0].strip() == "false"

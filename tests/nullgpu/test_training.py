@@ -1,0 +1,138 @@
+"""Training on a null GPU: PyTorch's own code, kernels that Triton compiles, bitsandbytes; and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.units import MIB
+from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
+
+pytestmark = NEEDS_CUDA_BUILD
+
+LLAMA = """
+    import ctypes, json, torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    config = LlamaConfig(vocab_size=4096, hidden_size=512, intermediate_size=1536, num_hidden_layers=2,
+                         num_attention_heads=8, num_key_value_heads=4)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    found = {"weights": weights, "constructed": torch.cuda.memory_allocated()}
+    for _ in range(2):
+        tokens = torch.randint(0, 4096, (2, 512), device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        found["gradients"] = sum(each.grad.numel() * each.grad.element_size() for each in model.parameters())
+        optimizer.zero_grad()
+    state = sum(value.numel() * value.element_size() for each in optimizer.state.values() for value in each.values())
+    # CDLL of the process itself: what was preloaded is there.
+    launches = ctypes.CDLL(None).nullgpu_launches
+    launches.restype = ctypes.c_uint64
+    found |= {"state": state, "peak": torch.cuda.max_memory_allocated(), "launches": launches(),
+              "reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.memory_allocated()}
+    print(json.dumps(found))
+"""
+
+LIGER = """
+    import json, torch
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+    from liger_kernel.transformers import LigerRMSNorm
+    a, b = (torch.randn(64, 1024, device="cuda", requires_grad=True) for _ in range(2))
+    norm = LigerRMSNorm(1024).cuda()
+    out = norm(LigerSiLUMulFunction.apply(a, b))
+    out.sum().backward()
+    print(json.dumps([list(out.shape), list(a.grad.shape), list(norm.weight.grad.shape)]))
+"""
+
+BITSANDBYTES = """
+    import json, torch, bitsandbytes as bnb
+    linear = bnb.nn.Linear4bit(512, 512, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
+    packed = linear.weight.numel() * linear.weight.element_size()
+    x = torch.randn(4, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    linear(x).sum().backward()
+    model = torch.nn.Linear(512, 512, device="cuda")
+    optimizer = bnb.optim.AdamW8bit(model.parameters())
+    paged = bnb.optim.PagedAdamW8bit(model.parameters())
+    for each in (optimizer, paged):
+        model(torch.randn(4, 512, device="cuda")).sum().backward()
+        each.step()
+    state = optimizer.state[model.weight]
+    print(json.dumps([packed, list(x.grad.shape), str(state["state1"].dtype), list(state["state1"].shape)]))
+"""
+
+ATTENTION = """
+    import json, torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    found = []
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        with sdpa_kernel(backend):
+            q, k, v = (torch.randn(1, 4, 256, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in "qkv")
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out.backward(torch.ones_like(out))
+            found.append(out.grad_fn.name())
+    print(json.dumps(found))
+"""
+
+REFUSED = """
+    import json, sys, torch
+    try:
+        x = torch.randn(64, 64, device="cuda")
+        if sys.argv[1] == "graph":
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                x + 1
+        elif sys.argv[1] == "fft":
+            torch.fft.fft(x)
+        else:
+            torch.linalg.qr(x)
+        print(json.dumps("done"))
+    except RuntimeError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def test_a_llama_trains_with_fused_adamw(machine: NullMachine) -> None:
+    shown = machine.run(LLAMA)
+    # Each allocation is a multiple of 512 bytes.
+    assert shown["weights"] <= shown["constructed"] <= shown["weights"] + MIB
+    assert shown["gradients"] == shown["weights"]
+    # Two moments in the type of the weights, and a step of 4 bytes for each of the parameters.
+    assert 2 * shown["weights"] < shown["state"] < 2 * shown["weights"] + 1000
+    assert 4 * shown["weights"] < shown["peak"] <= shown["reserved"]
+    assert shown["launches"] > 100
+
+
+def test_kernels_that_triton_compiles_are_launched(machine: NullMachine) -> None:
+    assert machine.run(LIGER) == [[64, 1024], [64, 1024], [1024]]
+
+
+def test_bitsandbytes_quantises_and_optimises(machine: NullMachine) -> None:
+    assert machine.run(BITSANDBYTES) == [512 * 512 // 2, [4, 512], "torch.uint8", [512, 512]]
+
+
+def test_each_attention_kernel_can_be_asked_for(machine: NullMachine) -> None:
+    assert machine.run(ATTENTION) == [
+        "ScaledDotProductFlashAttentionBackward0",
+        "ScaledDotProductEfficientAttentionBackward0",
+        "ScaledDotProductCudnnAttentionBackward0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "function", "belongs_to"),
+    [
+        ("graph", "cudaStreamBeginCapture", "CUDA graphs"),
+        ("fft", "cufft", "Fourier transforms"),
+        ("qr", "cusolverDn", "dense linear algebra"),
+    ],
+)
+def test_what_cannot_be_stood_in_for_is_refused_by_name(
+    machine: NullMachine, what: str, function: str, belongs_to: str
+) -> None:
+    with machine.start(REFUSED, what, variables=machine.environment()) as process:
+        out, err = process.communicate(timeout=200)
+    assert "done" not in out
+    assert f"a null GPU cannot stand in for {function}" in err
+    assert belongs_to in err
+    if what == "graph":
+        assert "cannot stand in for cudaStreamBeginCapture (CUDA graphs)" in out
