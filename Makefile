@@ -52,7 +52,7 @@ test-trl: $(TRL_READY)
 	$(TRL_BIN)/python -m pytest tests/contract tests/techniques --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md), then what is tested on GPUs, on such. It needs Linux on
-# x86-64 and g++. The tests of speed say nothing here, and the kernels' results are garbage.
+# x86-64 and g++.
 test-cuda: $(CUDA_READY)
 	$(CUDA_BIN)/python -m pytest -m cuda_build tests/nullgpu
 	$(CUDA_BIN)/python -m autotune.nullgpu --gpu H100-80GB --table .venv-cuda/table -- \
