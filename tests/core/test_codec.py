@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
 
 import pytest
 
@@ -45,6 +47,24 @@ def test_a_candidate_is_a_plain_object() -> None:
     candidate = Candidate({"packing": "bfd", "max_length": 512})
     assert encode(candidate) == {"packing": "bfd", "max_length": 512}
     assert decode(Candidate, {"packing": "bfd", "max_length": 512}) == candidate
+
+
+def test_a_long_array_of_numbers_is_encoded_at_once_and_enumerations_in_it_by_their_values() -> None:
+    calls: list[str] = []
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(count)
+    try:
+        numbers = encode(tuple(range(10_000)))
+    finally:
+        sys.setprofile(None)
+    assert numbers == list(range(10_000))
+    assert len(calls) < 20
+    assert encode((1, None, 0.5, ProbeStatus.OK)) == [1, None, 0.5, "ok"]
+    assert type(encode((ProbeStatus.OK,))[0]) is str
 
 
 @pytest.mark.parametrize(
