@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,8 @@ from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import model_profile
+from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import prepare as prepare_in_this_process
 from autotune.trainers import find_trainer
 from tests.small import (
     long_tailed_texts,
@@ -268,12 +272,28 @@ def test_a_model_without_configuration_tokenizer_or_weights_is_told(
         prepared(text_rows(TEXTS), model=write_small_model(tmp_path / "bare", weights=False), init="pretrained")
 
 
-def test_where_a_tokenizer_was_read_does_not_change_the_models_fingerprint(small_model_directory: Path) -> None:
+def test_reading_writes_to_the_folder_of_its_job_alone_so_that_nothing_is_left_of_one_that_is_killed(
+    small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    file = write_rows(tmp_path / "rows.jsonl", text_rows(TEXTS))
+    request = PrepareRequest(
+        model=ModelSource(str(small_model_directory)),
+        dataset=DatasetSource("rows.jsonl", "json", str(file)),
+        trainer="sft",
+        tokenized_directory=str(tmp_path / "tokenized"),
+    )
+    assert prepare_in_this_process(request, JobContext(tmp_path, time.monotonic())).model.fingerprint
+
+
+def test_where_a_tokenizer_was_read_does_not_change_the_models_fingerprint(
+    small_model_directory: Path, tmp_path: Path
+) -> None:
     config, source = AutoConfig.from_pretrained(small_model_directory), ModelSource(str(small_model_directory))
     found = set()
     for offline in (False, True):
         tokenizer = AutoTokenizer.from_pretrained(small_model_directory)
         # transformers keeps whether HF_HUB_OFFLINE was set, and saves it.
         tokenizer.init_kwargs["local_files_only"] = offline
-        found.add(model_profile(source, config, tokenizer).fingerprint)
+        found.add(model_profile(source, config, tokenizer, tmp_path).fingerprint)
     assert len(found) == 1

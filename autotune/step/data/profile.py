@@ -34,8 +34,8 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 _PLACES = frozenset({"is_local", "local_files_only", "name_or_path"})
 
 
-def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProfile:
-    """Return the profile of a model, built without storage."""
+def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path) -> ModelProfile:
+    """Return the profile of a model, built without storage; ``folder`` is for files that are read again at once."""
     text = config.get_text_config()
     architecture = model_class(config)
     model = meta_model(architecture, config)
@@ -52,7 +52,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any) -> ModelProf
         experts=next((count for count in experts if count), None),
         linear_modules=linear_modules(model),
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
-        fingerprint=_model_fingerprint(config, processor),
+        fingerprint=_model_fingerprint(config, processor, folder),
         layer_kinds=layer_kinds(config, model),
         fused_experts=any("experts" in name and tensor.dim() == 3 for name, tensor in model.named_parameters()),
         cache=key_value_cache(text),
@@ -108,13 +108,13 @@ def _distribution(lengths: Counts) -> LengthDistribution:
     return LengthDistribution(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
-def _model_fingerprint(config: Any, processor: Any) -> str:
+def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:
     digest = hashlib.sha256()
     # The name is only a location, and the version only says which release wrote the configuration.
     described = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
     described.pop("_name_or_path", None)
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
         processor.save_pretrained(directory)
         for file in sorted(Path(directory).rglob("*")):
             if file.is_file():

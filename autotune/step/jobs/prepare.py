@@ -31,7 +31,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     known = adapter(request.trainer)
     config = load_config(request.model, known.head)
     processor = load_processor(request.model, known.processor)
-    model = model_profile(request.model, config, processor)
+    model = model_profile(request.model, config, processor, context.folder)
     if request.model.init == "pretrained" and model.has_weights is False:
         raise InputError(
             f"{request.model.name} has no weights to load.",
