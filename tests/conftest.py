@@ -24,6 +24,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer, prepare
+from autotune.probing.tracing import ServerTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
 
@@ -58,6 +59,19 @@ def job_server() -> Iterator[JobServer]:
     """A server of real jobs on the CPU, one for all tests; it starts on first use."""
     with JobServer("cpu", threads=1) as server:
         yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traces_on_one_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let what is traced in the tests' own process share the server above: imports take seconds of each that starts."""
+    started = ServerTracer._started
+
+    def shared(tracer: ServerTracer, count: int) -> list[JobServer]:
+        return started(tracer, count) if tracer._servers else [request.getfixturevalue("job_server")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServerTracer, "_started", shared)
+        yield
 
 
 @pytest.fixture(scope="session")
