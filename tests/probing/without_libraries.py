@@ -1,4 +1,4 @@
-"""``python -m autotune.step`` without PyTorch and TRL, which misbehaving jobs do not use: each start imports for seconds."""
+"""``python -m autotune.step`` without PyTorch and TRL: misbehaving jobs use neither, and importing them takes seconds."""
 
 from __future__ import annotations
 
