@@ -1,4 +1,4 @@
-"""``python -m autotune.step`` without PyTorch and TRL: misbehaving jobs use neither, and importing them takes seconds."""
+"""``python -m autotune.step`` without PyTorch and TRL, whose imports take seconds: misbehaving jobs use neither."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _offered(module: str | None) -> Mapping[str, JobType]:
 
 
 if __name__ == "__main__":
-    server.preload = server.preload_early = _nothing
-    server.offered_jobs = _offered
-    server.accelerator_is_initialized = lambda: False
+    nothing = dict.fromkeys(("preload", "preload_early", "accelerator_is_initialized"), _nothing)
+    for name, stand_in in {**nothing, "offered_jobs": _offered}.items():
+        setattr(server, name, stand_in)
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
