@@ -27,11 +27,21 @@ from autotune.probing import JobServer, prepare
 from autotune.probing.tracing import ServerTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
+TESTS = Path(__file__).parent
+LONGEST = (
+    "end_to_end/test_probe.py", "trainers/test_conformance_steps.py", "step/test_trace_ranks.py", "step/test_probe.py",
+    "virtual/test_against_cpu.py", "step/test_ranks.py", "step/test_evaluation.py",
+    "trainers/test_conformance_geometry.py", "trainers/test_conformance_worst.py", "step/test_kto.py",
+    "virtual/test_kto_against_cpu.py", "study/test_sharing.py",
+)  # fmt: skip
+"""Files that take the longest, of which most tests are short, by their seconds (``make test`` shows the longest)."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with slow tests first: what is left at the end is short, and keeps every worker busy."""
+    """Put the longest files first, then those with slow tests: what is left in the end keeps every worker busy."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    first = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (first.get(item.path, len(first)), item.path not in slow))
 
 
 @pytest.fixture(scope="session", autouse=True)
