@@ -35,7 +35,7 @@ probe: $(READY) $(SMALL)/data.jsonl
 # Two workers: a test that waits for a process leaves its core to the other. They take files in the order of
 # `tests/conftest.py`: the longest first, so that both end at about the same time.
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --durations 40 --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-more: $(READY)
 	$(BIN)/python -m pytest -m nightly --timeout 900 --numprocesses 2 --dist loadfile --no-loadscope-reorder

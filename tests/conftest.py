@@ -24,13 +24,24 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer, prepare
+from autotune.probing.tracing import ServerTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+
+TESTS = Path(__file__).parent
+LONGEST = (
+    "end_to_end/test_probe.py", "trainers/test_conformance_steps.py", "step/test_trace_ranks.py", "step/test_probe.py",
+    "virtual/test_against_cpu.py", "step/test_ranks.py", "step/test_evaluation.py",
+    "trainers/test_conformance_geometry.py", "trainers/test_conformance_worst.py", "step/test_kto.py",
+    "virtual/test_kto_against_cpu.py", "study/test_sharing.py",
+)  # fmt: skip
+"""Files that take the longest, of which most tests are short, by their seconds (``make test`` shows the longest)."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with slow tests first: what is left at the end is short, and keeps every worker busy."""
+    """Put the longest files first, then those with slow tests: what is left in the end keeps every worker busy."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    first = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (first.get(item.path, len(first)), item.path not in slow))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,6 +69,19 @@ def job_server() -> Iterator[JobServer]:
     """A server of real jobs on the CPU, one for all tests; it starts on first use."""
     with JobServer("cpu", threads=1) as server:
         yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traces_on_one_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let what is traced in the tests' own process share the server above: imports take seconds of each that starts."""
+    started = ServerTracer._started
+
+    def shared(tracer: ServerTracer, count: int) -> list[JobServer]:
+        return started(tracer, count) if tracer._servers else [request.getfixturevalue("job_server")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServerTracer, "_started", shared)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import LONGEST, TESTS
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / ".ci").iterdir())
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
@@ -35,6 +37,11 @@ def test_a_workflow_runs_nothing_but_a_script_that_a_developer_can_run(workflow:
     commands = [step["run"] for step in steps if "run" in step]
     assert commands
     assert {ROOT / command.split()[0] for command in commands} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_the_files_that_workers_take_first_are_there(name: str) -> None:
+    assert (TESTS / name).is_file()
 
 
 def test_a_hook_before_a_commit_names_no_version_of_a_tool() -> None:

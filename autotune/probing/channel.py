@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_SERVER = "autotune.step"
 _CLOSING_SECONDS = 10.0
 _SHOWN_BYTES = 4000
 # Variables by which torchrun, accelerate and DeepSpeed tell a process its place in a group, and its engine
@@ -139,7 +140,7 @@ class Started(Channel):
         theirs = [their.fileno() for _, their in pairs]
         self._process = subprocess.Popen(
             # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
-            [sys.executable, "-P", "-m", "autotune.step", *arguments, *(f"--twin={number}" for number in theirs)],
+            [sys.executable, "-P", "-m", _SERVER, *arguments, *(f"--twin={number}" for number in theirs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -107,7 +107,7 @@ def test_rows_at_an_address_with_a_secret_are_refused() -> None:
 
 @pytest.mark.slow
 def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
-    tmp_path: Path, small_model_directory: Path, small_dataset_file: Path
+    job_server: JobServer, tmp_path: Path, small_model_directory: Path, small_dataset_file: Path
 ) -> None:
     given = tmp_path / "mine.yaml"
     head = (
@@ -118,12 +118,11 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     )
     given.write_text(f"{head}{FILE}use_cpu: true\naccelerate_config: {tmp_path / 'launch.yaml'}\n", encoding="utf-8")
     written, out = find_base(str(given), "sft"), tmp_path / "out"
-    with JobServer("cpu") as server:
-        base = read_base(written, CPU.hardware, server, out / "read")
-        search = started(base)
-        trainer, setting = search.problem.trainer, search.problem.setting
-        plan = trainer.plan(search.problem.baseline.but(gradient_checkpointing="on"), setting)
-        file, note = handed_over(base, Wanted(plan, bundle=out), trainer, setting, server, out / "handed-over")
+    base = read_base(written, CPU.hardware, job_server, out / "read")
+    search = started(base)
+    trainer, setting = search.problem.trainer, search.problem.setting
+    plan = trainer.plan(search.problem.baseline.but(gradient_checkpointing="on"), setting)
+    file, note = handed_over(base, Wanted(plan, bundle=out), trainer, setting, job_server, out / "handed-over")
     assert note == ""
     storage = f"postgresql://me:{SECRET}7@host/name?sslpassword={SECRET}8"
     settings = given_to(autotune.probe, {**DEFAULTS, "base": str(given), "storage": storage})

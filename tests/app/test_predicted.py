@@ -276,12 +276,11 @@ def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_pat
     assert Ahead().timelines([here.baseline], traces=True) == {}
 
 
-def test_a_cpu_is_measured_once(tmp_path: Path) -> None:
+def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
     machine, measured = setting().machine, GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
     cache = Cache(tmp_path)
-    with JobServer("cpu", threads=1) as server:
-        first = speeds_of(machine, server, tmp_path / "a", cache)
-        assert speeds_of(machine, server, tmp_path / "b", cache) == first
+    first = speeds_of(machine, job_server, tmp_path / "a", cache)
+    assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
     assert not (tmp_path / "b").exists()
     assert target_of(machine.hardware, LIMIT_BYTES, lambda: measured).cpu is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from autotune.core.step_time import StepTime
 from autotune.core.traced import GpuFigures, Replayed
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
+from autotune.probing import JobServer
 from autotune.probing.tracing import Traced
 from autotune.units import MIB
 from tests.app.test_last_resort import OffloadingTracer
@@ -84,13 +86,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FollowingTracer]:
+def tracer(tmp_path_factory: pytest.TempPathFactory, job_server: JobServer) -> Iterator[FollowingTracer]:
     """Read the model once for all tests, and trace by a formula; the catalogue is small, and one GPU is too."""
     tracer = FollowingTracer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
         patch.setattr("autotune.app.rent.gpus", lambda: tuple(map(find_gpu, WORDS)))
+        patch.setattr("autotune.app.lengths.JobServer", lambda *_: nullcontext(job_server))
         yield tracer
 
 

@@ -40,6 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_model(tmp_path_factory.mktemp("model"), "llama", tie_word_embeddings=False)
 
 
+@pytest.mark.nightly
 def test_grpo_fails_where_weights_are_prefetched(model: Path, tmp_path: Path) -> None:
     done = trained_alone(_SCRIPT, "grpo", str(model), str(tmp_path), str(AHEAD))
     # Where this trains, a release has mended it: what `sharding` says of prefetching can go. A single rank uses a

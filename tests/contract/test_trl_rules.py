@@ -104,12 +104,16 @@ def test_bfd_split_packs_as_bfd_where_nothing_overflows(build: Build) -> None:
     ("fields", "reason", "reason_of_cuda_build"),
     [
         ("activation_offloading=True", "AttributeError", "CUDA"),
+        # Those below are left to the nightly tests: each takes a process of its own.
         # PyTorch built for CUDA takes ordinary memory for pinned memory where there is no GPU, so that this trains.
-        ("gradient_checkpointing=True, gradient_checkpointing_kwargs={'offload': True}", "pin", None),
-        ("use_liger_kernel=True", "driver", "driver"),
+        pytest.param(
+            "gradient_checkpointing=True, gradient_checkpointing_kwargs={'offload': True}", "pin", None,
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param("use_liger_kernel=True", "driver", "driver", marks=pytest.mark.nightly),
     ],
     ids=["activation_offloading", "offload", "liger"],
-)
+)  # fmt: skip
 def test_what_needs_an_accelerator_fails_without_one(
     train_alone: TrainAlone, fields: str, reason: str, reason_of_cuda_build: str | None
 ) -> None:

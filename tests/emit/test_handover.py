@@ -151,6 +151,7 @@ def test_the_script_runs_where_it_was_moved_and_takes_overrides(bundle: Path, tm
     assert list((tmp_path / "elsewhere").glob("*.safetensors"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [IA3], ids=["IA3"])
 def test_the_script_trains_what_the_peft_configuration_beside_it_says(bundle: Path, tmp_path: Path) -> None:

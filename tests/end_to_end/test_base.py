@@ -13,7 +13,7 @@ import yaml
 from autotune.confidential import hidden
 from tests.end_to_end.runs import Ended, autotune
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 BASE = """\
 # How we train.
@@ -68,7 +68,6 @@ def found(
     return autotune("probe", *words, *further, folder=folder), folder
 
 
-@pytest.mark.nightly
 def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended, Path]) -> None:
     ended, _ = found
     assert ended.code == 0, ended.err
@@ -88,7 +87,6 @@ def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended
     assert "lora_r: 4, lora_target_modules: ['q_proj', 'v_proj'], use_peft: true, which is none of its choices" in said
 
 
-@pytest.mark.nightly
 def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Path]) -> None:
     ended, folder = found
     before = (folder / "mine.yaml").read_text(encoding="utf-8")
@@ -108,7 +106,6 @@ def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Pat
     assert ended.document["base"]["diff"].startswith("--- mine.yaml")
 
 
-@pytest.mark.nightly
 def test_trl_trains_by_it(found: tuple[Ended, Path], tmp_path: Path) -> None:
     trl = Path(sys.executable).with_name("trl")
     config = str(found[1] / "autotune-mine" / "config.yaml")
@@ -119,7 +116,6 @@ def test_trl_trains_by_it(found: tuple[Ended, Path], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.nightly
 def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(found[1] / "autotune-mine" / "train.py"), "--max_steps", "2"],
@@ -139,7 +135,6 @@ def test_a_wrong_base_ends_before_anything_is_probed(tmp_path: Path) -> None:
     assert "required: DATASET" in missing.err
 
 
-@pytest.mark.nightly
 def test_no_file_and_no_line_of_it_has_a_secret(found: tuple[Ended, Path]) -> None:
     ended, folder = found
     assert ended.code == 0, ended.err

@@ -12,7 +12,7 @@ import yaml
 from tests.end_to_end.runs import Ended, autotune
 from tests.small import long_tailed_texts, write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SPACE = """
 trainer: {trainer}
@@ -31,7 +31,7 @@ def length(completions, answer, **columns):
 """
 
 
-@pytest.fixture(scope="module", params=["grpo", pytest.param("rloo", marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=["grpo", "rloo"])
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_model_directory: Path
 ) -> tuple[str, Ended, Path]:
@@ -72,7 +72,6 @@ def test_trl_trains_with_the_configuration_unchanged(found: tuple[str, Ended, Pa
     train([str(trl), trainer, "--config", "bundle/config.yaml"], folder)
 
 
-@pytest.mark.nightly
 def test_the_script_trains_by_itself(found: tuple[str, Ended, Path]) -> None:
     train([sys.executable, "bundle/train.py"], found[2])
 
@@ -83,7 +82,6 @@ def train(words: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "said"),
     [

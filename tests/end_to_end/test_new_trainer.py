@@ -70,6 +70,7 @@ def test_a_misspelling_of_it_is_answered_with_its_name(checkout: Path) -> None:
     assert "toy" in ended.err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_its_dataset_is_measured_by_the_columns_that_it_takes(
     checkout: Path, small_model_directory: Path, rows_file: Path, small_dataset_file: Path, tmp_path: Path

@@ -157,6 +157,7 @@ def test_trl_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_pat
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(found[1] / "train.py"), "--max_steps", "1"],
@@ -175,6 +176,7 @@ def test_a_second_run_needs_to_say_that_it_resumes(
     assert "Traceback" not in again.err
 
 
+@pytest.mark.nightly
 def test_another_workload_s_study_is_not_resumed(
     found: tuple[Ended, Path], small_model_directory: Path, tmp_path: Path, space: Path
 ) -> None:

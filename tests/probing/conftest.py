@@ -7,10 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.probing import JobServer
-from tests.probing import misbehaving
+from tests.probing import misbehaving, without_libraries
 
 
 @pytest.fixture(scope="session")
 def misbehaving_server() -> Iterator[JobServer]:
-    with JobServer("cpu", jobs_module=misbehaving.MODULE) as server:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autotune.probing.channel._SERVER", without_libraries.MODULE)
+        server = JobServer("cpu", jobs_module=misbehaving.MODULE)
+    with server:
         yield server

@@ -24,6 +24,13 @@ from autotune.errors import InputError, ProbeServerError
 from autotune.probing import JobServer, probe
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
 from tests.probing.processes import running, wait_until
+from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
+
+
+@pytest.fixture
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that are started import no libraries."""
+    monkeypatch.setattr("autotune.probing.channel._SERVER", WITHOUT_LIBRARIES)
 
 
 def test_a_server_starts_in_the_background() -> None:
@@ -53,6 +60,7 @@ def test_threads_of_a_cpu_wait_idly_unless_the_user_has_said_how(monkeypatch: py
         assert psutil.Process(server.pid).environ()["OMP_WAIT_POLICY"] == "active"
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_server_that_died_is_replaced_at_the_next_job_but_not_twice_in_a_row(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
         died = probe(server, request("kill_the_server"), tmp_path / "1")
@@ -64,6 +72,7 @@ def test_a_server_that_died_is_replaced_at_the_next_job_but_not_twice_in_a_row(t
             probe(server, request("kill_the_server"), tmp_path / "4")
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_server_that_died_between_jobs_is_not_noticed(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
         assert probe(server, request("behave"), tmp_path / "1").ok
@@ -72,6 +81,7 @@ def test_a_server_that_died_between_jobs_is_not_noticed(tmp_path: Path) -> None:
         assert probe(server, request("behave"), tmp_path / "2").ok
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_twin_runs_jobs_beside_its_server_from_which_it_has_all_imports(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
         (twin,) = server.twins
@@ -82,6 +92,7 @@ def test_a_twin_runs_jobs_beside_its_server_from_which_it_has_all_imports(tmp_pa
     assert wait_until(lambda: not running(pids), seconds=5)
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_twin_that_died_is_replaced_at_the_next_job(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
         (twin,) = server.twins
@@ -96,6 +107,7 @@ def test_a_job_that_starts_early_runs_while_the_rest_is_imported(tmp_path: Path)
         assert all(probe(each, request("behave"), tmp_path / "2").ok for each in (server, *server.twins))
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
         JobServer("cpu", jobs_module="no.such.module") as server,
@@ -104,7 +116,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         probe(server, request("behave"), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("quick_start")
 def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
         assert server.pid is not None
@@ -117,6 +129,7 @@ def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: 
         probe(server, request("behave"), tmp_path / "2")
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_spawned_job_leads_a_group_that_ends_with_it(tmp_path: Path) -> None:
     with JobServer("cpu", spawn=True, jobs_module=MODULE) as server:
         assert probe(server, request("leave_a_process_behind"), tmp_path).ok
@@ -138,8 +151,9 @@ def test_ctrl_c_ends_the_running_probe_and_the_server_goes_on(misbehaving_server
 def test_nothing_is_left_running_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
-from autotune.probing import JobServer, probe
+from autotune.probing import JobServer, channel, probe
 from tests.probing.misbehaving import MODULE, request
+channel._SERVER = {WITHOUT_LIBRARIES!r}
 server = JobServer("cpu", jobs_module=MODULE)
 print(server.pid, flush=True)
 probe(server, request("hang"), Path({str(tmp_path)!r}))
@@ -172,6 +186,7 @@ def test_a_folder_that_cannot_be_made_is_told_as_such(misbehaving_server: JobSer
         probe(misbehaving_server, request("behave"), tmp_path / "file" / "folder")
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_process_with_many_open_files_can_run_jobs(tmp_path: Path) -> None:
     """A user's own process, which calls autotune's functions, may have more than select() can number."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

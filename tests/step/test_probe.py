@@ -55,19 +55,23 @@ def workload_of(job_server: JobServer, tmp_path: Path) -> Callable[..., PrepareR
     ("args", "model", "truncate_to"),
     [
         ({}, {}, None),
-        (
-            {"gradient_checkpointing": False, "optim": "sgd"},
-            {"dtype": "bfloat16", "attn_implementation": "eager"},
-            None,
-        ),
         ({"packing": True}, {}, None),
-        ({"packing": True, "packing_strategy": "bfd_split"}, {}, None),
-        ({"packing": True, "packing_strategy": "wrapped"}, {}, None),
         ({"padding_free": True, "max_length": None}, {}, 64),
-        ({"pad_to_multiple_of": 8}, LORA, None),
         ({"optim": "adamw_8bit"}, {**LORA, "use_dora": True}, None),
         ({}, {**LORA, "load_in_4bit": True, "dtype": "bfloat16"}, None),
-        ({}, {**LORA, "load_in_8bit": True, "dtype": "bfloat16"}, None),
+        *(
+            pytest.param(args, model, None, marks=pytest.mark.nightly)
+            for args, model in [
+                (
+                    {"gradient_checkpointing": False, "optim": "sgd"},
+                    {"dtype": "bfloat16", "attn_implementation": "eager"},
+                ),
+                ({"packing": True, "packing_strategy": "bfd_split"}, {}),
+                ({"packing": True, "packing_strategy": "wrapped"}, {}),
+                ({"pad_to_multiple_of": 8}, LORA),
+                ({}, {**LORA, "load_in_8bit": True, "dtype": "bfloat16"}),
+            ]
+        ),
     ],
     ids=lambda value: ",".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, Mapping) else None,
 )

@@ -38,15 +38,15 @@ PIDS = "pids"
 ENGINES = [
     ({}, "DDP"),
     ({"sharding": "fsdp2"}, "FSDP2"),
-    ({"sharding": "fsdp2", "reshard_after_forward": "off"}, "FSDP2"),
+    pytest.param({"sharding": "fsdp2", "reshard_after_forward": "off"}, "FSDP2", marks=pytest.mark.nightly),
+    pytest.param({"sharding": "zero2"}, "DeepSpeed's ZeRO stage 2", marks=needs_deepspeed),
+    pytest.param({"sharding": "zero3", "offload": "both"}, "DeepSpeed's ZeRO stage 3", marks=needs_deepspeed),
     *(
-        pytest.param(choices, engine, marks=needs_deepspeed)
+        pytest.param(choices, engine, marks=[needs_deepspeed, pytest.mark.nightly])
         for choices, engine in [
             ({"sharding": "zero1"}, "DeepSpeed's ZeRO stage 1"),
-            ({"sharding": "zero2"}, "DeepSpeed's ZeRO stage 2"),
             ({"sharding": "zero2", "offload": "optimizer"}, "DeepSpeed's ZeRO stage 2"),
             ({"sharding": "zero3", "stage3_max_live_parameters": 1000}, "DeepSpeed's ZeRO stage 3"),
-            ({"sharding": "zero3", "offload": "both"}, "DeepSpeed's ZeRO stage 3"),
         ]
     ),
 ]

@@ -124,16 +124,21 @@ def test_on_the_cpu_tensors_are_all_there_is(run: Any) -> None:
     ("args", "words"),
     [
         ({"gradient_checkpointing": True}, {}),
-        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, {}),
         ({"activation_offloading": True}, {}),
         ({"optim": "adafactor"}, {}),
-        ({"optim": "sgd"}, {}),
         ({"optim": "adamw_bnb_8bit"}, {}),
-        ({"optim": "paged_adamw_8bit"}, {}),
         ({}, LORA),
-        ({}, {"dtype": "bfloat16"}),
         ({}, {"attn_implementation": "flash_attention_2"}),
-        ({}, {"attn_implementation": "kernels-community/vllm-flash-attn3", "dtype": "bfloat16"}),
+        *(
+            pytest.param(args, words, marks=pytest.mark.nightly)
+            for args, words in [
+                ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, {}),
+                ({"optim": "sgd"}, {}),
+                ({"optim": "paged_adamw_8bit"}, {}),
+                ({}, {"dtype": "bfloat16"}),
+                ({}, {"attn_implementation": "kernels-community/vllm-flash-attn3", "dtype": "bfloat16"}),
+            ]
+        ),
     ],
     ids=str,
 )

@@ -103,9 +103,9 @@ def highest(reply: TraceReply, occurrence: Occurrence) -> int:
         (fsdp2(), 4 / RANKS, 0, 8 / RANKS),
         (fsdp2(cpu_offload=True), 0, 0, 0),
         ({**fsdp2(), "parallelism_config": {"dp_shard_size": 4, "dp_replicate_size": 2}}, 1, 0, 2),
-        pytest.param(zero(1), 2 + 4 / RANKS, 0, 8 / RANKS, marks=needs_deepspeed),
+        pytest.param(zero(1), 2 + 4 / RANKS, 0, 8 / RANKS, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param(zero(2), 2 + 4 / RANKS, 0, 8 / RANKS, marks=needs_deepspeed),
-        pytest.param(zero(2, offload_optimizer=TO_HOST), 2, 0, 0, marks=needs_deepspeed),
+        pytest.param(zero(2, offload_optimizer=TO_HOST), 2, 0, 0, marks=[pytest.mark.nightly, needs_deepspeed]),
     ],
     ids=["ddp", "fsdp2", "fsdp2-offloaded", "hybrid", "zero1", "zero2", "zero2-offloaded"],
 )
@@ -132,8 +132,8 @@ def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any)
     ("args", "offloaded", "bytes_per_parameter"),
     [
         (fsdp2(), fsdp2(cpu_offload=True), 12),
-        pytest.param(zero(2), zero(2, offload_optimizer=TO_HOST), 12, marks=needs_deepspeed),
-        pytest.param(zero(3), zero(3, offload_optimizer=TO_HOST), 12, marks=needs_deepspeed),
+        pytest.param(zero(2), zero(2, offload_optimizer=TO_HOST), 12, marks=[pytest.mark.nightly, needs_deepspeed]),
+        pytest.param(zero(3), zero(3, offload_optimizer=TO_HOST), 12, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param(zero(3), zero(3, offload_optimizer=TO_HOST, offload_param=TO_HOST), 14, marks=needs_deepspeed),
     ],
     ids=["fsdp2", "zero2", "zero3-optimizer", "zero3-both"],
@@ -246,9 +246,14 @@ def test_rows_are_split_in_replicas_with_checkpointing_and_adapters_and_in_evalu
 
 
 @pytest.mark.parametrize(
-    ("args"), [fsdp2(), pytest.param(zero(2), marks=needs_deepspeed), pytest.param(zero(3), marks=needs_deepspeed)],
+    ("args"),
+    [
+        fsdp2(),
+        pytest.param(zero(2), marks=[pytest.mark.nightly, needs_deepspeed]),
+        pytest.param(zero(3), marks=needs_deepspeed),
+    ],
     ids=["fsdp2", "zero2", "zero3"],
-)  # fmt: skip
+)
 def test_adapters_are_sharded_too(traced: Any, args: dict[str, Any]) -> None:
     reply = traced(args, LORA)
 

@@ -24,6 +24,7 @@ from tests.trainers.prepared import WHOLE_STEPS, Prepared
 
 Choices = Mapping[str, Choice]
 Prepare = Callable[[Trainer, str], Prepared]
+Seen = Callable[[Prepared, TrainingPlan], "Real"]
 
 EPOCHS = 3
 MICRO_BATCHES = 400
@@ -123,6 +124,20 @@ def rows_yielded(found: Prepared, plan: TrainingPlan, built: Any) -> int:
     return drawing.uses * rows_of(plan) // drawing.rows
 
 
+@pytest.fixture(scope="module")
+def seen_of(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A function that returns what TRL makes of a plan, built once for all tests."""
+    known: dict[str, Real] = {}
+
+    def of(found: Prepared, plan: TrainingPlan) -> Real:
+        key = repr((found.source, plan))
+        if key not in known:
+            known[key] = real(found, plan, tmp_path_factory.mktemp("built"))
+        return known[key]
+
+    return of
+
+
 def legal(found: Prepared, choices: Choices) -> tuple[TrainingPlan, BatchGeometry]:
     """Return the plan of choices and what is said of it; a test of a plan that may not be is skipped."""
     candidate = found.candidate(choices)
@@ -135,12 +150,12 @@ def legal(found: Prepared, choices: Choices) -> tuple[TrainingPlan, BatchGeometr
 
 @pytest.mark.parametrize(("trainer", "choices"), CASES)
 def test_micro_batches_are_those_of_trl_s_data_loader(
-    trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
+    trainer: Trainer, choices: Choices, prepared: Prepare, seen_of: Seen
 ) -> None:
     found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
     rows, per_row = rows_of(plan), said.worst.rows * said.worst.tokens * said.sequences
-    seen = real(found, plan, tmp_path)
+    seen = seen_of(found, plan)
 
     # Up to a thousand documents: TRL packs so many at a time, which leaves a row that is not full behind each.
     assert said.rows == seen.rows
@@ -163,12 +178,12 @@ def test_micro_batches_are_those_of_trl_s_data_loader(
 
 @pytest.mark.parametrize(("trainer", "choices"), CASES)
 def test_no_document_and_no_token_is_lost_or_counted_twice(
-    trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
+    trainer: Trainer, choices: Choices, prepared: Prepare, seen_of: Seen
 ) -> None:
     found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
     rows, documents = rows_of(plan), found.reply.dataset.documents
-    seen = real(found, plan, tmp_path)
+    seen = seen_of(found, plan)
 
     kept = token_coverage(found.candidate(choices), found.setting) * documents.tokens
     generated = found.adapter.sizes(seen.built).generated
@@ -185,11 +200,11 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
 
 @pytest.mark.parametrize(("trainer", "choices"), CASES)
 def test_a_probe_s_worst_micro_batch_is_the_plan_s(
-    trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
+    trainer: Trainer, choices: Choices, prepared: Prepare, seen_of: Seen
 ) -> None:
     found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
-    known, built = found.adapter, found.built(plan, tmp_path)
+    known, built = found.adapter, seen_of(found, plan).built
     packed_from = len(found.adapter.cut(found.rows, plan)) if known.packs(built.args) else None
     sizes = known.sizes(built)
     step = step_size(plan, known.drawing(built))
@@ -207,11 +222,11 @@ def test_a_probe_s_worst_micro_batch_is_the_plan_s(
 
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 def test_a_micro_batch_of_one_row_is_as_wide_as_its_document(
-    trainer: Trainer, prepared: Prepare, tmp_path: Path
+    trainer: Trainer, prepared: Prepare, seen_of: Seen
 ) -> None:
     found = prepared(trainer, richest(trainer))
     if found.geometry(found.plan({})).worst.generated:
         pytest.skip("completions are added to documents")
     plan, said = legal(found, {"per_device_train_batch_size": 1, "max_length": found.reply.dataset.documents.longest})
-    widths = Counter(tokens // said.sequences for _, tokens in real(found, plan, tmp_path).batches[0])
+    widths = Counter(tokens // said.sequences for _, tokens in seen_of(found, plan).batches[0])
     assert widths == found.reply.dataset.documents.by_width()

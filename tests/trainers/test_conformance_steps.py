@@ -32,6 +32,7 @@ from tests.small import small_config, small_tokenizer
 from tests.trainers.prepared import Prepared
 
 Prepare = Callable[[Trainer, str], Prepared]
+Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, Trained]]
 
 EVERY = pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 # A flat row is made of four documents of whole tokens.
@@ -77,14 +78,30 @@ def steps_of(found: Prepared, layout: Layout, shape: Shape, trained: Trained) ->
     return traced_training(plan, small_config(), small_tokenizer(), rows, trained)
 
 
+@pytest.fixture(scope="module")
+def traced_of() -> Traces:
+    """A function that returns the trace of those steps, made once for all tests, and what it trained on."""
+    known: dict[tuple[str, Layout, Shape], tuple[Trace, Trained]] = {}
+
+    def of(found: Prepared, layout: Layout, shape: Shape) -> tuple[Trace, Trained]:
+        key = (found.trainer.name, layout, shape)
+        if key not in known:
+            trained = Trained()
+            known[key] = trace(steps_of(found, layout, shape, trained), target="cpu"), trained
+        return known[key]
+
+    return of
+
+
 @EVERY
-def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(trainer: Trainer, prepared: Prepare) -> None:
+def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(
+    trainer: Trainer, prepared: Prepare, traced_of: Traces
+) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
     sequences = found.geometry(found.plan({})).sequences
     for layout in layouts(found):
         for shape in shapes(found, layout):
-            trained = Trained()
-            trace(steps_of(found, layout, shape, trained), target="cpu")
+            _, trained = traced_of(found, layout, shape)
             collated = int(shape.rows * shape.tokens) * sequences
             assert (trained.worst_rows, trained.worst_tokens) == (shape.rows * sequences, collated)
             tokens = int(trained.tokens[0][0])
@@ -92,11 +109,13 @@ def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(trainer: Trainer,
 
 
 @EVERY
-def test_a_trace_needs_what_the_real_cpu_s_allocator_hands_out(trainer: Trainer, prepared: Prepare) -> None:
+def test_a_trace_needs_what_the_real_cpu_s_allocator_hands_out(
+    trainer: Trainer, prepared: Prepare, traced_of: Traces
+) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
     for layout in layouts(found):
-        steps = steps_of(found, layout, shapes(found, layout)[-1], Trained())
-        traced, real = trace(steps, target="cpu"), run_on_cpu(steps)
+        shape = shapes(found, layout)[-1]
+        (traced, _), real = traced_of(found, layout, shape), run_on_cpu(steps_of(found, layout, shape, Trained()))
         for number in (0, 1):
             expected = real[step_name(number)].peak_bytes
             error = traced.phase(step_name(number)).device_peak.bytes / expected - 1
@@ -109,11 +128,13 @@ def counted(traced: Trace, name: str, step: str) -> int:
 
 
 @EVERY
-def test_the_phases_of_its_program_come_as_often_as_it_says(trainer: Trainer, prepared: Prepare) -> None:
+def test_the_phases_of_its_program_come_as_often_as_it_says(
+    trainer: Trainer, prepared: Prepare, traced_of: Traces
+) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
     layout = layouts(found)[-1]
     program = trainer.program(found.plan({}))
-    traced = trace(steps_of(found, layout, shapes(found, layout)[0], Trained()), target="cpu")
+    traced, _ = traced_of(found, layout, shapes(found, layout)[0])
     for name in found.adapter.methods:
         if name not in program.names:
             continue
@@ -129,7 +150,7 @@ def test_the_phases_of_its_program_come_as_often_as_it_says(trainer: Trainer, pr
 
 @EVERY
 def test_the_parts_of_a_traced_step_are_those_of_its_program(
-    trainer: Trainer, prepared: Prepare, tmp_path: Path
+    trainer: Trainer, prepared: Prepare, traced_of: Traces, tmp_path: Path
 ) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
     layout, plan = layouts(found)[-1], found.plan({"per_device_train_batch_size": 2})
@@ -145,7 +166,7 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(
     for name in (*program.leading, MICRO_BATCH):
         assert times.pop(name) == [Occurrence.FIRST, Occurrence.FURTHER]
     assert all(len(found) == 1 for found in times.values())
-    whole = trace(steps_of(found, layout, shapes(found, layout)[0], Trained()), target="cpu")
+    whole, _ = traced_of(found, layout, shapes(found, layout)[0])
     # A job traces a single micro-batch of a single step, and puts the others together from it.
     assert reply.device.bytes == pytest.approx(whole.device_peak.bytes, rel=ERROR)
 

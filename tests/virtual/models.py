@@ -20,9 +20,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 EVERY_ARCHITECTURE = [
-    name if name in ("llama", "qwen3_moe") else pytest.param(name, marks=pytest.mark.nightly) for name in ARCHITECTURES
+    name if name == "llama" else pytest.param(name, marks=pytest.mark.nightly) for name in ARCHITECTURES
 ]
-"""Two architectures for every run of the tests, and the others for the nightly one."""
+"""One architecture for every run of the tests, and the others for the nightly one."""
 
 _FURTHER: dict[str, dict[str, Any]] = {
     # Takes FlashAttention's function over only where it is installed.

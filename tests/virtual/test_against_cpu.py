@@ -23,9 +23,17 @@ def small_vocabulary_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["stored", "checkpointed"])
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "lora", "checkpointing"),
+    [
+        # Of other architectures than Llama, one case in every run of the tests, and the others in the nightly one.
+        pytest.param(
+            name, lora, checkpointing, marks=[] if name == "llama" or lora > checkpointing else pytest.mark.nightly,
+            id="-".join([name, "lora" if lora else "full", "checkpointed" if checkpointing else "stored"]),
+        )
+        for name in ARCHITECTURES for lora in (False, True) for checkpointing in (False, True)
+    ],
+)  # fmt: skip
 def test_traced_peaks_are_those_of_the_cpu(architecture: str, lora: bool, checkpointing: bool) -> None:
     # Half of the cases are packed: full fine-tuning with checkpointing, LoRA without.
     packing = lora != checkpointing
