@@ -30,7 +30,7 @@ from autotune.inspection.yaml_file import read_yaml
 from autotune.nullgpu.command import Ran, run
 from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
-from autotune.units import format_bytes, format_duration, parse_duration
+from autotune.units import format_bytes, parse_duration
 
 STEPS = 3
 _MOST_GPUS = 16
@@ -71,9 +71,7 @@ def dry_run(
     device = _device(gpu)
     listener(StageStarted(f"Running {_named(command)} on {_gpus(count)} of {format_bytes(device.total)}"))
     with ScratchFolder() as folder:
-        ran = run(
-            command, device, count, folder, steps=steps, as_shuffled=as_shuffled, timeout_seconds=seconds
-        )
+        ran = run(command, device, count, folder, steps=steps, as_shuffled=as_shuffled, timeout_seconds=seconds)
     ran = _masked(ran, command)
     found = answer(ran, count, steps)
     held, spare = _most(ran.processes, found.failed)
@@ -123,9 +121,9 @@ def answer(ran: Ran, count: int, steps: int) -> Answer:
     ended_well = ran.ending.code == 0 or _all_stopped(using, ranks)
     if not ended_well:
         what = f"{error.kind}: {error.message}" if error is not None else _ended(ran.ending)
-        if not using:
-            return Answer(DryOutcome.CANNOT_RUN, f"the command failed before it used a GPU: {what}")
-        return Answer(DryOutcome.UNKNOWN, f"the script failed in step {taken + 1}: {what}")
+        if not any(each.spans for each in using):
+            return Answer(DryOutcome.CANNOT_RUN, f"the command failed before it used memory of a GPU: {what}")
+        return Answer(DryOutcome.UNKNOWN, f"the script failed after {taken} of {steps} steps: {what}")
     if not using:
         return Answer(DryOutcome.UNKNOWN, "the command used no GPU through PyTorch")
     if not taken:
@@ -195,7 +193,8 @@ def _notes(ran: Ran, found: Answer, steps: int) -> Iterator[str]:
     using = [each for each in ran.processes if each.uses_cuda]
     caught = sum(len(each.failed_allocations) for each in using)
     if caught and found.failed is None:
-        yield f"{caught} requests for memory failed, and the script, or a library, went on without."
+        requests = "1 request for memory failed" if caught == 1 else f"{caught} requests for memory failed"
+        yield f"{requests}, and the script, or a library, went on without."
     fits = found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT)
     taken = max((each.steps for each in using), default=0)
     if fits and taken < steps:
@@ -239,9 +238,7 @@ def _device(gpu: str | None) -> NullDevice:
 def _masked(ran: Ran, command: Sequence[str]) -> Ran:
     """Return what became of a command, without what is secret in the texts that its processes wrote down."""
     known = secrets_in(tuple(command))
-    shown: tuple[Any, ...] = tuple(
-        decode(Followed, _without(encode(each), known)) for each in ran.processes
-    )
+    shown: tuple[Any, ...] = tuple(decode(Followed, _without(encode(each), known)) for each in ran.processes)
     return dataclasses.replace(ran, processes=shown)
 
 

@@ -80,6 +80,8 @@ def run(
         ending = _awaited(process, folder, timeout_seconds)
     finally:
         _end(process)
+        # What the script drew last, such as a bar, need not have ended its line.
+        sys.stderr.write("\n")
     return Ran(ending, tuple(_followed(folder)), tuple(_refused(folder / "refused")))
 
 

@@ -36,24 +36,30 @@ def drawn(found: DryRun) -> Iterator[RenderableType]:
     """Yield the parts of a result, top to bottom."""
     yield Text(printable(found.headline), style=_STYLES[found.outcome])
     yield from (Hanging(Text(printable(line))) for line in _evidence(found))
-    rows = [(each, span) for each in found.processes for span in each.spans]
+    rows = [(each, span) for each in _training(found) for span in each.spans]
     if rows:
         yield Text()
-        yield _table(rows[:_MOST_ROWS] if len(rows) <= _MOST_ROWS else fullest(found), several=found.gpus > 1)
+        yield _table(rows if len(rows) <= _MOST_ROWS else list(_fullest(found)), several=found.gpus > 1)
     if found.notes:
         yield Text("\nNotes", style="bold")
         yield from (Hanging(Text(printable(note))) for note in found.notes)
 
 
-def fullest(found: DryRun) -> list[tuple[Followed, Span]]:
-    """Return each process with the step in which it held the most of its GPU."""
-    return [
-        (each, max(each.spans, key=lambda span: span.held_bytes)) for each in found.processes if each.spans
-    ]
+def _training(found: DryRun) -> list[Followed]:
+    """Return the processes that train; a launcher can hold a little of a GPU too. All, if none got that far."""
+    training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
+    return training or list(found.processes)
+
+
+def _fullest(found: DryRun) -> Iterator[tuple[Followed, Span]]:
+    """Yield each process with the step in which it held the most of its GPU."""
+    for each in _training(found):
+        if each.spans:
+            yield each, max(each.spans, key=lambda span: span.held_bytes)
 
 
 def _evidence(found: DryRun) -> Iterator[str]:
-    yield f"{' '.join(found.command)}, on {found.gpus} x {found.gpu} without a GPU"
+    yield f"{' '.join(found.command)}, on {found.gpus} x {found.gpu}, {format_bytes(found.total_bytes)}"
     if found.failed is not None:
         yield from _failed(found.failed, found.spare_bytes)
         return

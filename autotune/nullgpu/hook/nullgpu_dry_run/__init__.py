@@ -2,8 +2,8 @@
 
 The parent (``autotune/nullgpu/command.py``) names a folder in ``AUTOTUNE_DRY_RUN``; ``request.json`` in it says what is
 wanted. Each process that uses CUDA keeps ``process-PID.json`` there, written anew at every change; its fields are those
-of ``Followed`` in ``autotune/core/dry_run.py``. A rank whose steps are done leaves ``stopped-RANK``, and the last of them
-``all-stopped``.
+of ``Followed`` in ``autotune/core/dry_run.py``. A rank whose steps are done leaves ``stopped-RANK``, and the last of
+them ``all-stopped``.
 """
 
 from __future__ import annotations

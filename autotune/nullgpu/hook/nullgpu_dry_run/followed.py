@@ -188,15 +188,17 @@ class Followed:
         import torch
 
         with contextlib.suppress(Exception):
-            self.record["failed_allocations"].append({
-                "step": self.record["steps"] + int(self._began),
-                "device": device,
-                "requested_bytes": requested,
-                "allocated_bytes": torch.cuda.memory_allocated(device),
-                "reserved_bytes": torch.cuda.memory_reserved(device),
-                "free_bytes": free,
-                "place": places.here(),
-            })
+            self.record["failed_allocations"].append(
+                {
+                    "step": self.record["steps"] + int(self._began),
+                    "device": device,
+                    "requested_bytes": requested,
+                    "allocated_bytes": torch.cuda.memory_allocated(device),
+                    "reserved_bytes": torch.cuda.memory_reserved(device),
+                    "free_bytes": free,
+                    "place": places.here(),
+                }
+            )
             self._write()
 
     def _fails(self, error: BaseException, trace: TracebackType | None) -> None:
@@ -218,7 +220,7 @@ class Followed:
         if not self.record["ended"]:
             self.record["ended"] = "finished"
             with contextlib.suppress(Exception):
-                self._close(self.record["steps"] + 1)
+                self._close(self.record["steps"] + int(self._began))
             self._write()
 
     def _stop(self) -> None:

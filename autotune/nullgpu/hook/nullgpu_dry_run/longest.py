@@ -8,7 +8,9 @@ that one which repeats prompts repeats these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from .rows import Sizes, UnmeasuredError, sizes
@@ -30,9 +32,14 @@ class LargestFirst:
         self._batch_size = batch_size
 
     def __iter__(self) -> Iterator[int]:
-        drawn = [int(index) for index in self._sampler]
-        whole = range(len(self._sizes.rows)) if _draws_a_share(self._sampler) else None
-        return iter(relabelled(drawn, self._sizes.rows, self._batch_size, whole))
+        return relabelled(map(int, self._sampler), self._sizes.rows, self._batch_size, self._choice())
+
+    def _choice(self) -> Sequence[int] | None:
+        """Return the rows that the sampler may draw at some time; None for one of which only drawing tells."""
+        from torch.utils import data
+
+        drawing_any = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
+        return range(len(self._sizes.rows)) if isinstance(self._sampler, drawing_any) else None
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -42,9 +49,9 @@ class LargestFirst:
 
 
 def relabelled(
-    drawn: Sequence[int], rows: Sequence[int], batch_size: int, whole: Sequence[int] | None = None
-) -> list[int]:
-    """Return the indices that were drawn with the largest rows in the place of each batch's distinct ones.
+    drawn: Iterable[int], rows: Sequence[int], batch_size: int, choice: Iterable[int] | None = None
+) -> Iterator[int]:
+    """Yield the indices that were drawn with the largest rows in the place of each batch's distinct ones.
 
     Where the largest rows all have one size, the last of every second batch is the largest of the shorter rows: beside
     it, the others are padded, and padding brings a mask, which costs memory.
@@ -52,22 +59,22 @@ def relabelled(
     Args:
         rows: the size of each row of the dataset.
         batch_size: rows in a batch.
-        whole: the rows to choose from; None: those that were drawn.
+        choice: the rows to choose from; None: those that are drawn.
     """
-    order: dict[int, int] = {}
-    for index in drawn:
-        order.setdefault(index, len(order))
-    period = len(set(drawn[: max(1, batch_size)]))
-    ranked = sorted(whole if whole is not None else order, key=lambda index: (-rows[index], index))
-    period = min(period, len(ranked))
-    worst = ranked[:period]
+    if choice is None:
+        drawn = list(drawn)
+        choice = set(drawn)
+    rest = iter(drawn)
+    first = list(islice(rest, max(1, batch_size)))
+    worst = heapq.nsmallest(len(set(first)), choice, key=lambda index: (-rows[index], index))
     masked = list(worst)
-    if period > 1 and rows[worst[0]] == rows[worst[-1]]:
-        shorter = next((index for index in ranked[period:] if rows[index] < rows[worst[0]]), None)
-        if shorter is not None:
-            masked[-1] = shorter
-    of_place = (worst, masked)
-    return [of_place[place // period % 2][place % period] for place in (order[index] for index in drawn)]
+    if len(worst) > 1 and rows[worst[0]] == rows[worst[-1]]:
+        shorter = (index for index in choice if rows[index] < rows[worst[0]])
+        masked[-1] = max(shorter, key=lambda index: (rows[index], -index), default=masked[-1])
+    places: dict[int, int] = {}
+    for index in chain(first, rest):
+        batch, place = divmod(places.setdefault(index, len(places)), len(worst))
+        yield (worst, masked)[batch % 2][place]
 
 
 def order(loader: Any) -> Sizes:
@@ -111,10 +118,3 @@ def _innermost(loader: Any) -> Any:
     if type(holder) is not torch.utils.data.BatchSampler:
         raise UnorderedError(f"its batches are made by a batch sampler of its own, {type(holder).__name__}")
     return holder
-
-
-def _draws_a_share(sampler: Any) -> bool:
-    """Return whether a sampler draws a rank's share of all rows, of which any may be in it after another shuffle."""
-    import torch
-
-    return isinstance(sampler, torch.utils.data.DistributedSampler)
