@@ -30,6 +30,7 @@ def main(checkpoint: str, file: str) -> None:
         checkpoint, quantization_config=four_bits, dtype=torch.bfloat16, device_map={"": 0}
     )
     model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=16, target_modules="all-linear"))
+    model.train()
     optimizer = torch.optim.AdamW(each for each in model.parameters() if each.requires_grad)
     rows = [[1] * (64 + number) for number in range(1985)]
     for tokens in DataLoader(rows, batch_size=1, shuffle=True, collate_fn=collated):

@@ -82,7 +82,7 @@ class Ended:
         return found
 
     def peak(self, name: str = "allocated_bytes", rank: int = 0) -> int:
-        return max(span[name] for span in self.spans(rank))
+        return max(int(span[name]) for span in self.spans(rank))
 
 
 def dry_run(*words: str | Path, options: Sequence[str] = (), code: int | None = None) -> Ended:
