@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.app.check.asked import Written
@@ -30,6 +33,7 @@ from autotune.inspection.yaml_file import read_yaml
 from autotune.nullgpu.command import Ran, run
 from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
+from autotune.reporting.words import said_path
 from autotune.units import format_bytes, parse_duration
 
 STEPS = 3
@@ -134,7 +138,8 @@ def answer(ran: Ran, count: int, steps: int) -> Answer:
 def headline(found: Answer, held: int | None, spare: int | None) -> str:
     """Return the answer in one line."""
     if found.failed is not None:
-        at = f" at {found.failed.place.file}:{found.failed.place.line}" if found.failed.place.file else ""
+        place = found.failed.place
+        at = f" at {said_path(Path(place.file))}:{place.line}" if place.file else ""
         asked = format_bytes(found.failed.requested_bytes)
         return f"{found.outcome.value}: out of memory {_step(found.failed.step)}{at}, {asked} asked for"
     if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
@@ -237,7 +242,7 @@ def _device(gpu: str | None) -> NullDevice:
 
 def _masked(ran: Ran, command: Sequence[str]) -> Ran:
     """Return what became of a command, without what is secret in the texts that its processes wrote down."""
-    known = secrets_in(tuple(command))
+    known = secrets_in(tuple(command)) | secrets_in(dict(os.environ))
     shown: tuple[Any, ...] = tuple(decode(Followed, _without(encode(each), known)) for each in ran.processes)
     return dataclasses.replace(ran, processes=shown)
 
@@ -259,6 +264,8 @@ def _used(refused: Sequence[Refused]) -> str:
 
 
 def _ended(ending: Ending) -> str:
+    if ending.signal == signal.SIGKILL:
+        return "killed by signal 9, as the kernel does where the host's memory runs out"
     return f"killed by signal {ending.signal}" if ending.signal is not None else f"exit code {ending.code}"
 
 

@@ -27,6 +27,8 @@ _GLANCE_SECONDS = 0.1
 # A launcher looks after its ranks every so often; a script that goes on by itself after a training is not waited for.
 _GRACE_SECONDS = 20.0
 _KILL_SECONDS = 5.0
+# Where the standard error of this process goes, whatever Python has put in the place of its own.
+_STDERR = 2
 # A dry run is none to be reported.
 _TRACKERS = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED"}
 
@@ -72,7 +74,7 @@ def run(
     words = ["env", *command] if "=" in command[0] else list(command)
     try:
         process = subprocess.Popen(
-            words, env=variables, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), start_new_session=True
+            words, env=variables, stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
         )
     except OSError as error:
         raise InputError(f"{command[0]} cannot be started: {error.strerror}.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.text import Text
 from autotune.core.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
 from autotune.reporting.check import Hanging
 from autotune.reporting.copied import show
-from autotune.reporting.words import bar, printable
+from autotune.reporting.words import bar, printable, said_path
 from autotune.units import format_bytes
 
 _STYLES: Mapping[DryOutcome, str] = {
@@ -71,9 +72,10 @@ def _evidence(found: DryRun) -> Iterator[str]:
 
 def _failed(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
     if failed.place.text:
-        yield f"{failed.place.file}:{failed.place.line}, in {failed.place.function}: {failed.place.text}"
+        file = said_path(Path(failed.place.file))
+        yield f"{file}:{failed.place.line}, in {failed.place.function}: {failed.place.text}"
     if failed.place.within:
-        yield f"below it, {failed.place.within}"
+        yield f"below it, {failed.place.within}" if failed.place.file else failed.place.within
     if spare is not None and spare < 0:
         yield (
             f"{format_bytes(failed.requested_bytes)} asked for and {format_bytes(failed.free_bytes)} free, with"

@@ -1,4 +1,4 @@
-"""A training loop in plain PyTorch, whose longest row is its last: ``autotune dry-run --gpu 24GiB -- python loop.py``."""
+"""A plain training loop, whose longest row is its last: ``autotune dry-run --gpu 24GiB -- python loop.py``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def main() -> None:
     loader = DataLoader(rows, batch_size=BATCH, collate_fn=lambda batch: pad_sequence(batch, batch_first=True))
     model = AutoModelForCausalLM.from_config(config).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
-    for tokens in loader:
-        tokens = tokens.cuda()
+    for batch in loader:
+        tokens = batch.cuda()
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

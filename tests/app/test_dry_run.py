@@ -156,9 +156,10 @@ def test_text_is_no_sure_measure_of_tokens_and_the_result_says_so(answered: Any)
     assert any("need not have the most tokens" in note for note in found.notes)
 
 
-def test_what_is_secret_is_in_no_part_of_the_result(answered: Any) -> None:
-    token, password = "hf_" + "a" * 20, "correct-horse"
-    error = Failure("RuntimeError", f"cannot log in with {token} and {password}", False, OURS)
+def test_what_is_secret_is_in_no_part_of_the_result(answered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, password, key = "hf_" + "a" * 20, "correct-horse", "battery-staple"
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    error = Failure("RuntimeError", f"cannot log in with {token} and {password} and {key}", False, OURS)
     line = replace(OURS, text=f'login(token="{token}")')
     failed = replace(process(ended="error", error=replace(error, place=line)), steps=1)
     command = ("python", "train.py", "--hub_token", token, "--db-password", password)
@@ -166,6 +167,7 @@ def test_what_is_secret_is_in_no_part_of_the_result(answered: Any) -> None:
     shown = str(encode(found))
     assert token not in shown
     assert password not in shown
+    assert key not in shown
     assert "cannot log in with ***" in found.reason
 
 

@@ -87,7 +87,9 @@ class Followed:
         import torch
 
         self.record["uses_cuda"] = True
-        torch._C._cuda_attach_out_of_memory_observer(self._runs_out)
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(self._runs_out)
         self._write()
 
     def _keep_peaks(self, module: Any, name: str) -> None:
@@ -124,6 +126,9 @@ class Followed:
                 known |= {"rows": len(found.rows), "largest": max(found.rows, default=0)}
             except longest.UnorderedError as error:
                 known |= {"order": "as it is", "reason": str(error)}
+            except Exception as error:  # noqa: BLE001 - a dataset of the script may raise anything; the script goes on
+                text = " ".join(str(error).split())[:_REASON_CHARACTERS]
+                known |= {"order": "as it is", "reason": f"measuring its rows fails ({type(error).__name__}: {text})"}
         if known not in self.record["loaders"]:
             self.record["loaders"].append(known)
         if not self._began:

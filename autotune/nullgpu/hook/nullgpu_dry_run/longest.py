@@ -83,10 +83,10 @@ def order(loader: Any) -> Sizes:
     Raises:
         UnorderedError: it has to stay as it is.
     """
-    import torch
+    from torch.utils import data
 
     dataset = loader.dataset
-    if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise UnorderedError("its dataset is iterated, and has no rows by index")
     holder = _innermost(loader)
     sampler = holder.sampler
@@ -94,6 +94,10 @@ def order(loader: Any) -> Sizes:
         return sampler._sizes
     if not hasattr(sampler, "__len__") or len(sampler) > _MOST_INDICES:
         raise UnorderedError(f"its sampler, {type(sampler).__name__}, has no length")
+    if not isinstance(sampler, data.SequentialSampler) and not all(
+        hasattr(index, "__index__") for index in islice(sampler, 1)
+    ):
+        raise UnorderedError(f"its sampler, {type(sampler).__name__}, yields no numbers of rows")
     try:
         found = sizes(dataset)
     except UnmeasuredError as error:
