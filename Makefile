@@ -26,7 +26,7 @@ PROBE_EFFORT := quick
 PROBE_TIMEOUT := 240s
 PROBE_OUTPUT := autotune-small
 
-.PHONY: probe test test-more test-wheel test-lowest test-trl test-cuda lint docs gpu clean
+.PHONY: probe test test-more test-wheel test-lowest test-trl test-cuda test-cuda-more lint docs gpu clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -54,9 +54,13 @@ test-trl: $(TRL_READY)
 # PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md), then what is tested on GPUs, on such. It needs Linux on
 # x86-64 and g++.
 test-cuda: $(CUDA_READY)
-	$(CUDA_BIN)/python -m pytest -m cuda_build tests/nullgpu
+	$(CUDA_BIN)/python -m pytest -m 'cuda_build and not nightly' tests/nullgpu
 	$(CUDA_BIN)/python -m autotune.nullgpu --gpu H100-80GB --table .venv-cuda/table -- \
 		$(abspath $(CUDA_BIN))/python -m pytest -m gpu tests/inspection tests/step tests/trainers
+
+# The cases that take minutes, such as a checkpoint of 70B parameters.
+test-cuda-more: $(CUDA_READY)
+	$(CUDA_BIN)/python -m pytest -m 'cuda_build and nightly' tests/nullgpu
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -1,9 +1,10 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
 ``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``rent`` compares many GPUs, ``check`` says before
-a job starts whether its configuration runs and fits, ``lengths`` shows what a dataset's lengths are, ``report`` writes
-a page about a search or a plan, ``catalogue`` lists the knobs. Importing this package imports nothing heavy: torch and
-TRL are loaded in processes of their own, or when a result is turned into ``trl`` objects.
+a job starts whether its configuration runs and fits, ``dry_run`` runs any training script on null GPUs, ``lengths``
+shows what a dataset's lengths are, ``report`` writes a page about a search or a plan, ``catalogue`` lists the knobs.
+Importing this package imports nothing heavy: torch and TRL are loaded in processes of their own, or when a result is
+turned into ``trl`` objects.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autotune.api.catalogue import catalogue
     from autotune.api.check import check
+    from autotune.api.dry_run import dry_run
     from autotune.api.estimate import estimate
     from autotune.api.lengths import lengths
     from autotune.api.plan import plan
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.api.rent import rent
     from autotune.api.report import report
     from autotune.api.result import ProbeResult
+    from autotune.core.dry_run import DryRun
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
     from autotune.core.rent import Rent
     from autotune.core.verdict import Verdict
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutotuneError",
+    "DryRun",
     "Estimate",
     "InputError",
     "MemoryEstimate",
@@ -40,6 +44,7 @@ __all__ = [
     "WillNotFit",
     "catalogue",
     "check",
+    "dry_run",
     "estimate",
     "lengths",
     "plan",
@@ -54,6 +59,7 @@ _HOMES = {
     "InputError": "autotune.errors",
     "WillNotFit": "autotune.errors",
     "Verdict": "autotune.core.verdict",
+    "DryRun": "autotune.core.dry_run",
     "Estimate": "autotune.core.estimate",
     "MemoryEstimate": "autotune.core.estimate",
     "Plan": "autotune.core.estimate",

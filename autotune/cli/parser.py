@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from autotune import __version__
-from autotune.cli.commands import check, lengths, plan, probe, report, techniques
+from autotune.cli.commands import check, dry_run, lengths, plan, probe, report, techniques
 from autotune.errors import InputError
 
 _DESCRIPTION = (
@@ -20,6 +20,7 @@ examples:
   autotune probe Qwen/Qwen2.5-0.5B data.jsonl --memory-budget 24GiB
   autotune plan Qwen/Qwen2.5-0.5B --seq-len 2048 --gpu RTX4090
   autotune check config.yaml --gpu H100-80GB
+  autotune dry-run --gpu H100-80GB -- python train.py
   autotune report autotune-Qwen2.5-0.5B-data
   autotune lengths Qwen/Qwen2.5-0.5B data.jsonl
   autotune techniques
@@ -76,8 +77,8 @@ def build_parser() -> Parser:
         "--version", action="version", version=f"autotune {__version__}", help="show the version and end"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (probe, plan, check, report, lengths, techniques):
-        name = command.__name__.rpartition(".")[2]
+    for command in (probe, plan, check, dry_run, report, lengths, techniques):
+        name = command.__name__.rpartition(".")[2].replace("_", "-")
         subparser = commands.add_parser(
             name, help=command.SUMMARY, description=command.DESCRIPTION, epilog_source=command.epilog
         )

@@ -19,10 +19,11 @@ def environment(
     table: Path | None = None,
     alone: bool = False,
     base: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> dict[str, str]:
     """Return the environment of a process that finds null GPUs; those that it starts find them too.
 
-    Builds the library where it is not in the cache yet.
+    Builds the library where none is given and it is not in the cache yet.
 
     Args:
         device: what each GPU is; all are alike.
@@ -31,12 +32,13 @@ def environment(
             one for all processes of this user.
         alone: one process stands for all ranks of a distributed run.
         base: environment to start from; None: that of this process. What it says of visible devices is left out.
+        folder: with the library that the process finds; None: that for this environment.
 
     Raises:
         InputError: this machine lacks something that null GPUs need.
         AutotuneError: the library could not be built.
     """
-    folder = built()
+    folder = folder or built()
     variables = dict(os.environ if base is None else base)
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     sonames = (folder / SONAMES).read_text(encoding="utf-8").split()

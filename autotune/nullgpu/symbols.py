@@ -35,6 +35,8 @@ _FUNCTIONS = {
 _ALWAYS = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}
 # Functions of the shim itself.
 _OWN = "NULLGPU"
+# Functions of the C library that the shim replaces (``shim/host.cpp``), by the version that programs on x86-64 ask for.
+_OF_HOST = {"GLIBC_2.2.5": {"mmap", "mmap64"}}
 
 
 @dataclass
@@ -109,6 +111,7 @@ def version_script(libraries: Mapping[str, Needed], have: set[str]) -> str:
         # What is written and not called may be looked up by name.
         mine = {function for function in have if library_of(function) == name}
         nodes.setdefault(each.default_version, set()).update(mine - each.functions())
+    nodes |= {version: functions & have for version, functions in _OF_HOST.items()}
     nodes[_OWN] = {function for function in have if function.startswith("nullgpu_")}
     script = [
         f"{version} {{ global: {' '.join(f'{function};' for function in sorted(functions))} }};"

@@ -68,7 +68,13 @@ def test_every_option_of_the_issue_is_understood() -> None:
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("probe", "probe"), ("plan", "plan rent"), ("lengths", "lengths"), ("techniques", "catalogue")],
+    [
+        ("probe", "probe"),
+        ("plan", "plan rent"),
+        ("lengths", "lengths"),
+        ("techniques", "catalogue"),
+        ("dry-run", "dry_run"),
+    ],
 )
 def test_options_are_parameters_of_the_api(command: str, function: str) -> None:
     subparsers = next(action for action in build_parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
@@ -92,6 +98,15 @@ def test_every_command_that_reads_data_takes_a_trainer(words: str) -> None:
     assert options(*words.split(), "--trainer", "dpo")["trainer"] == "dpo"
 
 
+def test_the_words_of_a_command_stay_the_command_s() -> None:
+    words = "dry-run --gpu 24GiB --as-shuffled -- python train.py --steps 7 -- --gpu"
+    assert options(*words.split()) == {
+        "gpu": "24GiB",
+        "as_shuffled": True,
+        "command": ["python", "train.py", "--steps", "7", "--", "--gpu"],
+    }
+
+
 def test_knobs_and_choices_become_what_the_api_takes() -> None:
     words = "plan M D --allow lora,packing --allow optimizer --fix packing=bfd --exclude liger --json"
     assert options_of(read_arguments(words.split()).arguments) == (
@@ -112,7 +127,7 @@ def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str
     assert all(technique.name in shown for technique in catalogue())
 
 
-@pytest.mark.parametrize("command", ["probe", "plan", "lengths", "techniques"])
+@pytest.mark.parametrize("command", ["probe", "plan", "lengths", "techniques", "dry-run"])
 def test_help_fits_a_terminal_and_gives_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = help_of(command, capsys)
     assert f"autotune {command}" in shown.partition("example")[2]

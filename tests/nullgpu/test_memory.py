@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from autotune.nullgpu import null_device
 from autotune.units import GIB, MIB
@@ -180,3 +181,23 @@ free, total = ctypes.c_size_t(), ctypes.c_size_t()
 cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
 print(json.dumps(total.value - free.value))
 """
+
+
+def test_a_file_that_is_larger_than_the_host_s_memory_can_be_mapped(machine: NullMachine, tmp_path: Path) -> None:
+    program = """
+        import json, mmap, sys
+        with open(sys.argv[1], "r+b") as file:
+            file.truncate(1 << 42)
+            try:
+                mmap.mmap(file.fileno(), 1 << 42, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                print(json.dumps("mapped"))
+            except OSError as error:
+                print(json.dumps(error.strerror))
+    """
+    file = tmp_path / "weights"
+    file.touch()
+    assert machine.run(program, str(file)) == "mapped"
+    without = {**machine.environment(), "LD_PRELOAD": ""}
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "0":
+        with machine.start(program, str(file), variables=without) as process:
+            assert ended(process) == "Cannot allocate memory"

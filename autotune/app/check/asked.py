@@ -139,7 +139,8 @@ def written(asked: Asked) -> Written:
     if command.script is not None and not command.uses_parser and file is None:
         raise InputError(
             f"{command.script} reads its arguments by itself, so they cannot be known.",
-            hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it.",
+            hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it; or"
+            " `autotune dry-run` runs the script itself, on null GPUs.",
         )
     return Written(command, file, name)
 

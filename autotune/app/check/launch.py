@@ -126,14 +126,24 @@ def of_ranks(written: Written, gpus: int | None = None, default: Path | None = N
     """
     if written.command.launcher == TRL:
         return 1
-    given = _given(written, ReadCommand())
     try:
-        file, _ = _file_of(written, given, default)
-        document = _document(file)[0] if file is not None else {}
-        started = counted(written.command, gpus) or _by_accelerate(given, document)
+        return started_by(written, gpus, default) or 1
     except InputError:
         return 1
-    return started.processes if started is not None else 1
+
+
+def started_by(written: Written, gpus: int | None = None, default: Path | None = None) -> int | None:
+    """Return how many processes the words of a command and the files that they name start; None if neither says it.
+
+    Raises:
+        InputError: a file that it names cannot be read, or a number of processes is none.
+        UnreadError: the number depends on the machines on which the command runs.
+    """
+    given = {**_given(written, ReadCommand()), **(_pairs(written.command.words) if _is_trl(written) else {})}
+    file, _ = _file_of(written, given, default)
+    document = _document(file)[0] if file is not None else {}
+    started = counted(written.command, gpus) or _by_accelerate(given, document)
+    return started.processes if started is not None else None
 
 
 def default_file(written: Written) -> Path | None:
@@ -164,6 +174,10 @@ def _file_of(written: Written, given: Mapping[str, object], default: Path | None
     if named is not None or default is None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
         return named, None
     return str(default), default
+
+
+def _is_trl(written: Written) -> bool:
+    return written.command.launcher == TRL
 
 
 def _alone(given: Mapping[str, object], document: Mapping[str, object]) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.app.check.asked import Asked, Written
 from autotune.app.planned import Planned
+from autotune.confidential import hidden_words
 from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
 from autotune.errors import InputError
+from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
 from autotune.trainers import Trainer, find_trainer
 
@@ -59,14 +62,32 @@ class Task:
             "passes": self.asked.passes,
             "wall_seconds": time.monotonic() - self.started,
         }
+        if outcome is Outcome.UNKNOWN and self._dry_run is not None:
+            more = {**more, "findings": (*_findings(more), Finding(Severity.NOTE, self._dry_run))}
         line = headline(outcome, need, self.budget_bytes, reason)
         return Verdict(SCHEMA, outcome, line, **{**known, **more})  # type: ignore[arg-type]  # fields by name
+
+    @property
+    def _dry_run(self) -> str | None:
+        """The sentence that offers a dry run; None where there is no command for it, or the device is a CPU."""
+        if (self.planned is not None and self.planned.gpu is None) or not (self.asked.command or self.asked.config):
+            return None
+        words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.config))
+        gpu = self.planned.described.name if self.planned is not None else "NAME"
+        command = shlex.join(("autotune", "dry-run", "--gpu", gpu, "--", *words))
+        return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
 
     def wrong(self, findings: tuple[Finding, ...], **more: object) -> Verdict:
         """Return the verdict that the configuration cannot run, with everything that was found."""
         count = sum(item.severity is Severity.ERROR for item in findings)
         reason = "1 thing is wrong" if count == 1 else f"{count} things are wrong"
         return self.verdict(Outcome.CANNOT_RUN, reason=reason, findings=findings, **more)
+
+
+def _findings(more: Mapping[str, object]) -> tuple[Finding, ...]:
+    found = more.get("findings", ())
+    assert isinstance(found, tuple)
+    return found
 
 
 def fatal(found: Iterable[Finding]) -> bool:

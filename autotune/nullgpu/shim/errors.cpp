@@ -6,6 +6,8 @@
 #include <set>
 #include <string>
 
+#include "settings.h"
+
 namespace nullgpu {
 namespace {
 
@@ -20,6 +22,14 @@ int take_last_error() {
     int error = last;
     last = SUCCESS;
     return error;
+}
+
+// Lines of several processes stay whole: each is one write at the end of the file.
+void write_down(const char *function, const char *belongs_to) {
+    FILE *file = settings().refused.empty() ? nullptr : fopen(settings().refused.c_str(), "ae");
+    if (!file) return;
+    fprintf(file, "%s\t%s\n", function, belongs_to);
+    fclose(file);
 }
 
 const char *error_name(int error) {
@@ -60,7 +70,10 @@ long nullgpu_refuse(const char *function, const char *belongs_to, long code) {
     std::string text = std::string("operation not supported: a null GPU cannot stand in for ") + function + " (" + belongs_to + ")";
     nullgpu::refusal = text;
     std::lock_guard<std::mutex> guard(mutex);
-    if (printed.insert(function).second) fprintf(stderr, "nullgpu: %s\n", text.c_str());
+    if (printed.insert(function).second) {
+        fprintf(stderr, "nullgpu: %s\n", text.c_str());
+        nullgpu::write_down(function, belongs_to);
+    }
     if (code == nullgpu::NOT_SUPPORTED) nullgpu::fail(int(code));
     return code;
 }

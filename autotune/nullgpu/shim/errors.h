@@ -21,6 +21,9 @@ int fail(int error);
 int last_error();
 int take_last_error();
 
+// Adds a refused function to the file of NULLGPU_REFUSED.
+void write_down(const char *function, const char *belongs_to);
+
 const char *error_name(int error);
 // The text of NOT_SUPPORTED names the function of this thread that was refused last.
 const char *error_text(int error);

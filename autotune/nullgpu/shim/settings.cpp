@@ -67,6 +67,7 @@ Settings read() {
     }
     if (settings.count > MAX_DEVICES) settings.count = MAX_DEVICES;
     settings.table = variable("NULLGPU_TABLE", "/dev/shm/nullgpu-" + std::to_string(getuid()));
+    settings.refused = variable("NULLGPU_REFUSED", "");
     settings.copy_max = strtoull(variable("NULLGPU_COPY_MAX", "1048576").c_str(), nullptr, 10);
     settings.alone = variable("NULLGPU_ALONE", "0") == "1";
     settings.patience_seconds = atoi(variable("NULLGPU_PATIENCE", "600").c_str());

@@ -6,6 +6,7 @@
 //   NULLGPU_COPY_MAX  largest copy, memset or message between ranks that is carried out, in bytes (default 1 MiB)
 //   NULLGPU_ALONE     1: one process stands for all ranks of NCCL; the others are taken to hold what it holds
 //   NULLGPU_PATIENCE  seconds after which a rank that does not take part is an error of NCCL (default 600)
+//   NULLGPU_REFUSED   file to which functions that are refused are added, a line each: its name, a tab, what it is for
 //   NULLGPU_TRACE     1: print every cudaMalloc and cudaFree to stderr; 2: also kernel launches and driver entry points
 #pragma once
 #include <string>
@@ -30,7 +31,7 @@ struct Device {
 struct Settings {
     Device device;
     int count = 0;
-    std::string table;
+    std::string table, refused;
     size_t copy_max = MIB;
     bool alone = false;
     int patience_seconds = 600;

@@ -177,6 +177,23 @@ def test_a_reward_model_that_is_not_read_leaves_the_answer_open(write: Write, ch
     verdict = checked(config=str(file), trainer="grpo", gpu=GPU)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert "reward model" in verdict.reason
+    assert f"`autotune dry-run --gpu {verdict.device} -- trl grpo --config {file}` runs" in told(verdict)
+
+
+def test_a_dry_run_is_offered_for_a_command_without_its_secrets(write: Write, checked: Checked) -> None:
+    file = write("grpo", "reward_model_name_or_path: somewhere/else\n")
+    command = ("trl", "grpo", "--config", str(file), "--hub_token", "hf_" + "a" * 20)
+    verdict = checked(command=command, gpu=GPU)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert f"-- trl grpo --config {file} --hub_token '***'` runs" in told(verdict)
+
+
+def test_a_dry_run_is_offered_for_a_script_that_reads_its_own_arguments(checked: Checked, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from trl import SFTConfig, SFTTrainer\n", encoding="utf-8")
+    verdict = checked(command=("python", str(script), "--lr", "1"), gpu=GPU)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert "`autotune dry-run` runs the script itself" in told(verdict)
 
 
 def test_rows_that_are_streamed_are_read_whole(write: Write, checked: Checked) -> None:

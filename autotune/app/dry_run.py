@@ -1,0 +1,281 @@
+"""The use case of a dry run: run a training command on null GPUs for a few steps, and say whether it fits them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.app.check.asked import Written
+from autotune.app.check.launch import default_file, started_by
+from autotune.app.planned import planned_machine
+from autotune.confidential import hidden, hidden_words, secrets_in
+from autotune.core.codec import decode, encode
+from autotune.core.dry_run import (
+    SCHEMA,
+    DryOutcome,
+    DryRun,
+    Ending,
+    FailedAllocation,
+    Followed,
+    Refused,
+    Span,
+)
+from autotune.core.events import Listener, StageStarted
+from autotune.errors import InputError
+from autotune.inspection.command_line import read_command_line
+from autotune.inspection.yaml_file import read_yaml
+from autotune.nullgpu.command import Ran, run
+from autotune.nullgpu.devices import NullDevice, null_device
+from autotune.probing.scratch import ScratchFolder
+from autotune.reporting.words import said_path
+from autotune.units import format_bytes, parse_duration
+
+STEPS = 3
+_MOST_GPUS = 16
+_UNCOUNTED = "Not counted: NCCL's buffers and cuDNN's workspaces; CUDA's context is a figure from a table."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a dry run, with its reason and the request for memory that ended it."""
+
+    outcome: DryOutcome
+    reason: str = ""
+    failed: FailedAllocation | None = None
+
+
+def dry_run(
+    command: Sequence[str],
+    *,
+    gpu: str | None,
+    num_processes: int | None,
+    steps: int,
+    as_shuffled: bool,
+    timeout: str | float | None,
+    listener: Listener,
+) -> DryRun:
+    """Return what a command takes of null GPUs; see :func:`autotune.dry_run`."""
+    began = time.monotonic()
+    if not command:
+        raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
+    if steps < 1:
+        raise InputError(f"--steps {steps} is not possible.", hint="It is at least 1.")
+    seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
+    if seconds is not None and seconds <= 0:
+        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
+    count = num_processes if num_processes is not None else _started(command)
+    if not 1 <= count <= _MOST_GPUS:
+        raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} of them.")
+    device = _device(gpu)
+    listener(StageStarted(f"Running {_named(command)} on {_gpus(count)} of {format_bytes(device.total)}"))
+    with ScratchFolder() as folder:
+        ran = run(command, device, count, folder, steps=steps, as_shuffled=as_shuffled, timeout_seconds=seconds)
+    ran = _masked(ran, command)
+    found = answer(ran, count, steps)
+    held, spare = _most(ran.processes, found.failed)
+    return DryRun(
+        schema=SCHEMA,
+        outcome=found.outcome,
+        headline=headline(found, held, spare),
+        reason=found.reason,
+        command=hidden_words(command),
+        gpu=device.name,
+        gpus=count,
+        total_bytes=device.total,
+        steps=steps,
+        held_bytes=held,
+        spare_bytes=spare,
+        failed=found.failed,
+        processes=tuple(each for each in ran.processes if each.uses_cuda),
+        refused=ran.refused,
+        notes=tuple(_notes(ran, found, steps)),
+        ending=ran.ending,
+        wall_seconds=time.monotonic() - began,
+    )
+
+
+def answer(ran: Ran, count: int, steps: int) -> Answer:
+    """Return what the end of a command means.
+
+    Args:
+        count: how many null GPUs it had.
+        steps: optimizer steps that it was to take.
+    """
+    using = [each for each in ran.processes if each.uses_cuda]
+    ranks = max((each.local_ranks for each in ran.processes), default=1)
+    if ranks > count:
+        return Answer(
+            DryOutcome.CANNOT_RUN, f"it starts {ranks} processes on {_gpus(count)}; give --num-processes {ranks}"
+        )
+    if ran.refused:
+        return Answer(DryOutcome.UNKNOWN, f"the script uses {_used(ran.refused)}")
+    failed = _failed(ran)
+    if failed is not None:
+        return Answer(DryOutcome.DOES_NOT_FIT, failed=failed)
+    taken = min((each.steps for each in using if each.loaders or each.steps), default=0)
+    if ran.ending.timed_out:
+        return Answer(DryOutcome.UNKNOWN, f"its time was up after {taken} of {steps} steps")
+    error = next((each.error for each in ran.processes if each.error is not None), None)
+    ended_well = ran.ending.code == 0 or _all_stopped(using, ranks)
+    if not ended_well:
+        what = f"{error.kind}: {error.message}" if error is not None else _ended(ran.ending)
+        if not any(each.spans for each in using):
+            return Answer(DryOutcome.CANNOT_RUN, f"the command failed before it used memory of a GPU: {what}")
+        return Answer(DryOutcome.UNKNOWN, f"the script failed after {taken} of {steps} steps: {what}")
+    if not using:
+        return Answer(DryOutcome.UNKNOWN, "the command used no GPU through PyTorch")
+    if not taken:
+        return Answer(DryOutcome.UNKNOWN, "the script ended without a step of an optimizer of PyTorch")
+    return _of_batches(using)
+
+
+def headline(found: Answer, held: int | None, spare: int | None) -> str:
+    """Return the answer in one line."""
+    if found.failed is not None:
+        place = found.failed.place
+        at = f" at {said_path(Path(place.file))}:{place.line}" if place.file else ""
+        asked = format_bytes(found.failed.requested_bytes)
+        return f"{found.outcome.value}: out of memory {_step(found.failed.step)}{at}, {asked} asked for"
+    if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
+        return f"{found.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
+    return f"{found.outcome.value}: {found.reason}"
+
+
+def _of_batches(using: Sequence[Followed]) -> Answer:
+    """Return whether the batches of steps that were all taken stand for all that may come."""
+    loaders = [loader for each in using for loader in each.loaders]
+    if not loaders:
+        return Answer(DryOutcome.BATCHES_FIT, "no loader of PyTorch was seen, so a larger batch may come")
+    other = next((loader for loader in loaders if not loader.ordered), None)
+    if other is None:
+        return Answer(DryOutcome.FITS)
+    if other.order == "as shuffled":
+        return Answer(DryOutcome.BATCHES_FIT, "rows came as the script shuffles them, so a larger batch may come")
+    return Answer(DryOutcome.BATCHES_FIT, f"a larger batch may come from a loader that stayed as it is: {other.reason}")
+
+
+def _failed(ran: Ran) -> FailedAllocation | None:
+    """Return the refused request for memory that ended the command; None if there was none, or the script went on."""
+    for each in ran.processes:
+        of_memory = each.error is not None and each.error.out_of_memory
+        died = not each.ended and ran.ending.code != 0
+        if each.failed_allocations and (of_memory or died or (each.ended == "finished" and ran.ending.code)):
+            return each.failed_allocations[-1]
+        if of_memory and each.error is not None:
+            # A library asked CUDA by itself.
+            return FailedAllocation(each.steps + 1, 0, 0, 0, 0, 0, each.error.place)
+    return None
+
+
+def _all_stopped(using: Sequence[Followed], ranks: int) -> bool:
+    return len({each.rank for each in using if each.ended == "stopped"}) >= ranks
+
+
+def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tuple[int | None, int | None]:
+    """Return the most that was held of a GPU, or would have been, and what is left of that GPU beside it."""
+    spans = [span for each in processes for span in each.spans]
+    if failed is not None and failed.requested_bytes:
+        total = max((span.total_bytes for span in spans), default=None)
+        return None if total is None else total - failed.free_bytes + failed.requested_bytes, (
+            failed.free_bytes - failed.requested_bytes
+        )
+    fullest = fullest_of(spans)
+    return (None, None) if fullest is None else (fullest.held_bytes, fullest.total_bytes - fullest.held_bytes)
+
+
+def fullest_of(spans: Sequence[Span]) -> Span | None:
+    """Return the span in which the most was held of a GPU."""
+    return max(spans, key=lambda span: span.held_bytes, default=None)
+
+
+def _notes(ran: Ran, found: Answer, steps: int) -> Iterator[str]:
+    using = [each for each in ran.processes if each.uses_cuda]
+    caught = sum(len(each.failed_allocations) for each in using)
+    if caught and found.failed is None:
+        requests = "1 request for memory failed" if caught == 1 else f"{caught} requests for memory failed"
+        yield f"{requests}, and the script, or a library, went on without."
+    fits = found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT)
+    taken = max((each.steps for each in using), default=0)
+    if fits and taken < steps:
+        yield f"The script ended by itself after {taken} of {steps} steps."
+    loaders = dict.fromkeys(loader for each in using for loader in each.loaders)
+    for loader in loaders:
+        if loader.ordered:
+            named = f"{loader.field}, " if loader.field else ""
+            text = " The row with the most text need not have the most tokens." if "text" in loader.unit else ""
+            yield (
+                f"Each batch had the largest of {loader.rows:,} rows, up to {loader.largest:,} {loader.unit}"
+                f" ({named}measured before any cutting by the script).{text}"
+            )
+    if fits:
+        yield _UNCOUNTED
+
+
+def _started(command: Sequence[str]) -> int:
+    """Return how many processes a command starts, as far as its words and files say it; else 1."""
+    try:
+        found = read_command_line(command)
+        file = read_yaml(found.config) if found.config is not None else None
+        written = Written(found, file, found.trainer or "")
+        return started_by(written, default=default_file(written)) or 1
+    except InputError:
+        return 1
+
+
+def _device(gpu: str | None) -> NullDevice:
+    if gpu is not None:
+        return null_device(gpu)
+    try:
+        hardware = planned_machine(None).machine.hardware
+    except InputError as error:
+        raise InputError(
+            "There is no GPU here to be stood in for.", hint="Name the one that is meant, as in --gpu H100-80GB."
+        ) from error
+    return null_device(hardware.name, hardware.memory_bytes)
+
+
+def _masked(ran: Ran, command: Sequence[str]) -> Ran:
+    """Return what became of a command, without what is secret in the texts that its processes wrote down."""
+    known = secrets_in(tuple(command)) | secrets_in(dict(os.environ))
+    shown: tuple[Any, ...] = tuple(decode(Followed, _without(encode(each), known)) for each in ran.processes)
+    return dataclasses.replace(ran, processes=shown)
+
+
+def _without(document: Any, known: frozenset[str]) -> Any:
+    if isinstance(document, Mapping):
+        return {name: _without(value, known) for name, value in document.items()}
+    if isinstance(document, list):
+        return [_without(each, known) for each in document]
+    return hidden(document, known) if isinstance(document, str) else document
+
+
+def _used(refused: Sequence[Refused]) -> str:
+    """Return what is used that a null GPU cannot stand in for, in words."""
+    by_use: dict[str, str] = {}
+    for each in refused:
+        by_use.setdefault(each.belongs_to, each.function)
+    return ", ".join(f"{use} ({function})" for use, function in by_use.items())
+
+
+def _ended(ending: Ending) -> str:
+    if ending.signal == signal.SIGKILL:
+        return "killed by signal 9, as the kernel does where the host's memory runs out"
+    return f"killed by signal {ending.signal}" if ending.signal is not None else f"exit code {ending.code}"
+
+
+def _step(step: int) -> str:
+    return f"in step {step}" if step else "before the first batch"
+
+
+def _gpus(count: int) -> str:
+    return "1 null GPU" if count == 1 else f"{count} null GPUs"
+
+
+def _named(command: Sequence[str]) -> str:
+    return " ".join(hidden_words(command)[:3])

@@ -1,0 +1,226 @@
+"""The result of ``autotune dry-run``: what each process of a script took of its null GPU, and whether that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+SCHEMA = 1
+
+
+class DryOutcome(StrEnum):
+    """The answer of a dry run.
+
+    ``FITS``: all steps were taken, and every batch had the largest rows. ``BATCHES_FIT``: all steps were taken, and a
+    larger batch may come. ``DOES_NOT_FIT``: memory of a GPU ran out. ``UNKNOWN``: it ended before, or used what a null
+    GPU cannot stand in for. ``CANNOT_RUN``: the command ended with an error before it used a GPU.
+    """
+
+    FITS = "fits"
+    BATCHES_FIT = "fits the batches that ran"
+    DOES_NOT_FIT = "does not fit"
+    UNKNOWN = "not known"
+    CANNOT_RUN = "cannot run"
+
+
+EXIT_CODES: Mapping[DryOutcome, int] = {
+    DryOutcome.FITS: 0,
+    DryOutcome.DOES_NOT_FIT: 1,
+    DryOutcome.CANNOT_RUN: 2,
+    DryOutcome.BATCHES_FIT: 3,
+    DryOutcome.UNKNOWN: 3,
+}
+"""The exit code of ``autotune dry-run`` for each outcome."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something happened.
+
+    Attributes:
+        file, line, function: of the deepest call in the user's own files; an empty file if none of them was running.
+        text: that line.
+        within: the deepest line of a library below it, torch left out, such as ``trl/trainer/utils.py:12, in pad``.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    text: str = ""
+    within: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The memory of one GPU in one process, at its peak within one step.
+
+    Attributes:
+        step: the optimizer step, from 1 on, with the batches before it; 0 is all before the first batch.
+        device: index of the GPU as the process sees it.
+        card: the GPU's identifier.
+        allocated_bytes, reserved_bytes: peaks of PyTorch's allocator.
+        beside_bytes: what else is held of the GPU at the end of the step: CUDA's context, other libraries, other
+            processes.
+        total_bytes: memory that CUDA can allocate.
+    """
+
+    step: int
+    device: int
+    card: str
+    allocated_bytes: int
+    reserved_bytes: int
+    beside_bytes: int
+    total_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """What was held of the GPU in all, at the peak."""
+        return self.reserved_bytes + self.beside_bytes
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A loader of PyTorch that the script iterated over.
+
+    Attributes:
+        order: ``largest first``, ``as shuffled`` where that was asked for, or ``as it is`` for the reason given.
+        field, unit: what was measured of its rows.
+        rows: how many there are; 0 where they were not measured.
+        largest: size of the largest row.
+    """
+
+    order: str
+    reason: str = ""
+    field: str = ""
+    unit: str = ""
+    rows: int = 0
+    largest: int = 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether every batch had the largest rows."""
+        return self.order == "largest first"
+
+
+@dataclass(frozen=True)
+class FailedAllocation:
+    """A request for memory of a GPU that was refused, whatever the script made of it.
+
+    Attributes:
+        step: the step that was under way.
+        allocated_bytes, reserved_bytes: what PyTorch's allocator held.
+        free_bytes: what was free of the GPU.
+    """
+
+    step: int
+    device: int
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended a process.
+
+    Attributes:
+        kind: its class.
+        out_of_memory: whether it, or its cause, is that memory ran out.
+    """
+
+    kind: str
+    message: str
+    out_of_memory: bool
+    place: Place
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A process of the script that PyTorch was loaded in.
+
+    Attributes:
+        rank: its number among those that train together.
+        local_ranks: how many of these the launcher started on this machine.
+        uses_cuda: whether it used a GPU.
+        ended: ``stopped`` after the last step, ``finished`` by itself, ``error``; empty if it was killed.
+        steps: optimizer steps that were taken.
+    """
+
+    pid: int
+    rank: int
+    local_ranks: int
+    uses_cuda: bool
+    ended: str
+    steps: int = 0
+    spans: tuple[Span, ...] = ()
+    loaders: tuple[Loader, ...] = ()
+    failed_allocations: tuple[FailedAllocation, ...] = ()
+    error: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A function of CUDA that a null GPU refused: its name, and what it is for."""
+
+    function: str
+    belongs_to: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the command ended.
+
+    Attributes:
+        code: its exit code; None where it was killed.
+        signal: by which signal; None where it was not.
+        timed_out: whether its time was up.
+    """
+
+    code: int | None
+    signal: int | None = None
+    timed_out: bool = False
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The result of a dry run. Encoded by ``core.codec``, this is the document of ``autotune dry-run --json``.
+
+    Attributes:
+        headline: the answer in one line.
+        reason: why the answer is what it is, where figures alone do not give it.
+        command: its words, without what is secret.
+        gpu: name of the null GPUs; ``gpus`` is their number, and ``total_bytes`` what CUDA can allocate on each.
+        steps: how many optimizer steps were asked for.
+        held_bytes: the most that was held of a GPU; with what was then asked for, where memory ran out. None: nothing.
+        spare_bytes: what was left of it; below 0 where memory ran out, by what lacked.
+        failed: the request for memory that ended the script; None if none did.
+        processes: those that used a GPU, by rank.
+        refused: what the script used and a null GPU cannot stand in for.
+        notes: what to know beside it, in sentences.
+    """
+
+    schema: int
+    outcome: DryOutcome
+    headline: str
+    reason: str
+    command: tuple[str, ...]
+    gpu: str
+    gpus: int
+    total_bytes: int
+    steps: int
+    held_bytes: int | None
+    spare_bytes: int | None
+    failed: FailedAllocation | None
+    processes: tuple[Followed, ...]
+    refused: tuple[Refused, ...]
+    notes: tuple[str, ...]
+    ending: Ending
+    wall_seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        return EXIT_CODES[self.outcome]

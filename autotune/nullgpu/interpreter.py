@@ -1,0 +1,102 @@
+"""Finds the Python that a command runs, which may be of another environment, and its library of null GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+
+from autotune.errors import AutotuneError, InputError
+from autotune.nullgpu.build import built
+
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Where pip installed autotune, its folder has other packages too: they come after those of the interpreter.
+_BUILD = """
+import json, sys
+sys.path.append(sys.argv[1])
+from autotune.errors import AutotuneError
+try:
+    from autotune.nullgpu.build import built
+    print(json.dumps({"folder": str(built())}))
+except AutotuneError as error:
+    print(json.dumps({"message": error.message, "hint": error.hint}))
+"""
+
+
+def interpreter(command: Sequence[str], variables: Mapping[str, str]) -> Path:
+    """Return the Python that a command runs: itself, that of a launcher such as ``accelerate``, or ``python``.
+
+    Raises:
+        InputError: its program cannot be found.
+    """
+    words = list(command)
+    while words and (words[0] == "env" or _ASSIGNMENT.fullmatch(words[0])):
+        words.pop(0)
+    if not words:
+        raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
+    path = variables.get("PATH")
+    found = shutil.which(words[0], path=path)
+    if found is None:
+        raise InputError(f"The program {words[0]} cannot be found.", hint="Give its path, or put it on PATH.")
+    if _PYTHON.fullmatch(PurePath(found).name):
+        return Path(found)
+    named = _shebang(Path(found))
+    if named is not None:
+        return named
+    fallback = shutil.which("python", path=path) or sys.executable
+    return Path(fallback)
+
+
+def library(python: Path, variables: Mapping[str, str]) -> Path:
+    """Return the folder of the library that stands in for NVIDIA's in an interpreter's environment, built if need be.
+
+    Raises:
+        InputError: that environment lacks something that null GPUs need.
+        AutotuneError: the library could not be built.
+    """
+    if _same_environment(python):
+        return built()
+    root = Path(__file__).parents[2]
+    without = {name: value for name, value in variables.items() if name not in ("LD_PRELOAD", "PYTHONPATH")}
+    done = subprocess.run(
+        [str(python), "-c", _BUILD, str(root)], env=without, capture_output=True, text=True, check=False
+    )
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise InputError(f"{python} cannot prepare null GPUs: {last}") from error
+    if "folder" in answer:
+        return Path(answer["folder"])
+    raise AutotuneError(f"{answer['message']} That is the environment of {python}.", hint=answer["hint"])
+
+
+def _same_environment(python: Path) -> bool:
+    """Return whether a Python has the packages of this one; those of a virtual environment follow from its path."""
+    return python.parent.absolute() == Path(sys.executable).parent.absolute()
+
+
+def _shebang(program: Path) -> Path | None:
+    """Return the Python that a script names in its first lines, as pip and setuptools write them; None if none."""
+    with program.open("rb") as file:
+        first, second = file.readline(4096), file.readline(4096)
+    if not first.startswith(b"#!"):
+        return None
+    line = first[2:].decode(errors="replace").strip()
+    if PurePath(line.split(" ")[0]).name == "sh" and second.startswith(b"'''exec'"):
+        # Paths that are too long or have spaces stand in the second line.
+        line = second.decode(errors="replace").removeprefix("'''exec'")
+    words = shlex.split(line)
+    if words and PurePath(words[0]).name == "env":
+        named = shutil.which(words[-1])
+        words = [named] if named else []
+    if words and _PYTHON.fullmatch(PurePath(words[0]).name) and os.access(words[0], os.X_OK):
+        return Path(words[0])
+    return None
