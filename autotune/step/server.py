@@ -62,7 +62,8 @@ class Server:
         """Serve until standard input ends or the parent is gone; return the exit status."""
         (preload_early if self._early else partial(preload, self._device))()
         jobs = offered_jobs(self._jobs_module)
-        self._spawn = self._spawn or accelerator_is_initialized()
+        # Jobs on a CPU use no CUDA: bitsandbytes, which peft imports, may have initialised it.
+        self._spawn = self._spawn or (self._device == "cuda" and accelerator_is_initialized())
         try:
             self._be_woken()
             self._tell(event="ready", pid=os.getpid())

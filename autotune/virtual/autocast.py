@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autotune.virtual.tensors import tensors_of, type_of_device
 
@@ -34,7 +34,11 @@ _casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
-    """Cast the device's floating-point tensors in ``value`` to ``dtype``; parameters are cast once per region."""
+    """Cast the device's floating-point tensors in ``value`` to ``dtype``; parameters are cast once per region.
+
+    The last is cast first: in C++, the casts are the arguments of one call (``cached_cast(…, args, …)...`` in
+    aten/src/ATen/autocast_mode.h), and GCC, which builds PyTorch's wheels, evaluates them from right to left.
+    """
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         eligible = (
@@ -50,7 +54,9 @@ def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
             _casts[key] = (tensor, tensor.to(dtype))
         return _casts[key][1]
 
-    return tree_map_only(torch.Tensor, one, value)
+    leaves, structure = tree_flatten(value)
+    last_first = [one(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in reversed(leaves)]
+    return tree_unflatten(last_first[::-1], structure)
 
 
 @contextmanager

@@ -13,10 +13,13 @@ _aten = torch.ops.aten
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
 _CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+_EMBEDDING_BACKWARD = _aten.embedding_dense_backward.default
 _SOFTMAX_BACKWARD = _aten._softmax_backward_data.default
 _FLEX_BACKWARD = "autotune_flex_attention.backward.default"
 # Largest head size, with the block sizes of queries and keys, for GPUs with 99 KiB of shared memory or more per block.
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
+
+_FEW_INDICES = 3072
 
 
 def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, capability: tuple[int, int] = (8, 0)) -> tuple[int, ...]:
@@ -27,6 +30,8 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, capability: tuple
         return _cudnn_backward(args[1], args[2], args[3])
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
+    if func is _EMBEDDING_BACKWARD:
+        return _embedding_backward(*args)
     if func is _SOFTMAX_BACKWARD:
         return _softmax_backward(args[0], args[1])
     if func.overloadpacket in softmax.KERNELS:
@@ -48,6 +53,21 @@ def _softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> tuple[int
     product = torch.result_type(gradient, output).itemsize * gradient.numel()
     copied = () if output.is_contiguous() else (output.numel() * output.itemsize,)
     return (product, *copied)
+
+
+def _embedding_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, rows: int, padding: int, scaled: bool
+) -> tuple[int, ...]:
+    # aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda: the indices are sorted, if there are more
+    # than 3,072. EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: rows of the gradient are added up in
+    # segments of up to 10 with the same index, each to a row in float32, which is as long as whole warps.
+    count = indices.numel()
+    if count <= _FEW_INDICES and not scaled:
+        return ()
+    distinct, width = min(count, rows), -(-gradient.size(-1) // 32) * 32
+    segments = count // 10 + distinct
+    each = indices.itemsize
+    return (each * count,) * 3 + (each * distinct,) * 2 + (each * segments, 4 * segments * width)
 
 
 def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:

@@ -119,6 +119,7 @@ class _Copy:
         self._numbers = count(max(self._born, default=0) + 1)
         # New numbers of the original trace's storages, then bytes and categories by new number.
         self._current: dict[int, int] = {}
+        self._streams = dict(trace.streams)
         self._held: dict[int, int] = {}
         self._categories: dict[int, Category] = {}
 
@@ -149,7 +150,7 @@ class _Copy:
                 event = MemoryEvent(event.change_bytes, event.place, event.storage, event.operator + shift)
             if event.storage in gradients:
                 settled = self._trace.settled.get(event.storage, span.end_event)
-                taken = self._add(_of_storage(event, next(self._numbers)), Category.GRADIENT)
+                taken = self._add(_of_storage(event, self._renamed(event.storage)), Category.GRADIENT)
                 given_up.setdefault(max(settled, index + 1), []).append(taken)
             else:
                 self._repeat(event, is_birth=self._born[event.storage] == index)
@@ -189,6 +190,7 @@ class _Copy:
             phases=tuple(phases),
             device_peak=on_device[0],
             host_peak=on_host[0],
+            streams=self._streams,
         )
 
     def _gradients(self, span: _Span) -> dict[int, int]:
@@ -202,7 +204,7 @@ class _Copy:
     def _repeat(self, event: MemoryEvent, *, is_birth: bool) -> None:
         before = self._current.get(event.storage)
         if is_birth:
-            number = event.storage if before is None else next(self._numbers)
+            number = event.storage if before is None else self._renamed(event.storage)
             self._current[event.storage] = number
             self._add(_of_storage(event, number), self._trace.categories.get(event.storage))
             if before is not None and before in self._held:
@@ -210,6 +212,13 @@ class _Copy:
         elif before is not None and before in self._held:
             # A range may free a storage that an earlier one has freed already.
             self._add(_of_storage(event, before), None)
+
+    def _renamed(self, storage: int) -> int:
+        """Return a new number for the same storage of a repetition."""
+        number = next(self._numbers)
+        if storage in self._streams:
+            self._streams[number] = self._streams[storage]
+        return number
 
     def _add(self, event: MemoryEvent, category: Category | None) -> MemoryEvent:
         self._events.append(event)

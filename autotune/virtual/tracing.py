@@ -67,9 +67,11 @@ def trace(
     with ExitStack() as stack:
         if target == "cuda":
             from autotune.virtual.device import NAME, standing_in_for_cuda
+            from autotune.virtual.streams import numbered_streams
 
             ledger = Ledger(NAME)
             device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
+            stack.enter_context(numbered_streams(ledger))
         else:
             from autotune.virtual.cpu import scratch
 

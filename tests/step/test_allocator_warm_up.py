@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _SCRIPT = """
 import json, sys
 import torch
@@ -26,11 +28,26 @@ json.dump([sum(weights.values()), [event.change_bytes for event in traced.events
 """
 
 
-def test_one_block_for_all_weights_is_allocated_and_freed_before_them(tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[int]]:
+    """Bytes of the weights of a model whose head is its embedding, and the sizes of what was allocated and freed."""
+    file = tmp_path_factory.mktemp("built") / "found.json"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=250)
     weights, events = json.loads(file.read_text())
+    return weights, events
+
+
+def test_one_block_for_all_weights_is_allocated_and_freed_before_them(found: tuple[int, list[int]]) -> None:
+    weights, events = found
 
     assert events[:2] == [weights, -weights]
     assert max(events[2:]) < weights
+
+
+def test_each_weight_is_allocated_once_though_two_modules_have_it(found: tuple[int, list[int]]) -> None:
+    weights, events = found
+    frequencies = 2 * 4 * 16 // 2
+
+    assert sum(events[2:]) == weights + frequencies
+    assert all(size > 0 for size in events[2:])

@@ -107,6 +107,27 @@ def _llama(attention: str, dtype: torch.dtype = torch.bfloat16, **further: Any) 
     return step
 
 
+def _embedded(device: torch.device) -> None:
+    with device:
+        embedding = nn.Embedding(2048, WIDTH)
+    embedding(torch.zeros(4096, dtype=torch.int64, device=device)).float().mean().backward()
+
+
+def _cast(device: torch.device) -> None:
+    with device:
+        layer = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+    with torch.autocast(device.type, torch.bfloat16):
+        layer(torch.empty(ROWS, WIDTH, device=device, requires_grad=True)).float().mean().backward()
+
+
+def _offloaded(device: torch.device) -> None:
+    known = getattr(torch, device.type)
+    with known.stream(known.Stream()):
+        returned = torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    del returned
+    torch.empty(32 << 20, dtype=torch.uint8, device=device)
+
+
 CASES: dict[str, Step] = {
     "silu": _pointwise(functional.silu),
     "mish": _pointwise(functional.mish),
@@ -122,14 +143,20 @@ CASES: dict[str, Step] = {
     "selected": _pointwise(lambda given: given.index_select(0, torch.arange(ROWS // 2, device=given.device))),
     "indexed": _pointwise(_first_rows),
     "bias": _biased,
+    "embedding": _embedded,
+    "cast": _cast,
+    "offloaded": _offloaded,
 }
 
 
 def _traced(step: Step) -> dict[str, Any]:
     traced = trace(step, capability=CAPABILITY)
+    replayed = replay(traced, capability=CAPABILITY)
     return {
         "tensors": traced.device_peak.bytes,
-        "allocated": replay(traced, capability=CAPABILITY).peak_allocated_bytes,
+        "allocated": replayed.peak_allocated_bytes,
+        "reserved": replayed.peak_reserved_bytes,
+        "sizes": [event.change_bytes for event in traced.events if event.change_bytes > 0],
         "operators": dict(Counter(operator.name for operator in traced.operators)),
     }
 
@@ -139,9 +166,16 @@ def _run(step: Step) -> dict[str, Any]:
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    torch.cuda.memory._record_memory_history(context=None, clear_history=True)
     step(torch.device("cuda"))
-    return {"allocated": torch.cuda.max_memory_allocated() - before}
+    history = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    return {
+        "allocated": torch.cuda.max_memory_allocated() - before,
+        "reserved": torch.cuda.max_memory_reserved() - reserved,
+        "sizes": [entry["size"] for entry in history if entry["action"] == "alloc"],
+    }
 
 
 def main() -> None:

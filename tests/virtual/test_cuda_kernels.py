@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.units import MIB
 from autotune.virtual.cuda_kernels import in_dispatcher, nearest, release, shipped
-from tests.virtual.cuda_cases import BYTES, CASES, ROWS, WIDTH
+from autotune.virtual.replay import workspace_bytes
+from tests.virtual.cuda_cases import BYTES, CAPABILITY, CASES, ROWS, WIDTH
 
 _NO_CUDA_BUILD = "torch was built without CUDA, so that its dispatcher has no CUDA kernels"
 _NO_GPU = "needs a CUDA device, and there is none"
@@ -118,6 +120,33 @@ def test_the_gradient_of_a_bias_is_summed_by_blocks_with_a_partial_result_for_ea
     semaphores = 4 * WIDTH // (32 * 4)
 
     assert traced["bias"]["tensors"] == 2 * 16 * BYTES + 2 * 2 * WIDTH + partial_results + semaphores
+
+
+def test_memory_that_another_stream_had_is_not_used_again(traced: dict[str, Any]) -> None:
+    assert traced["offloaded"]["allocated"] == 32 * MIB
+    assert traced["offloaded"]["reserved"] == 64 * MIB
+
+
+def test_the_gradient_of_many_embedded_tokens_is_summed_by_segments(traced: dict[str, Any]) -> None:
+    # Each of 4,096 tokens may be another row, of 2,048, and up to 10 equal ones are a segment.
+    assert 4 * WIDTH * (4096 // 10 + 2048) in traced["embedding"]["sizes"]
+
+
+def test_autocast_casts_the_weight_before_the_input(traced: dict[str, Any]) -> None:
+    weight, given = 2 * 4 * WIDTH * WIDTH, 2 * ROWS * WIDTH
+    sizes = traced["cast"]["sizes"]
+
+    assert sizes.index(weight) < sizes.index(given)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=_NO_GPU)
+@pytest.mark.parametrize("case", ["cast", "offloaded"])
+def test_allocations_come_in_the_order_of_pytorchs_own(traced: dict[str, Any], ran: dict[str, Any], case: str) -> None:
+    large = [[size for size in found[case]["sizes"] if size >= MIB // 4] for found in (traced, ran)]
+
+    assert large[0] == [size for size in large[1] if size != workspace_bytes(CAPABILITY)]
+    assert traced[case]["reserved"] == ran[case]["reserved"]
 
 
 @pytest.mark.gpu

@@ -131,13 +131,29 @@ def virtual_model(
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
     if quantization_config is None and device.type != "cpu" and world_size() == 1:
         _warm_up_allocator(architecture, config, dtype, device)
-    with device if quantization_config is None else torch.device("meta"), no_init_weights():
+    # As transformers loads a model: tied weights are one before any weight is on the device.
+    with torch.device("meta"), no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
     if quantization_config is not None:
         _quantize(model, quantization_config, dtype, device)
+    else:
+        _place(model, device)
     return model
+
+
+def _place(model: torch.nn.Module, device: torch.device) -> None:
+    """Allocate the weights and buffers of a model on the meta device on another device, each once."""
+    placed: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if tensor.is_meta and tensor not in placed:
+                placed[tensor] = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, torch.nn.Parameter):
+                    placed[tensor] = torch.nn.Parameter(placed[tensor], requires_grad=tensor.requires_grad)
+            if tensor.is_meta:
+                setattr(module, name, placed[tensor])
 
 
 def _warm_up_allocator(architecture: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -170,7 +186,7 @@ def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device)
     quantizer = AutoHfQuantizer.from_config(config)
     kept = quantizer.get_modules_to_not_convert(model, config.llm_int8_skip_modules, model._keep_in_fp32_modules)
     quantize(model, config, dtype, device, kept)
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.device.type == "meta" else tensor)
+    _place(model, device)
     quantizer._process_model_after_weight_loading(model)
     model.hf_quantizer, model.is_quantized, model.quantization_method = quantizer, True, config.quant_method
     model.config.quantization_config = config

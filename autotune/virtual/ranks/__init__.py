@@ -35,12 +35,10 @@ def one_of(world: World, ledger: Ledger, mode: VirtualMode) -> Iterator[None]:
     from autotune.virtual.ranks.groups import process_group
     from autotune.virtual.ranks.replicas import replicas_by_hooks
     from autotune.virtual.ranks.shards import shards_of_fake_tensors
-    from autotune.virtual.ranks.streams import numbered_streams
 
     mode.sharing = Collectives()
     with ExitStack() as stack:
         stack.enter_context(process_group(world))
-        stack.enter_context(numbered_streams(ledger))
         stack.enter_context(shards_of_fake_tensors(ledger))
         stack.enter_context(replicas_by_hooks(ledger))
         yield

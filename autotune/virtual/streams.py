@@ -14,11 +14,12 @@ from autotune.virtual.ledger import Ledger
 
 @contextmanager
 def numbered_streams(ledger: Ledger) -> Iterator[None]:
-    """Record on which stream the device's memory is allocated; without ranks, all of it is on the default stream.
+    """Record on which stream the device's memory is allocated.
 
     FSDP2 gathers and reduces on streams of its own (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``,
-    ``FSDPCommContext``), and a block that was freed on one stream is not used on another (``c10/cuda/
-    CUDACachingAllocator.cpp``, ``get_free_block``).
+    ``FSDPCommContext``), and activations that were offloaded come back on one (``trl/models/activation_offloading.py``).
+    A block that was freed on one stream is not used on another (``c10/cuda/CUDACachingAllocator.cpp``,
+    ``get_free_block``).
     """
     numbers = count(1)
 
