@@ -9,7 +9,7 @@ from autotune.app.options import check_evaluation, checked_options
 from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.app.user_plan import configuration_of, peft_words, user_plan
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener
 from autotune.core.plan import TrainingPlan
@@ -53,10 +53,12 @@ def estimate(
         workload = planned_workload(options, source, None, tracer, cache, listener)
         setting = Setting(workload, planned.machine, rows, 1.0)
         steps = PlanTracer(traces_of(workload, planned.machine, tracer, cache), setting, planned.gpu)
-        geometry = BatchGeometry(layout, traced, traced, rows * tokens, micro_batches, rows * micro_batches, rows)
+        geometry = BatchGeometry(
+            layout, traced, (Typical(traced),), rows * tokens, micro_batches, rows * micro_batches, rows
+        )
         if eval_shape is not None:
             beside = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
-            evaluation = BatchGeometry(*beside, beside[1], 0, 1, 0, 0)
+            evaluation = BatchGeometry(*beside, (Typical(beside[1]),), 0, 1, 0, 0)
             geometry = replace(geometry, evaluation=evaluation)
         sized = Sized(plan, geometry)
         try:

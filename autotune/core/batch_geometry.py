@@ -41,6 +41,31 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Typical:
+    """A size that stands for a share of the micro-batches of an epoch, for the mean time.
+
+    Attributes:
+        shape: in whole rows and tokens.
+        share: of all micro-batches; those of a geometry add up to 1.
+        filled: the share of the tokens, 0 to 1, that are not padding where the loss leaves padding out.
+    """
+
+    shape: Shape
+    share: float = 1.0
+    filled: float = 1.0
+
+
+def mean_shape(sizes: Sequence[Typical]) -> Shape:
+    """Return the mean shape, whose tokens need not be whole."""
+    if len(sizes) == 1:
+        return sizes[0].shape
+    means = (
+        sum(size.share * getattr(size.shape, name) for size in sizes) for name in ("tokens", "generated", "beside")
+    )
+    return Shape(sizes[0].shape.rows, *means)
+
+
+@dataclass(frozen=True)
 class PhaseGeometry:
     """The sizes of a phase that does not run on one micro-batch, such as the generation of completions.
 
@@ -50,15 +75,20 @@ class PhaseGeometry:
     Attributes:
         phase: its name in the step program.
         worst: where it needs the most memory.
-        typical: where it takes the mean time.
+        sizes: whose mean time is its mean time.
         per_step: how often it runs in an optimizer step in the mean; for a phase that leads each micro-batch, how often
             it runs in a micro-batch.
     """
 
     phase: str
     worst: Shape
-    typical: Shape
+    sizes: tuple[Typical, ...]
     per_step: float
+
+    @property
+    def typical(self) -> Shape:
+        """The mean of the sizes."""
+        return mean_shape(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -68,8 +98,8 @@ class BatchGeometry:
     Attributes:
         layout: layout of the worst micro-batch.
         worst: shape of the micro-batch that needs the most memory.
-        typical: shape of a micro-batch of mean size.
-        tokens: dataset tokens of the typical micro-batch, padding excluded.
+        sizes: a few sizes of micro-batches that stand for all of an epoch: their mean time is that of all.
+        tokens: mean dataset tokens of a micro-batch, padding excluded.
         micro_batches: micro-batches of an optimizer step in one process.
         documents: mean number of the dataset's documents in an optimizer step, over all processes.
         rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
@@ -83,7 +113,7 @@ class BatchGeometry:
 
     layout: Layout
     worst: Shape
-    typical: Shape
+    sizes: tuple[Typical, ...]
     tokens: float
     micro_batches: int
     documents: float
@@ -96,11 +126,16 @@ class BatchGeometry:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.layout, self.worst, self.typical, self.tokens, self.micro_batches, self.apart, self.ranks))
+        return hash((self.layout, self.worst, self.sizes, self.tokens, self.micro_batches, self.apart, self.ranks))
 
     def __hash__(self) -> int:
         # A ranking looks the geometries of all candidates up.
         return self._hash
+
+    @cached_property
+    def typical(self) -> Shape:
+        """The mean shape of micro-batches."""
+        return mean_shape(self.sizes)
 
     @property
     def tokens_per_step(self) -> float:

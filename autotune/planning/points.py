@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autotune.core.batch_geometry import Layout
+from autotune.core.batch_geometry import Layout, Typical
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
@@ -62,7 +62,9 @@ class GroupPoints:
         if key not in self._anchors:
             geometries = self._cases.geometries_of(group.micro_batches)
             # Only the largest micro-batch of evaluation is extrapolated to.
-            geometries |= {replace(each, typical=each.worst) for item in geometries if (each := item.evaluation)}
+            geometries |= {
+                replace(each, sizes=(Typical(each.worst),)) for item in geometries if (each := item.evaluation)
+            }
             self._anchors[key] = anchors(group.layout, geometries, split)
         return self._anchors[key]
 

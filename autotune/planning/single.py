@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse, TrainingPlan
@@ -14,7 +14,7 @@ from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.anchors import LONGEST_FLAT, anchors
 from autotune.planning.extrapolation.fit import Fit, Point
-from autotune.planning.extrapolation.forecast import Forecast, Stretch
+from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.series import Levels
 from autotune.planning.extrapolation.shape import Anchors, Basis
@@ -26,8 +26,8 @@ from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.techniques.traits import untimed
 
-Size = tuple[Layout, Shape]
-"""A micro-batch that a plan runs."""
+Size = tuple[Layout, Shape, float]
+"""A micro-batch that a plan runs, and the share of its tokens that the loss does not leave out as padding."""
 
 
 class UntraceableError(Exception):
@@ -58,7 +58,7 @@ class TracedPlan:
         geometry: of the shapes that may need the most memory, the one that does is its worst.
         layers: of the whole model.
         worst: forecast of that micro-batch, for the whole model.
-        typical: forecast of a typical one.
+        typical: forecast of the same with the mean times over all micro-batches.
         memory: of the training alone, without what vLLM holds.
         fits: of the traces, by size.
         requests: of the traces of the worst micro-batch.
@@ -75,7 +75,7 @@ class TracedPlan:
     @property
     def fit(self) -> Fit:
         """The traces of the worst micro-batch."""
-        return self.fits[self.geometry.layout, self.geometry.worst]
+        return self.fits[_full(self.geometry)]
 
     @property
     def aligned(self) -> bool:
@@ -85,7 +85,7 @@ class TracedPlan:
     def courses(self) -> Mapping[Stretch, Sequence[Levels]]:
         """Return the bytes of tensors at each moment of a step, by stretch."""
         at = {beside.phase: beside.size for beside in _beside(self.geometry)}
-        own = self.geometry.layout, self.geometry.worst
+        own = _full(self.geometry)
         found: dict[Stretch, Sequence[Levels]] = {}
         for stretch in self.worst.stretches:
             size = at.get(stretch[0].phase, own)
@@ -147,7 +147,8 @@ class PlanTracer:
         """Return the plans as they are traced, or why they cannot be; all traces are requested at once.
 
         Args:
-            timed: whether typical micro-batches are traced for the time of a step; else it is that of the largest.
+            timed: whether the sizes that stand for all micro-batches are traced for the time of a step; else it is that
+                of the largest.
         """
         wanted = [{size: self._requests(sized, size) for size in _sizes(sized, timed=timed)} for sized in every]
         requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
@@ -167,7 +168,7 @@ class PlanTracer:
         plan, known = sized.plan, _anchors(sized.geometry, size)
         uses = tuple(dict.fromkeys((plan.allocator, *self._uses)))
         return {
-            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses)
+            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses, size[2])
             for point, traced in traced_points(plan, self._layer_kinds, known).items()
         }
 
@@ -189,7 +190,7 @@ class PlanTracer:
             fits[size] = fit_of(plan, self._layer_kinds, _anchors(geometry, size), good)
         at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
         decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
-        typical = self._at_typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
+        typical = self._typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
         worst, count = at_worst[decisive], geometry.micro_batches
         return TracedPlan(
             geometry=replace(geometry, worst=decisive, rivals=()),
@@ -198,25 +199,33 @@ class PlanTracer:
             typical=typical,
             memory=memory_estimate(worst, typical, count, self._gpu, TRACED_ERROR, self._process_bytes),
             fits=fits,
-            requests=requests[geometry.layout, decisive],
+            requests=requests[_full(geometry, decisive)],
         )
 
     def _at_worst(
         self, plan: TrainingPlan, geometry: BatchGeometry, shape: Shape, fits: Mapping[Size, Fit]
     ) -> Forecast:
         count = geometry.micro_batches
-        found = self._forecast(plan, fits, (geometry.layout, shape), count)
+        found = self._forecast(plan, fits, _full(geometry, shape), count)
         for beside in _beside(geometry):
             at_its_own = self._forecast(plan, fits, beside.size, beside.micro_batches)
             found = found.taking(beside.phase, at_its_own, beside.per_step)
         return found
 
-    def _at_typical(self, plan: TrainingPlan, geometry: BatchGeometry, fits: Mapping[Size, Fit]) -> Forecast:
-        layout, count = geometry.layout, geometry.micro_batches
-        found = self._forecast(plan, fits, (layout, _whole(plan, geometry.typical)), count)
+    def _typical(self, plan: TrainingPlan, geometry: BatchGeometry, fits: Mapping[Size, Fit]) -> Forecast:
+        """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own."""
+
+        def mean(sizes: Sequence[Typical]) -> Forecast:
+            return mean_times(
+                [
+                    (self._forecast(plan, fits, _size(plan, geometry, each), geometry.micro_batches), each.share)
+                    for each in sizes
+                ]
+            )
+
+        found = mean(geometry.sizes)
         for apart in geometry.apart:
-            beside = self._forecast(plan, fits, (layout, _whole(plan, apart.typical)), count)
-            found = found.taking(apart.phase, beside, apart.per_step)
+            found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
         return found
 
     def _forecast(self, plan: TrainingPlan, fits: Mapping[Size, Fit], size: Size, micro_batches: int) -> Forecast:
@@ -230,11 +239,11 @@ def _need_bytes(worst: Forecast) -> int:
 def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:
     """Return each size once that a plan is traced at."""
     plan, geometry = sized.plan, sized.geometry
-    shapes = [*geometry.shapes]
+    every = [_full(geometry, shape) for shape in geometry.shapes]
     if timed:
-        shapes += [_whole(plan, shape) for shape in (geometry.typical, *(apart.typical for apart in geometry.apart))]
-    every = [*((geometry.layout, shape) for shape in shapes), *(beside.size for beside in _beside(geometry))]
-    return dict.fromkeys(every)
+        typical = [*geometry.sizes, *(size for apart in geometry.apart for size in apart.sizes)]
+        every += [_size(plan, geometry, size) for size in typical]
+    return dict.fromkeys([*every, *(beside.size for beside in _beside(geometry))])
 
 
 @dataclass(frozen=True)
@@ -249,23 +258,29 @@ class _Beside:
 
 def _beside(geometry: BatchGeometry) -> Iterator[_Beside]:
     for apart in geometry.apart:
-        yield _Beside(apart.phase, (geometry.layout, apart.worst), geometry.micro_batches, apart.per_step)
+        yield _Beside(apart.phase, _full(geometry, apart.worst), geometry.micro_batches, apart.per_step)
     if geometry.evaluation is not None:
-        yield _Beside(EVALUATE, (geometry.evaluation.layout, geometry.evaluation.worst), 1, 0.0)
+        yield _Beside(EVALUATE, _full(geometry.evaluation), 1, 0.0)
 
 
-def _whole(plan: TrainingPlan, shape: Shape) -> Shape:
-    """Return a mean shape in whole tokens, which the ranks that share a row can share."""
+def _full(geometry: BatchGeometry, shape: Shape | None = None) -> Size:
+    """Return the size of a micro-batch whose rows are all as wide as the widest; None: of the worst."""
+    return geometry.layout, shape or geometry.worst, 1.0
+
+
+def _size(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> Size:
+    """Return a size with tokens that the ranks that share a row can share."""
     split = plan.launch.processes // plan.data_ranks
     multiple = 2 * split if split > 1 else 1
-    tokens = max(1, round(shape.tokens / multiple)) * multiple
-    generated = min(tokens - 1, max(1, round(shape.generated))) if shape.generated else 0
-    return Shape(shape.rows, tokens, generated, round(shape.beside))
+    shape = replace(typical.shape, tokens=max(1, round(typical.shape.tokens / multiple)) * multiple)
+    return geometry.layout, shape, round(typical.filled, 3)
 
 
 def _anchors(geometry: BatchGeometry, size: Size) -> Anchors:
     """Return the sizes to trace for one: that one, unless it is a row that takes too long to trace."""
-    layout, shape = size
+    layout, shape, _ = size
     if layout is Layout.FLAT and shape.tokens > LONGEST_FLAT:
-        return anchors(layout, [replace(geometry, layout=layout, worst=shape, typical=shape, apart=(), rivals=())])
+        return anchors(
+            layout, [replace(geometry, layout=layout, worst=shape, sizes=(Typical(shape),), apart=(), rivals=())]
+        )
     return Anchors(Basis.CONSTANT, (shape,))

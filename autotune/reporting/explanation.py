@@ -11,14 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.batch_geometry import Shape
+from autotune.core.batch_geometry import Shape, Typical
 from autotune.core.estimate import Estimate, Plan
 from autotune.core.explanation import Explanation, PartTime, Subject, TracedGroup
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.plan_words import BASIS, said_choices
 from autotune.reporting.words import BASELINE_NAME, said_bytes, said_rate
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes, format_seconds, format_share
 
 _Row = tuple[str, str]
 _SUBJECTS = {
@@ -91,7 +91,8 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Row]:
     yield "rows of an epoch", f"{geometry.rows:,}"
     yield "layout", geometry.layout.value
     yield "worst micro-batch", _said_shape(geometry.worst)
-    yield "typical micro-batch", f"{_said_shape(geometry.typical)}, {geometry.tokens:,.0f} without padding"
+    sizes = ", ".join(_said_share(size, len(geometry.sizes)) for size in geometry.sizes)
+    yield "typical micro-batches", f"{sizes}; {geometry.tokens:,.0f} tokens without padding on average"
     micro_batches = _said_count(geometry.micro_batches, "micro-batch", "micro-batches")
     asked = f"{plan.global_batch_size} asked for"
     yield "optimizer step", f"{micro_batches}, {geometry.documents:,.1f} documents on average, {asked}"
@@ -205,6 +206,10 @@ def _said_part(part: Part) -> str:
 def _said_shape(shape: Shape) -> str:
     beside = f", mismatched pairs of {_said_tokens(shape.beside)}" if shape.beside else ""
     return f"{_said_count(shape.rows, 'row', 'rows')} of {_said_tokens(shape.tokens)}{beside}"
+
+
+def _said_share(size: Typical, sizes: int) -> str:
+    return f"{format_share(size.share)} of {_said_shape(size.shape)}" if sizes > 1 else _said_shape(size.shape)
 
 
 def _said_tokens(tokens: float) -> str:

@@ -7,15 +7,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, rounded_up
+from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical, rounded_up
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
+from autotune.core.representatives import MOST, representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.trainers.geometry import evaluated_rows_of, micro_batches_of, number, rows_of, widest_of
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted, prompt_counts, required
+from autotune.trainers.prompts import (
+    GENERATED_SIZES,
+    GENERATION,
+    REFERENCE_PASS,
+    SCORING,
+    Prompted,
+    prompt_counts,
+    required,
+)
 
 OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
@@ -58,17 +67,22 @@ class Generating(Prompted):
         generated = rows * steps_per_generation(plan)
         prompts = max(1, generated // copies)
         counts = prompt_counts(documents)
-        widest_prompt = sum(share * rounded_up(width, multiple) for width, share in widest_of(counts, prompts))
-        widest_completion = rounded_up(round(assumed.widest), multiple) if multiple > 1 else assumed.widest
+        widest_completion = rounded_up(round(assumed.widest), multiple)
+        widest = widest_of(counts, prompts)
+        widths = [rounded_up(width, multiple) + widest_completion for width, _ in widest]
+        shares = [share for _, share in widest]
         longest = rounded_up(documents.longest, multiple)
         worst = Shape(rows, longest + rounded_up(most, multiple), rounded_up(most, multiple))
-        typical = Shape(rows, widest_prompt + widest_completion, widest_completion)
         traced = -(-generated // TRACED_GENERATION)
-        of_generation = replace(worst, rows=traced), replace(typical, rows=traced)
+
+        def sizes(rows: int, most: int = MOST) -> tuple[Typical, ...]:
+            found = representatives(widths, shares, most=most)
+            return tuple(Typical(Shape(rows, each.tokens, widest_completion), each.share) for each in found)
+
         return BatchGeometry(
             layout=Layout.PADDED,
             worst=worst,
-            typical=typical,
+            sizes=sizes(rows),
             tokens=rows * (documents.tokens / documents.rows + assumed.mean),
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.data_ranks),
@@ -76,9 +90,11 @@ class Generating(Prompted):
             rows=documents.rows * copies * (uses // steps_per_generation(plan)),
             apart=tuple(
                 # The two passes go through the generation batch in chunks of a micro-batch's size.
-                PhaseGeometry(name, worst, typical, micro_batches / uses * steps_per_generation(plan))
+                PhaseGeometry(name, worst, sizes(rows), micro_batches / uses * steps_per_generation(plan))
                 if name in (OLD_PASS, REFERENCE_PASS)
-                else PhaseGeometry(name, *of_generation, micro_batches / uses)
+                else PhaseGeometry(
+                    name, replace(worst, rows=traced), sizes(traced, GENERATED_SIZES), micro_batches / uses
+                )
                 # Those that a plan has not are no part of its traces. Sizes alone decide the geometry.
                 for name in (GENERATION, OLD_PASS, REFERENCE_PASS, SCORING)
             ),

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, has_padding, rounded_up, worst_micro_batches
+from autotune.core.batch_geometry import (
+    BatchGeometry,
+    Layout,
+    Shape,
+    Typical,
+    has_padding,
+    rounded_up,
+    worst_micro_batches,
+)
 from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
+from autotune.core.representatives import representatives, summed
 from autotune.techniques.packing import CUTTING, packed_rows
 
 _REMEMBERED = 4096
@@ -50,17 +59,16 @@ def padded(
         multiple: to which the widest is rounded up.
     """
     kept = _kept(documents, length)
-    by_width, shortest, total, tokens = kept.by_width, kept.shortest, kept.rows, kept.tokens
+    by_width, shortest, total = kept.by_width, kept.shortest, kept.rows
     longest_first = _longest_first(by_width, rows)
     beside = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
     worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=beside)[0]
     lengths = [known[position] for known in (longest_first, beside or ()) if known for position in worst]
-    typical = sum(share * rounded_up(width, multiple) for width, share in widest_of(by_width, rows))
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
         worst=Shape(rows, rounded_up(longest_first[0], multiple)),
-        typical=Shape(rows, typical),
-        tokens=rows * (tokens / total),
+        sizes=_padded_sizes(kept, rows, documents.sequences, multiple),
+        tokens=rows * (kept.tokens / total),
         micro_batches=micro_batches,
         documents=float(rows * micro_batches * ranks),
         rows=total,
@@ -82,10 +90,9 @@ def end_to_end(
     counts, total, mean = kept.by_width, kept.rows, kept.tokens / kept.rows
     longest_first = _longest_first(counts, rows)
     together = sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
-    # Sums of random lengths end anywhere between two multiples.
-    typical, held = Shape(1, rows * mean + (multiple - 1) / 2), float(rows * micro_batches * ranks)
-    worst = Shape(1, rounded_up(together, multiple))
-    return BatchGeometry(Layout.FLAT, worst, typical, rows * mean, micro_batches, held, total, ranks=ranks)
+    worst, held = Shape(1, rounded_up(together, multiple)), float(rows * micro_batches * ranks)
+    sizes = _flat_sizes(counts, rows, multiple, together)
+    return BatchGeometry(Layout.FLAT, worst, sizes, rows * mean, micro_batches, held, total, ranks=ranks)
 
 
 @lru_cache(_REMEMBERED)
@@ -114,8 +121,8 @@ def packed(
     if flat:
         worst = Shape(1, rounded_up(rows * length, multiple))
         # Rows are full or nearly so.
-        typical = Shape(1, min(worst.tokens, rows * filled + (multiple - 1) / 2))
-        return BatchGeometry(Layout.FLAT, worst, typical, rows * filled, micro_batches, held, in_epoch, ranks=ranks)
+        sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
+        return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, micro_batches, held, in_epoch, ranks=ranks)
     # The last row of each packed batch of documents is not full, and is padded if it shares a micro-batch.
     full = kept // length
     short = in_epoch - full
@@ -132,16 +139,20 @@ class _Kept:
     Attributes:
         by_width: their number by the tokens of their longest sequence.
         shortest: the fewest tokens of any sequence of a document of that width.
-        tokens: in all sequences.
+        tokens_of: the tokens in all sequences of the documents of that width.
     """
 
     by_width: Mapping[int, int]
     shortest: Mapping[int, int]
-    tokens: int
+    tokens_of: Mapping[int, int]
 
     @property
     def rows(self) -> int:
         return sum(self.by_width.values())
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.tokens_of.values())
 
 
 @lru_cache(_LENGTHS)
@@ -152,10 +163,49 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
     dropping = length is None or documents.first_kept <= length
     by_width = documents.by_width(length, dropping=dropping)
     shortest = np.arange(max(by_width) + 1)
-    for _, sequences in documents.kept(length, dropping=dropping):
+    tokens = np.zeros(max(by_width) + 1, dtype=np.int64)
+    for counts, sequences in documents.kept(length, dropping=dropping):
         np.minimum.at(shortest, sequences.max(axis=1), sequences.min(axis=1))
-    tokens = documents.tokens_kept(length, dropping=dropping)
-    return _Kept(by_width, {width: int(shortest[width]) for width in by_width}, tokens)
+        np.add.at(tokens, sequences.max(axis=1), counts * sequences.sum(axis=1))
+    widths = list(by_width)
+    return _Kept(
+        by_width,
+        dict(zip(widths, shortest[widths].tolist(), strict=True)),
+        dict(zip(widths, tokens[widths].tolist(), strict=True)),
+    )
+
+
+def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int) -> tuple[Typical, ...]:
+    """Return sizes that stand for micro-batches of random rows, each padded to the widest of its rows.
+
+    Their tokens without padding are means as well: of rows of which the widest is so wide, the others are drawn from
+    those that are no wider.
+    """
+    import numpy as np
+
+    counts, tokens = (np.array(list(known.values()), dtype=float) for known in (kept.by_width, kept.tokens_of))
+    below = counts.cumsum() / kept.rows
+    shares = np.diff(below**rows, prepend=0.0)
+    held = np.diff(rows * below ** (rows - 1) * tokens.cumsum() / kept.rows, prepend=0.0)
+    drawn = shares > 0
+    widths = -(-np.array(list(kept.by_width))[drawn] // multiple) * multiple
+    found = representatives(widths, shares[drawn], [held[drawn] / shares[drawn]])
+    return tuple(
+        Typical(Shape(rows, each.tokens), each.share, min(1.0, each.beside[0] / (rows * each.tokens * sequences)))
+        for each in found
+    )
+
+
+def _flat_sizes(counts: Mapping[int, int], rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
+    """Return sizes that stand for micro-batches of random rows that lie end to end, of ``most`` tokens at most."""
+    import numpy as np
+
+    by_length = np.zeros(max(counts) + 1)
+    by_length[list(counts)] = list(counts.values())
+    tokens, shares = summed(by_length, rows)
+    # Sums of random lengths end anywhere between two multiples.
+    found = representatives(tokens + (multiple - 1) / 2, shares, most_tokens=rounded_up(most, multiple))
+    return tuple(Typical(Shape(1, each.tokens), each.share) for each in found)
 
 
 def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.blocks import Block, blocks_of, worst_blocks
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
+from autotune.core.representatives import representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.trainers.base import ConfigFields, DatasetFormat
@@ -116,7 +117,7 @@ class UnpairedPreference(FusedHead):
         return BatchGeometry(
             layout=Layout.PADDED if any(block.padded or block.beside_padded for block in epoch.worst) else Layout.EQUAL,
             worst=shapes[0],
-            typical=Shape(rows, epoch.mean_tokens, beside=epoch.mean_beside),
+            sizes=epoch.sizes,
             tokens=rows * epoch.tokens / epoch.rows,
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.data_ranks),
@@ -146,7 +147,9 @@ class UnpairedPreference(FusedHead):
         # A pair of rows that have prompts and answers makes mismatched pairs of these widths only.
         beside = _within(int(shape.beside) or tokens, (tokens + 3) // 2, 2 * tokens - 2)
         if beside >= tokens:
-            answer = _within(round(tokens * trainable + (beside - tokens) / shape.rows), 1, tokens - 1)
+            # The first prompt is shorter than the row.
+            least = max(1, beside - tokens + 1)
+            answer = _within(round(tokens * trainable + (beside - tokens) / shape.rows), least, tokens - 1)
             prompt = _within(beside - answer, 1, tokens - 1)
             first, others = (prompt, tokens - prompt), (tokens - beside + prompt, beside - prompt)
         else:
@@ -191,14 +194,13 @@ class _Epoch:
     Attributes:
         rows, tokens: of all of them, without padding.
         worst: those of which each may need the most memory.
-        mean_tokens, mean_beside: the mean width of whole blocks in each tensor.
+        sizes: those that stand for whole blocks.
     """
 
     rows: int
     tokens: int
     worst: tuple[Block, ...]
-    mean_tokens: float
-    mean_beside: float
+    sizes: tuple[Typical, ...]
 
 
 @lru_cache(_REMEMBERED)
@@ -208,17 +210,24 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
     Args:
         exchanged: rows among which answers are exchanged; None without a KL divergence.
     """
+    import numpy as np
+
     kept = documents.in_order(length, dropping=length is None or documents.first_kept <= length)
     limit = length if length is not None else int(kept.sum(axis=1).max())
     own = kept[:, 1].clip(max=limit)
     found = blocks_of(own, None if exchanged is None else _mismatched(kept, exchanged, limit), rows, multiple)
     whole = found.rows == rows if len(own) >= rows else found.rows > 0
+    held = np.add.reduceat(own, np.arange(0, len(own), rows))[whole]
+    typical = representatives(found.tokens[whole], beside=[found.beside[whole], held])
     return _Epoch(
         rows=len(own),
         tokens=int(own.sum()),
         worst=tuple(found[place] for place in worst_blocks(found)),
-        mean_tokens=float(found.tokens[whole].mean()),
-        mean_beside=float(found.beside[whole].mean()),
+        sizes=tuple(
+            Typical(Shape(rows, each.tokens, beside=round(beside)), each.share, min(1.0, tokens / (rows * each.tokens)))
+            for each in typical
+            for beside, tokens in (each.beside,)
+        ),
     )
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
+from autotune.core.representatives import MOST, representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING, is_colocated
 from autotune.trainers.base import ConfigFields
 from autotune.trainers.geometry import micro_batches_of, rows_of, widest_of
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted, prompt_counts, required
+from autotune.trainers.prompts import (
+    GENERATED_SIZES,
+    GENERATION,
+    REFERENCE_PASS,
+    SCORING,
+    Prompted,
+    prompt_counts,
+    required,
+)
 
 COMPLETIONS = 2
 """Completions of each prompt; TRL has no field for it."""
@@ -92,16 +101,20 @@ class OnlineDirectPreferenceOptimization(Prompted):
         most, cut, assumed = required(plan, self.most_field), required(plan, "max_length"), plan.completions
         assert assumed is not None
 
-        def scored(prompt: float, completion: float) -> float:
+        def scored(prompt: int, completion: int) -> int:
             return max(completion, min(prompt + completion, cut))
 
+        completion = round(assumed.widest)
         widest = widest_of(prompt_counts(documents), rows)
-        typical = sum(share * scored(width, assumed.widest) for width, share in widest)
-        whole = sum(share * width for width, share in widest) + assumed.widest
+
+        def sizes(widths: Sequence[int], most: int = MOST) -> tuple[Typical, ...]:
+            found = representatives(widths, [share for _, share in widest], most=most)
+            return tuple(Typical(Shape(rows, each.tokens, completion), each.share) for each in found)
+
         return BatchGeometry(
             layout=Layout.PADDED,
             worst=Shape(rows, scored(documents.longest, most), most),
-            typical=Shape(rows, typical, assumed.widest),
+            sizes=sizes([scored(width, completion) for width, _ in widest]),
             tokens=rows * (documents.tokens / documents.rows + COMPLETIONS * assumed.mean),
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.data_ranks),
@@ -112,7 +125,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
                 PhaseGeometry(
                     GENERATION,
                     Shape(rows, documents.longest + most, most),
-                    Shape(rows, whole, assumed.widest),
+                    sizes([width + completion for width, _ in widest], GENERATED_SIZES),
                     per_step=1.0,
                 ),
             ),

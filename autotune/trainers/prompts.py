@@ -36,6 +36,10 @@ NO_REWARD = "get_soft_overlong_punishment"
 STAND_IN = "stand-in"
 """The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
 
+GENERATED_SIZES = 2
+"""The most sizes that stand for all generations: their time hardly bends with the tokens of prompts, since each token
+that is generated reads the keys and values of those before it once."""
+
 # Datasets whose prompts are counted: those to train on, and those to evaluate on.
 _REMEMBERED = 4
 

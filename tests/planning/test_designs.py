@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Origin
 from autotune.core.machine import Machine
@@ -31,7 +31,7 @@ GPUS = Machine(replace(GPU.hardware, processes=4), {**GPU.packages, "deepspeed":
 
 
 def geometries(*shapes: Shape, layout: Layout = Layout.EQUAL) -> list[BatchGeometry]:
-    return [BatchGeometry(layout, shape, shape, 1.0, 2, 16.0, 100) for shape in shapes]
+    return [BatchGeometry(layout, shape, (Typical(shape),), 1.0, 2, 16.0, 100) for shape in shapes]
 
 
 def test_as_few_sizes_as_would_be_traced_for_others_are_traced_themselves() -> None:

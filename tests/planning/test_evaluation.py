@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
@@ -107,7 +107,9 @@ def test_evaluation_at_another_shape_follows_from_small_traces(
         return trace(job_server, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}")
 
     trained, evaluated = Shape(8, 64), Shape(4, 200)
-    sizes = [BatchGeometry(Layout.PADDED, shape, shape, 1.0, 2, 16.0, 100) for shape in (trained, evaluated)]
+    sizes = [
+        BatchGeometry(Layout.PADDED, shape, (Typical(shape),), 1.0, 2, 16.0, 100) for shape in (trained, evaluated)
+    ]
     chosen = anchors(Layout.PADDED, sizes)
     assert evaluated not in chosen.shapes
     fit = Fit(chosen, {point: run(*point) for point in points((2, 3), chosen)})

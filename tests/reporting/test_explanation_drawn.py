@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedGroup, TracedPoint
@@ -28,6 +28,7 @@ POINTS = (
                 assumptions={"a sum is finite": 2}),
 )  # fmt: skip
 GROUP = TracedGroup(LONGEST, Layout.FLAT, 1.0, aligned=True, points=POINTS)
+SIZES = (Typical(Shape(4, 450), 0.75), Typical(Shape(4, 512), 0.25))
 EXPLANATION = Explanation(
     subject=Subject.FASTEST,
     candidate=LONGEST,
@@ -35,7 +36,7 @@ EXPLANATION = Explanation(
     documents=400,
     document_tokens=48_382,
     longest_tokens=629,
-    geometry=BatchGeometry(Layout.FLAT, Shape(4, 512), Shape(4, 500), 1900.0, 2, 8.2, 96),
+    geometry=BatchGeometry(Layout.FLAT, Shape(4, 512), SIZES, 1900.0, 2, 8.2, 96),
     layers=32,
     groups=(GROUP,),
     peaks=(
@@ -73,7 +74,8 @@ def test_every_stage_is_shown_with_its_figures() -> None:
         "args max_length=512 packing=True",
         "documents 400, 48,382 tokens; the longest sequence has 629 tokens",
         "worst micro-batch 4 rows of 512 tokens",
-        "typical micro-batch 4 rows of 500 tokens, 1,900 without padding",
+        "typical micro-batches 75.0 % of 4 rows of 450 tokens, 25.0 % of 4 rows of 512 tokens; 1,900 tokens without",
+        "without padding on average",
         "optimizer step 2 micro-batches, 8.2 documents on average, 8 asked for",
         "2 traces, 1 run now, 1 from the cache",
         "2, 1 row of 512 tokens -1.500 2.00 GiB 3.00 GiB 4.00 GiB new",

@@ -100,6 +100,15 @@ def test_what_other_lengths_add_is_said_where_it_is_asked_for(run: Any) -> None:
     assert replace(asked, varied_bytes=None, seconds=0.0) == replace(run(), seconds=0.0)
 
 
+def test_padding_that_the_loss_leaves_out_costs_what_it_costs_in_real_rows(run: Any) -> None:
+    real = run(worst=((120,), (40,)), layers=2).step
+    # The same tokens for the loss, in rows that are nearly as wide as the widest.
+    spread, full = (run(worst=((120,), (119,)), trainable=share, layers=2).step for share in (160 / 240, 1.0))
+
+    assert spread.flops == pytest.approx(real.flops, rel=0.002)
+    assert full.flops > 1.1 * real.flops
+
+
 def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
     steps = [run({"gradient_accumulation_steps": count}, typical=((60,), (40,)), layers=2) for count in (2, 8)]
 

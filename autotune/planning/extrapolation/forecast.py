@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -88,3 +88,14 @@ class Forecast:
         totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
         # What the allocator reserves beyond goes with the phase that needs the most.
         return replace(found, unused_bytes=other.unused_bytes) if found.peak_bytes in totals else found
+
+
+def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
+    """Return the first of some forecasts with the weighted mean of the times of all.
+
+    Args:
+        forecasts: each with its weight; the weights add up to 1.
+    """
+    first = forecasts[0][0]
+    times = {part: mixed_times([(found.times[part], share) for found, share in forecasts]) for part in first.times}
+    return replace(first, times=times)
