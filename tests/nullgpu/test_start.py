@@ -80,3 +80,27 @@ def test_without_a_device_there_is_none(machine: NullMachine) -> None:
     program = "import json, torch; print(json.dumps(torch.cuda.is_available()))"
     with machine.start(program, variables=variables) as process:
         assert process.communicate(timeout=100)[0].strip() == "false"
+
+
+SLOW_TO_END = """
+    import json, os, time, torch
+
+    class Late:
+        def __del__(self, sleep=time.sleep):
+            sleep(1)
+
+    late = Late()
+    leaf = torch.ones(1, device="cuda", requires_grad=True)
+    (leaf * 2).sum().backward()
+    core = {min(os.sched_getaffinity(0))}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        os.sched_setaffinity(thread, core)
+        if thread != os.getpid():
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    print(json.dumps("done"))
+"""
+
+
+def test_a_process_ends_well_whose_autograd_thread_runs_only_when_all_else_sleeps(machine: NullMachine) -> None:
+    """On a busy machine, that thread was in the midst of freeing a tensor when the interpreter ended: it aborted."""
+    assert machine.run(SLOW_TO_END) == "done"
