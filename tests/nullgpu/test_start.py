@@ -36,6 +36,7 @@ BY_TORCH = """
         "multiprocessors": found.multi_processor_count, "l2": found.L2_cache_size,
         "shared": found.shared_memory_per_block_optin, "free": torch.cuda.mem_get_info()[0], "uuids": seen,
         "used": [gpu.used_by_others_bytes for gpu in visible_gpus()],
+        "null": [gpu.is_null for gpu in visible_gpus()],
         "cards": [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(3)],
         "versions": [torch.version.cuda, torch.cuda.is_bf16_supported(), torch.backends.cudnn.is_available()],
     }))
@@ -61,6 +62,7 @@ def test_torch_reports_the_table_and_the_devices_that_are_visible(machine: NullM
     # The tensor took a segment of 2 MiB.
     assert shown["free"] == device.total - device.context - 2 * 2**20
     assert shown["used"] == [device.context + 2 * 2**20, 0]
+    assert shown["null"] == [True, True]
     assert [f"GPU-{uuid}" for uuid in shown["uuids"]] == [shown["cards"][2], shown["cards"][0]]
     assert shown["versions"][1:] == [True, True]
 
