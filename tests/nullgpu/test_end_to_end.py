@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 from tests.small import WORDS, write_rows
 from tests.trainers.samples import SAMPLES
 
-pytestmark = [*NEEDS_CUDA_BUILD, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [*NEEDS_CUDA_BUILD, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 GPU = "A100-40GB"
 SPACE = """
@@ -44,7 +45,6 @@ MODEL = """
     from pathlib import Path
     from tests.small import write_small_model
     write_small_model(Path(sys.argv[1]))
-    print(0)
 """
 
 
@@ -67,7 +67,7 @@ class Found:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    NullMachine(folder / "table").run(MODEL, str(folder / "model"))
+    ran(NullMachine(folder / "table"), folder, sys.executable, "-c", dedent(MODEL), str(folder / "model"))
     return folder / "model"
 
 
