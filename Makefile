@@ -18,6 +18,12 @@ TRL_BIN := .venv-trl/bin
 TRL_READY := .venv-trl/ready
 CUDA_BIN := .venv-cuda/bin
 CUDA_READY := .venv-cuda/ready
+NVIDIA_BIN := .venv-nvidia/bin
+NVIDIA_READY := .venv-nvidia/ready
+# What stands in for a GPU, and how long the suite for GPUs takes on it.
+NULL_GPU := H100-80GB
+NULL_GPU_MINUTES := 30
+on_null_gpu = $(CUDA_BIN)/python -m autotune.nullgpu --gpu $(NULL_GPU) --table .venv-cuda/table -- $(CURDIR)/$(1)
 
 # The run that the README shows.
 SMALL := examples/build/small
@@ -26,41 +32,57 @@ PROBE_EFFORT := quick
 PROBE_TIMEOUT := 240s
 PROBE_OUTPUT := autotune-small
 
-.PHONY: probe test test-more test-wheel test-lowest test-trl test-cuda test-cuda-more lint docs gpu clean
+# A test that waits for a process leaves its core to the other worker. They take files in the order of
+# `tests/conftest.py`: the longest first, so that both end at about the same time.
+TWO_WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: probe test test-more test-wheel test-lowest test-trl test-cuda test-cuda-brief test-nvidia \
+	can-test-cuda can-test-nvidia lint docs gpu gpu-null clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
 	$(BIN)/autotune probe $(SMALL)/model $(SMALL)/data.jsonl --memory-budget $(PROBE_BUDGET) --effort $(PROBE_EFFORT) --timeout $(PROBE_TIMEOUT) --output $(PROBE_OUTPUT)
 
-# Two workers: a test that waits for a process leaves its core to the other. They take files in the order of
-# `tests/conftest.py`: the longest first, so that both end at about the same time.
 test: $(READY)
-	$(BIN)/python -m pytest --durations 40 --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --durations 40 $(TWO_WORKERS)
 
 test-more: $(READY)
-	$(BIN)/python -m pytest -m nightly --timeout 900 --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m nightly --timeout 900 $(TWO_WORKERS)
 
 test-wheel:
 	PYTHON='$(PYTHON)' .ci/test-wheel
 
 test-lowest: $(LOWEST_READY)
-	$(LOWEST_BIN)/python -m pytest -m 'not slow and not nightly' --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(LOWEST_BIN)/python -m pytest -m 'not slow and not nightly' $(TWO_WORKERS)
 
 # What autotune says of TRL, held to another release: pip replaces the pinned TRL, and what it needs along with it.
 test-trl: $(TRL_READY)
 	$(TRL_BIN)/python -m pip install --quiet --upgrade 'trl$(addprefix ==,$(TRL))'
-	$(TRL_BIN)/python -m pytest tests/contract tests/techniques --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(TRL_BIN)/python -m pytest tests/contract tests/techniques $(TWO_WORKERS)
 
-# PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md), then what is tested on GPUs, on such. It needs Linux on
-# x86-64 and g++.
-test-cuda: $(CUDA_READY)
-	$(CUDA_BIN)/python -m pytest -m 'cuda_build and not nightly' tests/nullgpu
-	$(CUDA_BIN)/python -m autotune.nullgpu --gpu H100-80GB --table .venv-cuda/table -- \
-		$(abspath $(CUDA_BIN))/python -m pytest -m gpu tests/inspection tests/step tests/trainers
+# PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md), then what is tested on GPUs, on such.
+test-cuda: test-cuda-brief
+	$(CUDA_BIN)/python -m pytest -m 'cuda_build and nightly' --timeout 900 tests/nullgpu $(TWO_WORKERS)
+	$(call on_null_gpu,$(CUDA_BIN)/python -m pytest -m gpu --timeout 900)
 
-# The cases that take minutes, such as a checkpoint of 70B parameters.
-test-cuda-more: $(CUDA_READY)
-	$(CUDA_BIN)/python -m pytest -m 'cuda_build and nightly' tests/nullgpu
+test-cuda-brief: $(CUDA_READY)
+	$(CUDA_BIN)/python -m pytest -m 'cuda_build and not nightly' tests/nullgpu $(TWO_WORKERS)
+
+# Null GPUs where NVIDIA's own libraries are installed, as pip does by itself.
+test-nvidia: $(NVIDIA_READY)
+	$(NVIDIA_BIN)/python -m pytest -m cuda_build tests/nullgpu/test_preload.py tests/nullgpu/test_training.py
+
+# These end with an error where the above cannot be had, and print the reason.
+can-test-cuda: $(READY)
+	@test "$$(uname -sm)" = 'Linux x86_64' || { echo "needs Linux on x86-64, and this is $$(uname -sm)"; exit 1; }
+	@command -v g++ > /dev/null || { echo 'needs g++: apt-get install g++'; exit 1; }
+	@$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --no-deps $(CUDA_TORCH) > /dev/null 2>&1 || \
+		{ echo "needs PyTorch's CUDA build, and pip has none"; exit 1; }
+
+can-test-nvidia: can-test-cuda $(CUDA_READY)
+	@$(CUDA_BIN)/python -m pip install --quiet --dry-run --constraint constraints.txt $(CUDA_TORCH) > /dev/null 2>&1 || \
+		{ echo "needs NVIDIA's libraries, and pip has not all of them"; exit 1; }
+
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -75,8 +97,12 @@ docs: $(READY)
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu.suite
 
+# The same on a null GPU: it runs from end to end, and its times mean nothing.
+gpu-null: $(CUDA_READY)
+	$(call on_null_gpu,$(CUDA_BIN)/python -m benchmarks.gpu.suite --minutes $(NULL_GPU_MINUTES))
+
 clean:
-	rm -rf .venv .venv-lowest .venv-trl .venv-cuda examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-trl .venv-cuda .venv-nvidia examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
@@ -97,20 +123,32 @@ $(TRL_READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(call install,$(PYTHON),.venv-trl,constraints.txt)
 
+# A copy of an environment, in which packages can be replaced: files are hard links where the file system has such, and
+# pip unlinks a file before it writes another.
+define copied
+rm -rf $(2)
+$(1)/bin/python -m venv --without-pip $(2)
+rm -r $(2)/bin
+cp --archive $$(cp --link $(1)/ready $(2)/linked 2> /dev/null && echo --link) $(1)/lib $(1)/bin $(2)
+grep --directories=skip --files-with-matches --binary-files=without-match '$(CURDIR)/$(1)' $(2)/bin/* | \
+	xargs sed --in-place 's#$(CURDIR)/$(1)\b#$(CURDIR)/$(2)#g'
+endef
+
 # `===` takes the version as it is written, which is the CUDA build's; a CPU build is called 2.13.0+cpu. Without
-# dependencies, NVIDIA's libraries (2.5 GB) are left out; constraints.txt lists all else, apart from Triton, of which
-# each build of torch names its own.
-TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
+# dependencies, NVIDIA's libraries (2.5 GB) are left out. Each build of torch names a Triton of its own.
+CUDA_TORCH = 'torch===$(shell sed -n 's/^torch==//p' constraints.txt)'
 TRITON := from importlib.metadata import requires; \
 	print(next(each.partition(";")[0] for each in requires("torch") if each.startswith("triton==")))
-$(CUDA_READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
-	@command -v g++ > /dev/null || { echo 'g++ is needed: apt-get install g++' >&2; exit 1; }
-	$(PYTHON) -m venv .venv-cuda
-	$(CUDA_BIN)/python -m pip install --quiet --no-deps 'torch===$(TORCH)'
-	$(CUDA_BIN)/python -m pip install --quiet --no-deps --requirement constraints.txt
-	$(CUDA_BIN)/python -m pip install --quiet --no-deps "$$($(CUDA_BIN)/python -c '$(TRITON)')"
-	$(CUDA_BIN)/python -m pip install --quiet --no-deps --editable .
+$(CUDA_READY): $(READY)
+	$(call copied,.venv,.venv-cuda)
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps --no-compile $(CUDA_TORCH)
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps --no-compile "$$($(CUDA_BIN)/python -c '$(TRITON)')"
+	touch $@
+
+# NVIDIA's libraries are what torch needs and the environment lacks.
+$(NVIDIA_READY): $(CUDA_READY)
+	$(call copied,.venv-cuda,.venv-nvidia)
+	$(NVIDIA_BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt $(CUDA_TORCH)
 	touch $@
 
 $(LOWEST_READY): pyproject.toml constraints-lowest.txt

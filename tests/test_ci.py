@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,29 @@ def test_a_workflow_runs_nothing_but_a_script_that_a_developer_can_run(workflow:
 @pytest.mark.parametrize("name", LONGEST)
 def test_the_files_that_workers_take_first_are_there(name: str) -> None:
     assert (TESTS / name).is_file()
+
+
+def test_every_part_of_the_night_has_a_machine_of_its_own_and_can_be_run_by_hand() -> None:
+    script = (ROOT / ".ci" / "nightly").read_text(encoding="utf-8")
+    found = re.search(r"targets=\(([a-z -]+)\)", script)
+    assert found is not None
+    targets = found[1].split()
+    (job,) = read(ROOT / ".github" / "workflows" / "nightly.yml")["jobs"].values()
+    assert job["strategy"]["matrix"]["target"] == targets
+    assert set(targets) <= set(phony())
+
+
+def test_every_target_is_explained() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    # What clean does is known, and can-… are asked by scripts.
+    asked = [target for target in phony() if target != "clean" and not target.startswith("can-")]
+    assert [target for target in asked if f"| `make {target}" not in page] == []
+
+
+def phony() -> list[str]:
+    """Return the Makefile's targets that are no files."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    return next(line.split()[1:] for line in makefile.splitlines() if line.startswith(".PHONY:"))
 
 
 def test_a_hook_before_a_commit_names_no_version_of_a_tool() -> None:

@@ -44,6 +44,8 @@ def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
         )
     if options.device == "auto" and setting.machine.device_reason:
         notes.append(f"Measured on the CPU: {setting.machine.device_reason}.")
+    if setting.machine.hardware.is_null:
+        notes.append("Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing.")
     return tuple(notes)
 
 

@@ -10,6 +10,9 @@ from autotune.core.plan import Launch
 
 DeviceKind = Literal["cuda", "cpu"]
 
+NULL_DRIVER = "0.0-nullgpu"
+"""Version of the driver that a null GPU reports, as ``autotune/nullgpu/shim/nvml.cpp`` has it."""
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -44,6 +47,11 @@ class Hardware:
     def openmp_variables(self) -> dict[str, str]:
         """The variables that ``openmp`` sets, by name."""
         return dict(pair.split("=", 1) for pair in self.openmp.split())
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it is a null GPU, whose kernels do nothing: memory is real, and times mean nothing."""
+        return self.driver == NULL_DRIVER
 
     @property
     def threads(self) -> int:

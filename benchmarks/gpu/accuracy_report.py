@@ -18,14 +18,16 @@ KINDS: Mapping[str, str] = {
 _MEMORY = ("allocated", "reserved")
 
 
-def page(title: str, about: Sequence[str], outcomes: Sequence[Outcome]) -> str:
+def page(title: str, about: Sequence[str], outcomes: Sequence[Outcome], *, timed: bool = True) -> str:
     """Return the page.
 
     Args:
         about: sentences on how it was measured.
         outcomes: of all cases, those that were not run included.
+        timed: whether measured times mean something; if not, they are left out.
     """
-    sections = [_all(outcomes), _fits(outcomes), *_by_group(outcomes), _times(outcomes), _cases(outcomes)]
+    times = [_times(outcomes)] if timed else []
+    sections = [_all(outcomes), _fits(outcomes), *_by_group(outcomes), *times, _cases(outcomes, timed)]
     lines = [f"# {title}", "", *about, _count(outcomes), "", *(f"- **{kind}**: {what}" for kind, what in KINDS.items())]
     return "\n".join([*lines, *(line for section in sections for line in ("", *section))]) + "\n"
 
@@ -124,12 +126,14 @@ def _time(outcomes: Sequence[Outcome], kind: str) -> list[str]:
     )
 
 
-def _cases(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _cases(outcomes: Sequence[Outcome], timed: bool) -> Iterator[str]:
     yield "## Every case"
     yield ""
-    yield "In GiB and seconds; in brackets the relative error of each prediction, in the order of the kinds above."
+    units = "GiB and seconds" if timed else "GiB"
+    yield f"In {units}; in brackets the relative error of each prediction, in the order of the kinds above."
     yield ""
-    yield from _table("case | status | allocated | reserved | context | step", (_case(outcome) for outcome in outcomes))
+    columns = ["case", "status", "allocated", "reserved", "context", *(["step"] if timed else [])]
+    yield from _table(" | ".join(columns), (_case(outcome)[: len(columns)] for outcome in outcomes))
     yield ""
     for outcome in outcomes:
         for about, reason in outcome.reasons.items():

@@ -70,6 +70,7 @@ class Record:
         hardware, versions = self._machine.hardware, environment(self._machine)
         document = {
             "device": hardware.name,
+            "null_gpu": hardware.is_null,
             "memory_bytes": hardware.memory_bytes,
             "date": self._date,
             "environment": versions,
@@ -84,9 +85,11 @@ class Record:
             f"two or three optimizer steps on the largest micro-batch, then {typical} or more typical micro-batches.",
             f"Installed: {versions_text}.",
         ]
-        title = f"Predicted against measured: {hardware.name}, {self._date}"
+        if hardware.is_null:
+            about.append("It is a null GPU, whose kernels do nothing: measured times mean nothing, and are left out.")
+        title = f"Predicted against measured: {'null ' * hardware.is_null}{hardware.name}, {self._date}"
         _replace(self._file, json.dumps(document, indent=1) + "\n")
-        _replace(self._file.with_suffix(".md"), page(title, about, self.outcomes))
+        _replace(self._file.with_suffix(".md"), page(title, about, self.outcomes, timed=not hardware.is_null))
 
 
 def _replace(file: Path, text: str) -> None:

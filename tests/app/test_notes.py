@@ -9,6 +9,7 @@ import pytest
 
 from autotune.app.notes import notes_on
 from autotune.app.options import checked_options
+from autotune.core.machine import NULL_DRIVER
 from autotune.trainers import Trainer, trainers
 from tests.settings import problem, setting, workload
 
@@ -23,6 +24,15 @@ def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(tr
     for sentence in trainer.unlike:
         assert sentence in told
         assert sentence in written
+
+
+def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
+    here = setting()
+    null = replace(here.machine, hardware=replace(here.machine.hardware, driver=NULL_DRIVER))
+    sentence = "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
+    options = checked_options(trainer="sft")
+    assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"), options)
+    assert sentence not in notes_on(problem(here, trainer="sft"), options)
 
 
 def test_online_dpo_is_told_to_generate_without_a_cache() -> None:

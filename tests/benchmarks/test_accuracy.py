@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.core.candidate import Candidate
+from autotune.core.machine import NULL_DRIVER, Hardware, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.units import GIB
@@ -22,6 +26,8 @@ from benchmarks.gpu.accuracy import (
     verdict,
 )
 from benchmarks.gpu.accuracy_report import page
+from benchmarks.gpu.predicted import SCHEDULE
+from benchmarks.gpu.record import Record
 
 OK = Measurement(
     ProbeStatus.OK, peak_bytes=10 * GIB, reserved_bytes=12 * GIB, device_bytes=13 * GIB, step_seconds=2.0,
@@ -145,3 +151,14 @@ def test_the_page_has_every_case_and_every_reason() -> None:
     assert "| another | not run |" in text
     assert "- another: measured: no time was left" in text
     assert "| traced | allocated | 1 | 10.00% | 10.00% | +10.00% | 0 |" in text
+
+
+def test_the_page_of_a_null_gpu_has_no_times(tmp_path: Path) -> None:
+    hardware = Hardware("cuda", "NVIDIA H100", 80 * GIB, driver=NULL_DRIVER)
+    record = Record(tmp_path / "found.json", Machine(hardware), SCHEDULE, [outcome()])
+    record.described("case", Candidate({}), 80 * GIB, flat=False)
+    text = (tmp_path / "found.md").read_text(encoding="utf-8")
+    assert "| case | ok | 10.00 [+10.0%] | 12.00 [+0.0%] | 1.00 [0.50] |\n" in text
+    assert "## Time" not in text
+    assert "measured times mean nothing" in " ".join(text.split())
+    assert json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["null_gpu"] is True

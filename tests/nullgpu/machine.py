@@ -56,6 +56,6 @@ class NullMachine:
 
 def ended(process: subprocess.Popen[str]) -> Any:
     """Wait for a program that prints JSON in its last line, and return that."""
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err[-4000:]
     return json.loads(out.splitlines()[-1])

@@ -127,6 +127,7 @@ def test_versions_are_those_of_the_installed_pytorch(machine: NullMachine) -> No
 
 
 @pytest.mark.cuda_build
+@pytest.mark.nightly
 @needs_cuda_build
 def test_the_library_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -142,6 +143,7 @@ def test_the_library_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.cuda_build
+@pytest.mark.nightly
 @needs_cuda_build
 def test_a_compiler_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 
@@ -38,6 +41,20 @@ def test_the_shim_comes_before_a_library_that_the_rpath_finds(machine: NullMachi
     assert shown(tmp_path / "program", variables) == "0 3"
     del variables["LD_PRELOAD"]
     assert shown(tmp_path / "program", variables) == "0 99"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="needs NVIDIA's libraries: make test-nvidia")
+def test_no_library_of_nvidia_is_mapped_where_pip_has_installed_them(machine: NullMachine) -> None:
+    program = """
+        import json, torch
+        a = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        torch.nn.functional.scaled_dot_product_attention(a[None, None], a[None, None], a[None, None]).sum().backward()
+        (a @ a).sum().backward()
+        torch.optim.AdamW([a], fused=True).step()
+        with open("/proc/self/maps") as maps:
+            print(json.dumps(sorted({line.split()[-1] for line in maps if "/nvidia/" in line})))
+    """
+    assert machine.run(program) == []
 
 
 def gcc(*arguments: str) -> None:

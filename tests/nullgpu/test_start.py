@@ -36,6 +36,7 @@ BY_TORCH = """
         "multiprocessors": found.multi_processor_count, "l2": found.L2_cache_size,
         "shared": found.shared_memory_per_block_optin, "free": torch.cuda.mem_get_info()[0], "uuids": seen,
         "used": [gpu.used_by_others_bytes for gpu in visible_gpus()],
+        "null": [gpu.is_null for gpu in visible_gpus()],
         "cards": [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(3)],
         "versions": [torch.version.cuda, torch.cuda.is_bf16_supported(), torch.backends.cudnn.is_available()],
     }))
@@ -61,6 +62,7 @@ def test_torch_reports_the_table_and_the_devices_that_are_visible(machine: NullM
     # The tensor took a segment of 2 MiB.
     assert shown["free"] == device.total - device.context - 2 * 2**20
     assert shown["used"] == [device.context + 2 * 2**20, 0]
+    assert shown["null"] == [True, True]
     assert [f"GPU-{uuid}" for uuid in shown["uuids"]] == [shown["cards"][2], shown["cards"][0]]
     assert shown["versions"][1:] == [True, True]
 
@@ -80,3 +82,27 @@ def test_without_a_device_there_is_none(machine: NullMachine) -> None:
     program = "import json, torch; print(json.dumps(torch.cuda.is_available()))"
     with machine.start(program, variables=variables) as process:
         assert process.communicate(timeout=100)[0].strip() == "false"
+
+
+SLOW_TO_END = """
+    import json, os, time, torch
+
+    class Late:
+        def __del__(self, sleep=time.sleep):
+            sleep(1)
+
+    late = Late()
+    leaf = torch.ones(1, device="cuda", requires_grad=True)
+    (leaf * 2).sum().backward()
+    core = {min(os.sched_getaffinity(0))}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        os.sched_setaffinity(thread, core)
+        if thread != os.getpid():
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    print(json.dumps("done"))
+"""
+
+
+def test_a_process_ends_well_whose_autograd_thread_runs_only_when_all_else_sleeps(machine: NullMachine) -> None:
+    """On a busy machine, that thread was in the midst of freeing a tensor when the interpreter ended: it aborted."""
+    assert machine.run(SLOW_TO_END) == "done"

@@ -102,10 +102,12 @@ def test_a_llama_trains_with_fused_adamw(machine: NullMachine) -> None:
     assert shown["launches"] > 100
 
 
+@pytest.mark.nightly
 def test_kernels_that_triton_compiles_are_launched(machine: NullMachine) -> None:
     assert machine.run(LIGER) == [[64, 1024], [64, 1024], [1024]]
 
 
+@pytest.mark.nightly
 def test_bitsandbytes_quantises_and_optimises(machine: NullMachine) -> None:
     assert machine.run(BITSANDBYTES) == [512 * 512 // 2, [4, 512], "torch.uint8", [512, 512]]
 
@@ -122,8 +124,8 @@ def test_each_attention_kernel_can_be_asked_for(machine: NullMachine) -> None:
     ("what", "function", "belongs_to"),
     [
         ("graph", "cudaStreamBeginCapture", "CUDA graphs"),
-        ("fft", "cufft", "Fourier transforms"),
-        ("qr", "cusolverDn", "dense linear algebra"),
+        pytest.param("fft", "cufft", "Fourier transforms", marks=pytest.mark.nightly),
+        pytest.param("qr", "cusolverDn", "dense linear algebra", marks=pytest.mark.nightly),
     ],
 )
 def test_what_cannot_be_stood_in_for_is_refused_by_name(

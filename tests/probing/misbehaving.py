@@ -21,6 +21,7 @@ from autotune.step.job import JobContext, JobType
 
 MODULE = "tests.probing.misbehaving"
 PIDS_FILE = "pids.json"
+PROGRAM_FILE = "program"
 
 
 def request(behaviour: str, limit_bytes: int | None = None) -> ProbeRequest:
@@ -39,6 +40,10 @@ JOBS = {Job.PROBE: JobType(ProbeRequest, misbehave)}
 
 def _behave(folder: Path) -> None:
     pass
+
+
+def _name_its_program(folder: Path) -> None:
+    (folder / PROGRAM_FILE).write_bytes(Path("/proc/self/cmdline").read_bytes())
 
 
 def _print_noise(folder: Path) -> None:

@@ -22,7 +22,7 @@ from autotune.core.machine import Share
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing import JobServer, probe
-from tests.probing.misbehaving import MODULE, PIDS_FILE, request
+from tests.probing.misbehaving import MODULE, PIDS_FILE, PROGRAM_FILE, request
 from tests.probing.processes import running, wait_until
 from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
 
@@ -127,6 +127,13 @@ def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: 
         pytest.raises(ProbeServerError, match=r"was killed by signal 9 \(SIGKILL\) twice while it started"),
     ):
         probe(server, request("behave"), tmp_path / "2")
+
+
+@pytest.mark.parametrize("spawn", [False, True])
+def test_a_job_is_forked_unless_it_is_to_be_spawned(tmp_path: Path, spawn: bool) -> None:
+    with JobServer("cpu", spawn=spawn, jobs_module=MODULE) as server:
+        assert probe(server, request("name_its_program"), tmp_path).ok
+    assert (b"--once" in (tmp_path / PROGRAM_FILE).read_bytes()) is spawn
 
 
 @pytest.mark.usefixtures("quick_start")

@@ -9,14 +9,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.core.protocol import CheckPackingRequest
 from autotune.core.workload import ModelSource, PackingCheck
+from autotune.emit.document import json_text
 from autotune.errors import InputError
 from autotune.probing import JobServer, check_packing
 from autotune.step.models.shrink import shrunken_model
 from tests.small import write_small_model
 
 
-def check(server: JobServer, folder: Path, model_type: str, *attentions: str) -> tuple[PackingCheck, ...]:
-    model = write_small_model(folder / model_type, model_type, weights=False, tokenizer=False)
+def check(
+    server: JobServer, folder: Path, model_type: str, *attentions: str, **changes: float
+) -> tuple[PackingCheck, ...]:
+    model = write_small_model(folder / model_type, model_type, weights=False, tokenizer=False, **changes)
     request = CheckPackingRequest("sft", ModelSource(str(model)), "cpu", attentions)
     checks = check_packing(server, request, folder / "check").checks
     assert tuple(found.attention for found in checks) == attentions
@@ -41,6 +44,16 @@ def test_these_mix_packed_documents(job_server: JobServer, tmp_path: Path, model
     assert found.max_difference is not None
     assert found.max_difference > 100 * found.tolerance
     assert "see one another" in found.reason
+
+
+def test_a_model_without_finite_logits_has_a_check_that_can_be_written_as_json(
+    job_server: JobServer, tmp_path: Path
+) -> None:
+    # The norm of a row is the root of a negative number.
+    (found,) = check(job_server, tmp_path, "llama", "eager", rms_norm_eps=-10.0)
+    assert (found.supported, found.separates) == (True, False)
+    assert found.reason == "documents give logits that are not finite"
+    json_text(found)
 
 
 def test_an_attention_that_the_architecture_or_the_machine_lacks_is_not_supported(

@@ -18,6 +18,7 @@ from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.probing import JobServer, check_packing, probe
 from autotune.units import GIB, MIB
+from tests.probing import misbehaving
 from tests.step.requests import plan, probe_request
 
 pytestmark = [
@@ -59,11 +60,10 @@ def test_the_allocators_and_the_drivers_figures_are_there(
     assert measurement.device_bytes is None or measurement.device_bytes > measurement.reserved_bytes
 
 
-def test_a_forked_job_starts_at_once(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:
-    run(cuda_server, small_workload, tmp_path / "first", on_gpu())
-    measurement = run(cuda_server, small_workload, tmp_path / "second", on_gpu())
-    assert measurement.start_seconds is not None
-    assert measurement.start_seconds < 4.0, "the server had to start a new interpreter"
+def test_jobs_are_forked_for_the_server_leaves_cuda_alone(tmp_path: Path) -> None:
+    with JobServer("cuda", jobs_module=misbehaving.MODULE) as server:
+        assert probe(server, misbehaving.request("name_its_program"), tmp_path).ok
+    assert b"--once" not in (tmp_path / misbehaving.PROGRAM_FILE).read_bytes(), "a new interpreter was started"
 
 
 def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:

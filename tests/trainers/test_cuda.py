@@ -72,7 +72,7 @@ def candidate_of(found: Prepared, setting: Setting, choices: Mapping[str, Choice
 def probed(server: JobServer, found: Prepared, folder: Path, choices: Mapping[str, Choice]) -> Measurement:
     setting = on_this_gpu(found)
     plan = found.trainer.plan(candidate_of(found, setting, choices), setting)
-    return probe(server, replace(found.request(plan, BRIEF), device="cuda"), folder, timeout_seconds=150.0)
+    return probe(server, replace(found.request(plan, BRIEF), device="cuda"), folder, timeout_seconds=800.0)
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,16 @@ def _settle() -> None:
 
     Freeing one takes the interpreter's lock, and a thread that asks for it while the interpreter ends is ended in the
     midst of a destructor, which aborts the process. The thread does one thing after another, so it is through with what
-    it had before when this gradient is there. It holds nothing of this one that is not held here too.
+    it had before when this backward is. What it still holds then is the record of this backward, which has no tensor:
+    the gradient is accumulated, not returned.
     """
     import torch
 
     with contextlib.suppress(RuntimeError), torch.enable_grad():
         leaf = torch.empty(1, device="cuda", requires_grad=True)
         given = torch.empty(1, 1, device="cuda")
-        _held.append((leaf, given, torch.autograd.grad(leaf.unsqueeze(0), leaf, given)))
+        _held.append((leaf, given))
+        leaf.unsqueeze(0).backward(given)
 
 
 def _overloads(name: str) -> Iterator[Any]:

@@ -59,7 +59,10 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
             attention, True, False, None, 0.0, f"{architecture.__name__} gives one score to a whole row"
         )
     separate = torch.cat(separately).detach()
-    tolerance = _TOLERANCES[dtype] * separate.abs().max().item()
+    largest = separate.abs().max().item()
+    if not math.isfinite(largest):
+        return PackingCheck(attention, True, False, None, 0.0, "documents give logits that are not finite")
+    tolerance = _TOLERANCES[dtype] * largest
     try:
         together = _logits(model, packed(documents))
     except Exception as error:  # noqa: BLE001 an architecture that refuses packed documents does not mix them either
