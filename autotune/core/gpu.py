@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from autotune.core.achieved import AchievedRates
 
 MemoryKind = Literal["usable", "total", "nominal", "given"]
 
@@ -24,6 +26,7 @@ class GpuSpeeds:
         bridged: devices that NVLink joins where it is a bridge between cards; None: all of a machine.
         network: bytes per second that the machine of the GPU sends to other machines, with all its GPUs together, in
             one direction, or None if that is not known.
+        achieved: the shares of these peaks that operators reach.
     """
 
     bandwidth: float
@@ -36,6 +39,7 @@ class GpuSpeeds:
     source: str
     network: float | None = None
     bridged: int | None = None
+    achieved: AchievedRates = field(default_factory=AchievedRates)
 
     def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
         """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Factors:
-    """Factors by which operations take longer than the roofline model. They are fitted to measurements; 1.0 is the
-    roofline itself.
+    """Factors by which operations take longer than at a GPU's achieved rates. They are fitted to measurements.
 
     Attributes:
-        matmul: matrix products and convolutions, over the GPU's peak.
-        attention: fused attention, over the GPU's peak.
-        memory: what the device's memory bounds, over its bandwidth.
+        matmul: matrix products and convolutions.
+        attention: fused attention.
+        memory: what the device's memory bounds.
         copies: copies between host and device, over the nominal rate of PCIe.
         communication: sending to other ranks, over the nominal rate of NVLink, PCIe or the network.
-        launch_seconds: host time for one operator in eager mode. The default is within the 5 to 25 µs that
-            https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html sums up; it depends on the
-            host and was not measured here.
+        launch_seconds: host time for one operator in eager mode, autograd's and the module's Python included. It
+            depends on the host: training steps of PEFT's method comparison that the device does not bound take 32 to
+            78 µs for each (`benchmarks/published/speeds.md`), and 18 to 83 µs were found over other tables.
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
 
@@ -27,7 +26,7 @@ class Factors:
     memory: float = 1.0
     copies: float = 1.0
     communication: float = 1.0
-    launch_seconds: float = 1e-5
+    launch_seconds: float = 3e-5
     allow_tf32: bool = False
 
 

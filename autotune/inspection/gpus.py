@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from autotune.core.achieved import AchievedRates
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import Hardware
 from autotune.errors import InputError
@@ -23,8 +24,7 @@ UNMEASURED_CONTEXT_BYTES = GIB // 2
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the catalogue."""
-    text = files("autotune.inspection").joinpath("gpus.yaml").read_text(encoding="utf-8")
-    return tuple(_gpu(row) for row in yaml.safe_load(text))
+    return tuple(_gpu(row) for row in _read("gpus.yaml"))
 
 
 def find_gpu(word: str) -> Gpu:
@@ -90,7 +90,7 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
         memory_source=memory["source"],
         context_bytes=int(context["gib"] * GIB) if context else UNMEASURED_CONTEXT_BYTES,
         context_source=context["source"] if context else "",
-        speeds=GpuSpeeds(**dict(_speeds(speeds))) if speeds else None,
+        speeds=GpuSpeeds(**dict(_speeds(speeds)), achieved=_achieved(row["name"])) if speeds else None,
         compute_capability=(capability[0], capability[1]) if capability else None,
         aliases=tuple(row.get("aliases", ())),
         verified=row.get("verified", True),
@@ -102,3 +102,18 @@ def _speeds(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     scales = {"bandwidth": 1e9, "pcie": 1e9, "nvlink": 1e9, "fp32": 1e12, "fp16": 1e12, "bf16": 1e12, "tf32": 1e12}
     for name, value in row.items():
         yield name, value * scales[name] if name in scales and value is not None else value
+
+
+def _achieved(name: str) -> AchievedRates:
+    """Return the rates of a card: its own figures, over what is common to all."""
+    known = _read("achieved.yaml")
+    own = next((card for card in known["cards"] if name in card["names"]), {})
+    figures = {**known["common"], **own}
+    figures.pop("names", None)
+    links = tuple(sorted(figures.pop("links").items()))
+    return AchievedRates(kernel_seconds=figures.pop("kernel_us") * 1e-6, links=links, **figures)
+
+
+@cache
+def _read(name: str) -> Any:
+    return yaml.safe_load(files("autotune.inspection").joinpath(name).read_text(encoding="utf-8"))

@@ -26,6 +26,19 @@ class Kind(StrEnum):
     NOTHING = "nothing"
 
 
+class Access(StrEnum):
+    """How an operator that memory bounds passes over its tensors, on which its share of the bandwidth depends."""
+
+    POINTWISE = "pointwise"
+    STRIDED = "strided"
+    REDUCTION = "reduction"
+    NORM = "norm"
+    SOFTMAX = "softmax"
+    GATHER = "gather"
+    DEQUANTIZE = "dequantize"
+    OPTIMIZER = "optimizer"
+
+
 ALONE = Launch()
 """The launch of a process that shares its training with no other."""
 
@@ -44,6 +57,9 @@ class Work:
             it is on the device's default stream.
         times: how often it is done; an operator of a loop that was traced once stands for all its repetitions.
         collective: for communication, which ranks take part; None: some of one machine.
+        access: for what memory bounds, how it passes over its tensors.
+        length: for attention, tokens of a query's row; 0: not known.
+        backward: for attention, whether it is the backward pass.
     """
 
     kind: Kind
@@ -54,12 +70,15 @@ class Work:
     waits: bool = False
     times: int = 1
     collective: Collective | None = None
+    access: Access = Access.POINTWISE
+    length: int = 0
+    backward: bool = False
 
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors, launch: Launch = ALONE) -> float:
     """Return how long an operator occupies the device, a copy engine or the links to other ranks.
 
-    On the device it is the larger of compute and memory time.
+    On the device it is the larger of compute and memory time, each at the rate that such operators achieve.
 
     Args:
         launch: the processes of the training, and the machines that they are in.
@@ -68,14 +87,20 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors, launch: La
         return sending_seconds(work.bytes_written, work.collective, speeds, launch) * factors.communication
     if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
         return work.bytes_written / speeds.pcie * factors.copies
-    moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth * factors.memory
-    if work.kind is Kind.MATMUL:
-        return max(work.flops / speeds.peak(work.dtype, allow_tf32=factors.allow_tf32) * factors.matmul, moving)
-    if work.kind is Kind.ATTENTION:
-        return max(work.flops / speeds.peak(work.dtype, allow_tf32=factors.allow_tf32) * factors.attention, moving)
+    if work.kind in (Kind.NOTHING, Kind.SYNCHRONIZE):
+        return 0.0
+    achieved = speeds.achieved
+    moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth
     if work.kind is Kind.ELEMENTWISE:
-        return max(work.flops / speeds.fp32, moving)
-    return 0.0
+        seconds = max(work.flops / speeds.fp32, moving / getattr(achieved, work.access) * factors.memory)
+        return seconds * achieved.sustained
+    computing = work.flops / speeds.peak(work.dtype, allow_tf32=factors.allow_tf32)
+    if work.kind is Kind.MATMUL:
+        computing = computing / achieved.product(work.dtype) * factors.matmul
+    else:
+        computing = computing / achieved.attended(work.length, backward=work.backward) * factors.attention
+    passing = moving / achieved.pointwise * factors.memory
+    return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
 
 
 def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None, launch: Launch = ALONE) -> StepTime:

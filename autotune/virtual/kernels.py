@@ -13,7 +13,8 @@ from unittest import mock
 
 import torch
 
-from autotune.virtual.costs import Kind, Work
+from autotune.virtual.access import access_by_name
+from autotune.virtual.costs import Access, Kind, Work
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import OperatorRecord
 from autotune.virtual.tensors import type_of_device
@@ -50,12 +51,14 @@ def _launching(ledger: Ledger) -> Any:
         passed_over = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         elements = max(tensor.numel() for tensor in tensors)
         dtype = str(tensors[0].dtype).removeprefix("torch.")
+        name = f"triton.{getattr(kernel, '__name__', type(kernel).__name__)}"
+        access = access_by_name(name) or Access.POINTWISE
         ledger.operators.append(
             OperatorRecord(
-                name=f"triton.{getattr(kernel, '__name__', type(kernel).__name__)}",
+                name=name,
                 shapes=tuple(tuple(tensor.shape) for tensor in tensors),
                 dtypes=tuple(str(tensor.dtype) for tensor in tensors),
-                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over),
+                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over, access=access),
                 in_backward=torch._C._current_graph_task_id() != -1,
             )
         )

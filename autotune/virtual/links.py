@@ -30,7 +30,7 @@ class Collective:
 
 
 def sending_seconds(sent_bytes: int, collective: Collective | None, speeds: GpuSpeeds, launch: Launch) -> float:
-    """Return how long a collective operator takes at the full speed of the links, without latency.
+    """Return how long a collective operator takes at the achieved rate of the links, without latency.
 
     A ring passes the same bytes through every one of its ranks, so the slowest link decides: that of a GPU, or the
     network of a machine, which each ring enters and leaves once (https://github.com/NVIDIA/nccl-tests/blob/master/doc/
@@ -43,7 +43,9 @@ def sending_seconds(sent_bytes: int, collective: Collective | None, speeds: GpuS
         collective: which ranks take part; None: some of one machine.
         launch: how ranks are shared out among machines. Those of a machine are consecutive, as torchrun numbers them.
     """
-    within = sent_bytes / (speeds.nvlink if speeds.nvlink and _linked(collective, speeds, launch) else speeds.pcie)
+    link = speeds.nvlink if speeds.nvlink and _linked(collective, speeds, launch) else speeds.pcie
+    together = launch.per_machine if collective is None else min(len(collective.ranks), launch.per_machine)
+    within = sent_bytes / (link * speeds.achieved.linked(together))
     if collective is None or speeds.network is None or launch.machines == 1:
         return within
     return max(within, sent_bytes * network_load(collective, launch) / speeds.network)

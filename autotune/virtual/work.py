@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from autotune.virtual.access import access_of
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.tensors import operator_name, tensors_of, type_of_device
 
@@ -79,7 +80,16 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
     kind = _kind(packet) if flops is not None else Kind.ELEMENTWISE
     if flops is None:
         flops = max((tensor.numel() for tensor in on_device), default=0)
-    return Work(kind, _dtype(_multiplied(func, args, result) or on_device), flops, bytes_read, bytes_written)
+    return Work(
+        kind,
+        _dtype(_multiplied(func, args, result) or on_device),
+        flops,
+        bytes_read,
+        bytes_written,
+        access=access_of(packet, on_device),
+        length=_length(func, args, kwargs) if kind is Kind.ATTENTION else 0,
+        backward=kind is Kind.ATTENTION and "backward" in operator_name(packet),
+    )
 
 
 def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type: str) -> Work:
@@ -138,6 +148,15 @@ def _first(result: Any) -> Any:
 def _kind(packet: Any) -> Kind:
     name = operator_name(packet)
     return Kind.ATTENTION if "attention" in name or "flash" in name else Kind.MATMUL
+
+
+def _length(func: Any, args: Any, kwargs: Any) -> int:
+    """Return the tokens of each row of queries: [batch, heads, tokens, width]; of rows end to end, the longest."""
+    longest = _argument(func, args, kwargs, "max_q")
+    query = _argument(func, args, kwargs, "query")
+    if isinstance(longest, int):
+        return longest
+    return int(query.shape[-2]) if isinstance(query, torch.Tensor) and query.dim() == 4 else 0
 
 
 def _dtype(tensors: list[torch.Tensor]) -> str:

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.achieved import AchievedRates
 from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.plan import Launch
 from autotune.core.step_time import Factors
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu, gpus
 from autotune.units import GIB
-from autotune.virtual.costs import Kind, Work, operator_seconds, step_seconds
+from autotune.virtual.costs import Access, Kind, Work, operator_seconds, step_seconds
 
 # Round figures, so that the expected times can be read off: 1e12 bytes/s, 100e12 in bfloat16, 10e12 in float32.
 SPEEDS = GpuSpeeds(bandwidth=1e12, fp32=1e13, fp16=1e14, bf16=1e14, tf32=5e13, pcie=1e10, nvlink=None, source="")
@@ -37,6 +39,55 @@ SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_wri
 )
 def test_an_operator_takes_the_longer_of_computing_and_moving_bytes(work: Work, seconds: float) -> None:
     assert operator_seconds(work, SPEEDS, Factors()) == pytest.approx(seconds)
+
+
+# Half of the peak for products, a quarter for long attention, a tenth of the bandwidth where memory is gathered.
+ACHIEVED = replace(
+    SPEEDS,
+    achieved=AchievedRates(
+        half=0.5, kernel_seconds=0.25, attention=0.5, backward_attention=0.5, attention_tokens=1000, gather=0.1
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (Work(Kind.MATMUL, "bfloat16", 10**14), 2.25),
+        (Work(Kind.MATMUL, "float32", 10**13), 1.25),
+        (Work(Kind.ATTENTION, "bfloat16", 10**14), 2.25),
+        (Work(Kind.ATTENTION, "bfloat16", 10**14, length=1000), 4.25),
+        (Work(Kind.ATTENTION, "bfloat16", 10**14, length=1000, backward=True), 8.25),
+        (Work(Kind.ELEMENTWISE, "bfloat16", 0, 10**12), 1.0),
+        (Work(Kind.ELEMENTWISE, "bfloat16", 0, 10**12, access=Access.GATHER), 10.0),
+    ],
+    ids=["product", "other type", "attention", "short rows", "backward", "pointwise", "gather"],
+)
+def test_an_operator_takes_as_long_as_its_class_achieves(work: Work, seconds: float) -> None:
+    assert operator_seconds(work, ACHIEVED, Factors()) == pytest.approx(seconds)
+
+
+def test_operators_take_longer_within_a_training_than_alone_but_copies_do_not() -> None:
+    sustained = replace(SPEEDS, achieved=AchievedRates(sustained=1.5))
+    assert operator_seconds(SECOND_OF_MATMUL, sustained, Factors()) == pytest.approx(1.5)
+    assert operator_seconds(SECOND_TO_HOST, sustained, Factors()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("gpus_of_a_machine", "seconds"), [(2, 2.0), (4, 1.25), (8, 1.25)])
+def test_links_are_reached_in_the_share_of_their_number_of_gpus(gpus_of_a_machine: int, seconds: float) -> None:
+    linked = replace(SPEEDS, achieved=AchievedRates(links=((2, 0.5), (4, 0.8))))
+    work = Work(Kind.COMMUNICATION, bytes_written=10**10)
+    launch = Launch(processes=gpus_of_a_machine)
+    assert operator_seconds(work, linked, Factors(), launch) == pytest.approx(seconds)
+
+
+def test_every_gpu_whose_speed_is_known_has_rates_below_its_peaks_with_their_source() -> None:
+    for gpu in gpus():
+        if gpu.speeds is not None:
+            rates = gpu.speeds.achieved
+            shares = [getattr(rates, access) for access in Access] + [rates.half, rates.single, rates.attention]
+            assert all(0 < share < 1 for share in shares), gpu.name
+            assert rates.source, gpu.name
 
 
 def test_float32_products_are_faster_where_tf32_is_allowed() -> None:
