@@ -35,7 +35,7 @@ def epilog() -> str:
         "examples:\n"
         "  autotune dry-run --gpu H100-80GB -- python train.py\n"
         "  autotune dry-run --gpu A100-80GB -- accelerate launch --num_processes 2 train.py\n"
-        "  autotune dry-run --gpu 24GiB --timeout 10m -- trl sft --config config.yaml\n\n"
+        "  autotune dry-run --gpu 24GiB --timeout 10m -- trl dpo --config config.yaml\n\n"
         "exit codes: 0 fits, 1 does not fit, 2 the command cannot run, 3 fits the batches that ran, or not known\n"
     )
 

@@ -156,7 +156,7 @@ class Followed:
 
     def _leaves_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         # A subclass's step calls that of its base, which PyTorch follows too.
-        self._depth[id(optimizer)] -= 1
+        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
         if not self._depth[id(optimizer)] and not self._engine_steps:
             self._count(optimizer)
 
@@ -192,6 +192,8 @@ class Followed:
     def _runs_out(self, device: int, requested: int, allowed: int, free: int) -> None:
         import torch
 
+        # A step that this ends is never left.
+        self._depth.clear()
         with contextlib.suppress(Exception):
             self.record["failed_allocations"].append(
                 {

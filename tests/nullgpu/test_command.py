@@ -1,0 +1,86 @@
+"""A command runs with null GPUs in its environment, is ended with all that it started, and its records are read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.core.codec import encode
+from autotune.core.dry_run import Ending, Followed, Loader, Refused
+from autotune.nullgpu import command as module
+from autotune.nullgpu import null_device
+from autotune.nullgpu.build import SONAMES
+from autotune.nullgpu.command import Ran, run
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a shell command with an empty library in place of that of the null GPUs."""
+    empty, folder = tmp_path / "library", tmp_path / "records"
+    empty.mkdir()
+    folder.mkdir()
+    (empty / SONAMES).touch()
+    monkeypatch.setattr(module, "library", lambda *_: empty)
+    monkeypatch.chdir(tmp_path)
+
+    def of(script: str, timeout_seconds: float | None = 60.0) -> Ran:
+        device = null_device("24GiB")
+        return run(["sh", "-c", script], device, 2, folder, steps=3, as_shuffled=True, timeout_seconds=timeout_seconds)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("script", "ending"), [("exit 0", Ending(0)), ("exit 7", Ending(7)), ("kill -9 $$", Ending(None, 9))]
+)
+def test_how_the_command_ends_is_told(ran: Run, script: str, ending: Ending) -> None:
+    assert ran(script).ending == ending
+
+
+def test_the_command_finds_null_gpus_and_what_is_asked_of_it(ran: Run) -> None:
+    ran('echo "$NULLGPU_COUNT $WANDB_MODE" > seen; cat "$AUTOTUNE_DRY_RUN/request.json" > request')
+    assert Path("seen").read_text() == "2 disabled\n"
+    assert json.loads(Path("request").read_text()) == {"steps": 3, "as_shuffled": True}
+
+
+def test_what_its_processes_wrote_down_is_read(ran: Run, tmp_path: Path) -> None:
+    written = Followed(7, 1, 2, True, "stopped", 3, loaders=(Loader("as shuffled"),))
+    first: Any = {**encode(written), "pid": 9, "rank": 0}
+    for number, record in enumerate((encode(written), first)):
+        (tmp_path / "records" / f"process-{number}.json").write_text(json.dumps(record))
+    found = ran('printf "cudaGraphLaunch\\tCUDA graphs\\ncudaGraphLaunch\\tCUDA graphs\\n" > "$NULLGPU_REFUSED"')
+    assert [each.pid for each in found.processes] == [9, 7]
+    assert found.processes[1] == written
+    assert found.refused == (Refused("cudaGraphLaunch", "CUDA graphs"),)
+
+
+def ended(file: Path) -> bool:
+    """Return whether the process whose number a file has is gone."""
+    number = int(file.read_text())
+    for _ in range(100):
+        if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_when_its_time_is_up_all_is_ended_that_it_started_in_other_sessions_too(ran: Run) -> None:
+    found = ran("setsid sleep 60 & echo $! > other; echo $$ > own; wait", timeout_seconds=0.5)
+    assert found.ending == Ending(None, timed_out=True)
+    assert ended(Path("other"))
+    assert ended(Path("own"))
+
+
+def test_what_goes_on_after_all_ranks_are_done_is_ended(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.1)
+    found = ran('touch "$AUTOTUNE_DRY_RUN/all-stopped"; echo $$ > own; sleep 60')
+    assert found.ending == Ending(0)
+    assert ended(Path("own"))
