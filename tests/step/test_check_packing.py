@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -17,7 +18,7 @@ from tests.small import write_small_model
 
 
 def check(
-    server: JobServer, folder: Path, model_type: str, *attentions: str, **changes: float
+    server: JobServer, folder: Path, model_type: str, *attentions: str, **changes: Any
 ) -> tuple[PackingCheck, ...]:
     model = write_small_model(folder / model_type, model_type, weights=False, tokenizer=False, **changes)
     request = CheckPackingRequest("sft", ModelSource(str(model)), "cpu", attentions)
