@@ -15,7 +15,8 @@ from tests.small import write_small_model
 ONE_WAY: dict[str, Choice] = {
     "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off", "optimizer": "adamw_torch",
     "pad_to_multiple_of": "none", "precision": "float32", "per_device_train_batch_size": 8,
-    "steps_per_generation": "step", "max_completion_length": 16,
+    "steps_per_generation": "step", "max_completion_length": 16, "beta": "0.0", "num_iterations": 1,
+    "num_generations": 8, "hub_kernels": "off", "allocator": "default",
 }  # fmt: skip
 
 
