@@ -97,8 +97,10 @@ class Proposer:
         return {**found, **dict.fromkeys(further)}
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
-        """Whether a draw is open, and is vetoed or comes next; where nothing is predicted, every one does that is not as
-        large as what took too long."""
+        """Whether a draw is open, and is vetoed or comes next.
+
+        Where nothing is predicted, all come next; those as large as what took too long never do.
+        """
         if not self._judge.is_open(candidate):
             return False
         if self._judge.place(candidate) is Place.NEXT or self._predictor.least() is None:
