@@ -37,7 +37,7 @@ def explore(session: Session, proposer: Proposer) -> Ending:
         _consider(session, first, Purpose.BASELINE)
     _repeat(session)
     if not session.predictor.promising(1):
-        for recipe in map(session.problem.normal, session.problem.recipes):
+        for recipe in _recipes(session):
             if _limited_by(session) is None and not session.judge.is_slow(recipe):
                 _consider(session, recipe, Purpose.RECIPE)
     while (limit := _limited_by(session)) is None:
@@ -53,6 +53,16 @@ def explore(session: Session, proposer: Proposer) -> Ending:
     if _may_probe_smallest(session) and (smallest := _smallest(session)) is not None:
         _consider(session, smallest, Purpose.SEARCH, first=True)
     return limit
+
+
+def _recipes(session: Session) -> list[Candidate]:
+    """Return the recipes in their normal form, the fastest first as far as that is predicted."""
+
+    def rate(recipe: Candidate) -> float:
+        guess = session.predictor.predict(recipe)
+        return guess.tokens_per_second or 0.0 if guess is not None else 0.0
+
+    return sorted(map(session.problem.normal, session.problem.recipes), key=rate, reverse=True)
 
 
 def may_explore(session: Session, ending: Ending) -> bool:
