@@ -1,8 +1,9 @@
 """The search phase: probes the baseline, then the recipes, then proposed candidates until none is promising.
 
 If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes. Once one ran
-out of memory, those that are predicted to need as much come after all that need less (:class:`Place`). While nothing
-fits, one probe is kept for the candidate with the smallest predicted need, so that the search does not end without it.
+out of memory, those that are predicted to need as much come after all that need less (:class:`Place`). Once one took
+too long for a probe, those with micro-batches as large come after all that are smaller. While nothing fits, one probe
+is kept for the candidate with the smallest predicted need, so that the search does not end without it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def explore(session: Session, proposer: Proposer) -> Ending:
         _consider(session, first, Purpose.BASELINE)
     _repeat(session)
     if not session.predictor.promising(1):
-        for recipe in session.problem.recipes:
-            if _limited_by(session) is None:
-                _consider(session, session.problem.normal(recipe), Purpose.RECIPE)
+        for recipe in _recipes(session):
+            if _limited_by(session) is None and not session.judge.is_slow(recipe):
+                _consider(session, recipe, Purpose.RECIPE)
     while (limit := _limited_by(session)) is None:
         found = _next(session, proposer)
         if isinstance(found, Ending):
@@ -52,6 +53,16 @@ def explore(session: Session, proposer: Proposer) -> Ending:
     if _may_probe_smallest(session) and (smallest := _smallest(session)) is not None:
         _consider(session, smallest, Purpose.SEARCH, first=True)
     return limit
+
+
+def _recipes(session: Session) -> list[Candidate]:
+    """Return the recipes in their normal form, the fastest first as far as that is predicted."""
+
+    def rate(recipe: Candidate) -> float:
+        guess = session.predictor.predict(recipe)
+        return guess.tokens_per_second or 0.0 if guess is not None else 0.0
+
+    return sorted(map(session.problem.normal, session.problem.recipes), key=rate, reverse=True)
 
 
 def may_explore(session: Session, ending: Ending) -> bool:

@@ -72,6 +72,7 @@ class Judge:
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
         self._ran_out: dict[int, _RanOut] = {}
+        self._too_long: dict[int, Record] = {}
         self._set_aside: set[Candidate] = set()
         self._elsewhere: frozenset[Candidate] = frozenset()
         self._plans_elsewhere: frozenset[str] = frozenset()
@@ -88,6 +89,8 @@ class Judge:
             before = self._by_identity.get(plan)
             if before is None or record.probed or not before.probed:
                 self._by_identity[plan] = record
+        if record.measurement.status is ProbeStatus.TIMEOUT:
+            self._too_long[record.number] = record
         guess = record.prediction
         fits = guess is not None and guess.need_bytes <= self._memory_limit_bytes
         self._take_note(_RanOut(record.number, record.candidate, record.measurement, fits))
@@ -167,8 +170,16 @@ class Judge:
 
     def veto(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, by what is known now, or None when it is."""
-        reason = self.illegal(candidate) or self._implied(candidate)
+        reason = self.illegal(candidate) or self._implied(candidate) or self._takes_longer(candidate)
         return Veto(reason) if reason is not None else self._predicted(self._predictor.predict(candidate))
+
+    def is_slow(self, candidate: Candidate) -> bool:
+        """Whether micro-batches as large took too long for a probe with other choices, and none as large ended."""
+        known, knobs = self._by_candidate.values(), self._problem.longer
+        too_long = any(_as_large(candidate, run.candidate, knobs) for run in self._too_long.values())
+        return too_long and not any(
+            record.measurement.ok and _as_large(record.candidate, candidate, knobs) for record in known
+        )
 
     def is_sure(self, candidate: Candidate) -> bool:
         """Whether the verdict on a candidate needs no further trace."""
@@ -208,8 +219,16 @@ class Judge:
                     return f"trial {run.number} {ended} in {lacked.phase}, where {beside} makes no difference"
                 differing = without
             if all(_larger(candidate, run.candidate, knob, self._problem.ordered) for knob in differing):
-                changes = ", ".join(f"{knob} {run.candidate[knob]} → {candidate[knob]}" for knob in differing)
+                changes = _changes(candidate, run.candidate, differing)
                 return f"trial {run.number} {ended}, and this never needs less: {changes}, all else equal"
+        return None
+
+    def _takes_longer(self, candidate: Candidate) -> str | None:
+        for run in self._too_long.values():
+            differing = _differing(candidate, run.candidate)
+            if differing and all(_larger(candidate, run.candidate, knob, self._problem.longer) for knob in differing):
+                killed, changes = run.measurement.reason, _changes(candidate, run.candidate, differing)
+                return f"trial {run.number} was {killed}, and this never takes less time: {changes}, all else equal"
         return None
 
 
@@ -217,12 +236,21 @@ def _differing(candidate: Candidate, other: Candidate) -> list[str]:
     return [knob for knob in candidate if candidate[knob] != other.get(knob)]
 
 
+def _changes(candidate: Candidate, other: Candidate, knobs: Iterable[str]) -> str:
+    return ", ".join(f"{knob} {other[knob]} → {candidate[knob]}" for knob in knobs)
+
+
 def _larger(candidate: Candidate, other: Candidate, knob: str, ordered: frozenset[str]) -> bool:
-    """Whether a knob's choice never needs less memory than another candidate's, all else equal.
+    """Whether a knob is ordered and its choice larger than another candidate's.
 
     Only integers are compared: the order does not cover choices such as ``off`` or ``none``.
     """
     return knob in ordered and _exceeds(candidate[knob], other.get(knob))
+
+
+def _as_large(candidate: Candidate, other: Candidate, knobs: frozenset[str]) -> bool:
+    """Whether no choice of these knobs is smaller than another candidate's."""
+    return not any(_exceeds(other[knob], candidate.get(knob)) for knob in knobs if knob in other)
 
 
 def _exceeds(choice: Choice, other: Choice | None) -> bool:

@@ -35,6 +35,10 @@ class Problem(Protocol):
         """Knobs whose larger integer choice never needs less memory, all else equal."""
 
     @property
+    def longer(self) -> frozenset[str]:
+        """Knobs whose larger integer choice never takes a probe less time, all else equal."""
+
+    @property
     def only_in(self) -> Mapping[str, str]:
         """For knobs that a single phase of the step program depends on, that phase."""
 

@@ -97,17 +97,22 @@ class Proposer:
         return {**found, **dict.fromkeys(further)}
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
-        """Whether a draw is open, and is vetoed or comes next; where nothing is predicted, every one does."""
+        """Whether a draw is open, and is vetoed or comes next.
+
+        Where nothing is predicted, all come next; those as large as what took too long never do.
+        """
         if not self._judge.is_open(candidate):
             return False
         if self._judge.place(candidate) is Place.NEXT or self._predictor.least() is None:
-            return True
+            return not self._judge.is_slow(candidate)
         return self._judge.veto(candidate) is not None
 
-    def _rank(self, candidate: Candidate) -> tuple[Place, float]:
-        """Return what candidates are ordered by: their place, and their predicted need above what ran out of memory."""
+    def _rank(self, candidate: Candidate) -> tuple[Place, bool, float]:
+        """Return what candidates are ordered by: their place, whether micro-batches as large took too long, and their
+        predicted need above what ran out of memory."""
         place = self._judge.place(candidate)
-        return place, self._judge.need_bytes(candidate) if place is Place.ABOVE else 0.0
+        need_bytes = self._judge.need_bytes(candidate) if place is Place.ABOVE else 0.0
+        return place, self._judge.is_slow(candidate), need_bytes
 
     def _draw(self) -> Candidate:
         # A trial outside of the study lets the sampler draw repeatedly without leaving a trial for each draw.

@@ -49,6 +49,11 @@ class TrainerProblem:
         return frozenset(item.name for item in self.trainer.techniques if item.ordered)
 
     @property
+    def longer(self) -> frozenset[str]:
+        """Knobs whose larger choice never takes a probe less time: they make micro-batches larger and nothing else."""
+        return frozenset(item.name for item in self.trainer.techniques if item.ordered and item.only_sizes)
+
+    @property
     def only_in(self) -> Mapping[str, str]:
         """For knobs that a single phase of the step program depends on, that phase."""
         return {item.name: item.only_in for item in self.trainer.techniques if item.only_in}

@@ -52,6 +52,7 @@ class TableProblem:
     baseline: Candidate = BASELINE
     recipes: Sequence[Candidate] = ()
     ordered: frozenset[str] = frozenset({"batch"})
+    longer: frozenset[str] = frozenset({"batch"})
     only_in: Mapping[str, str] = field(default_factory=dict)
     forbidden: Mapping[str, Choice] = field(default_factory=dict)
     fixed: Mapping[str, Choice] = field(default_factory=dict)

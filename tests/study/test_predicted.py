@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import optuna
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.core.events import CandidateVetoed
 from autotune.core.measurement import Measurement
+from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
 from autotune.study import Purpose
 from tests.study.foretold import Foretold
@@ -76,6 +78,28 @@ def test_the_fastest_that_is_predicted_to_fit_is_probed_right_after_the_baseline
     first, second = probed(outcome)[:2]
     assert first.candidate == BASELINE
     assert second.tokens_per_second == optimum
+
+
+@dataclass
+class FewSpeeds(Foretold):
+    """Predicts the speed of too few candidates to propose any."""
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Predict nothing of a candidate with sdpa."""
+        return None if candidate["attention"] == "sdpa" else super().predict(candidate)
+
+    def promising(self, count: int) -> Sequence[Candidate]:
+        """Return none."""
+        return ()
+
+
+def test_of_the_recipes_those_predicted_to_be_the_fastest_come_first_and_none_that_is_not_predicted(run: Run) -> None:
+    unknown = (BASELINE.but(batch=1), BASELINE.but(batch=2))
+    slow, fast = (BASELINE.but(attention="flash", batch=batch) for batch in (1, 4))
+    run.problem.recipes = (*unknown, slow, fast)
+    outcome = run(ReplayedTable(), trials=6, predictor=FewSpeeds())
+    assert [record.candidate for record in outcome.records][1:3] == [fast, slow]
+    assert [record.candidate for record in probed(outcome, Purpose.RECIPE)] == [fast, slow]
 
 
 def test_recipes_come_first_where_no_speed_is_predicted(run: Run) -> None:

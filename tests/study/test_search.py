@@ -80,6 +80,50 @@ def test_running_out_of_memory_vetoes_the_same_with_a_larger_batch(run: Run) -> 
     assert "batch 8 → 16" in vetoed.measurement.reason
 
 
+def test_a_probe_that_took_too_long_vetoes_the_same_with_a_larger_batch_and_nothing_else(run: Run) -> None:
+    killed = Measurement(ProbeStatus.TIMEOUT, "killed after 5 min", wall_seconds=300.0)
+    slow, larger = BASELINE.but(batch=2), BASELINE.but(batch=4)
+    others = [slow.but(batch=1), larger.but(attention="flash"), slow.but(checkpointing="off")]
+    run.problem.recipes = (slow, larger, *others)
+    table = ReplayedTable(shown={slow: killed})
+    outcome = run(table, trials=5)
+    vetoed = outcome.records[2]
+    assert (vetoed.candidate, vetoed.measurement.status) == (larger, ProbeStatus.VETOED)
+    assert vetoed.measurement.reason == (
+        "trial 1 was killed after 5 min, and this never takes less time: batch 2 → 4, all else equal"
+    )
+    assert [item for _, item, _ in table.calls[1:5]] == [slow, *others]
+
+
+def test_after_a_probe_that_took_too_long_smaller_micro_batches_come_first(run: Run) -> None:
+    killed = Measurement(ProbeStatus.TIMEOUT, "killed after 5 min")
+    large, small = BASELINE.but(checkpointing="off"), BASELINE.but(batch=4)
+    run.problem.recipes = (large, small)
+    table = ReplayedTable(shown={BASELINE: killed})
+    outcome = run(table, trials=8)
+    assert probed(outcome)[1].candidate == small
+    assert {record.candidate["batch"] for record in probed(outcome, Purpose.SEARCH)} <= {1, 2, 4}
+    assert outcome.winner is not None
+
+
+def test_where_micro_batches_as_large_ended_in_time_one_that_took_too_long_says_nothing_of_their_size(run: Run) -> None:
+    killed = Measurement(ProbeStatus.TIMEOUT, "killed after 5 min")
+    slow, other = BASELINE.but(packing="wrapped"), BASELINE.but(liger="on")
+    run.problem.recipes = (slow, other)
+    table = ReplayedTable(shown={slow: killed})
+    run(table, trials=3)
+    assert table.calls[2][1] == other
+
+
+def test_words_and_numbers_of_a_knob_that_takes_longer_do_not_compare(run: Run) -> None:
+    run.problem.longer = frozenset({"checkpointing"})
+    killed = Measurement(ProbeStatus.TIMEOUT, "killed after 5 min")
+    run.problem.recipes = (BASELINE.but(batch=2), BASELINE.but(batch=4), BASELINE.but(batch=2, checkpointing="off"))
+    table = ReplayedTable(shown={run.problem.recipes[0]: killed})
+    run(table, trials=4)
+    assert [item for _, item, _ in table.calls[1:4]] == [*run.problem.recipes]
+
+
 def test_a_smaller_batch_or_another_knob_is_not_vetoed_by_running_out_of_memory(run: Run) -> None:
     failing = BASELINE.but(attention="eager", batch=8)
     others = [failing.but(batch=4), failing.but(batch=16, attention="flash")]
