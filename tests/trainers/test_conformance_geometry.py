@@ -175,6 +175,16 @@ def test_micro_batches_are_those_of_trl_s_data_loader(
         assert typical == pytest.approx(mean, rel=SHARE, abs=STANDARD_ERRORS * doubt + rounding)
         assert typical <= per_row
 
+        # Launches take longest in small micro-batches, and attention in large ones.
+        def seconds(tokens: float) -> float:
+            return max(mean, tokens + tokens**2 / mean)
+
+        times = [seconds(tokens) for tokens in drawn]
+        planned = sum(each.share * seconds(each.shape.rows * each.shape.tokens * said.sequences) for each in said.sizes)
+        doubt = stdev(times) / math.sqrt(len(times))
+        # Twice the share, since the time grows with the square.
+        assert planned == pytest.approx(fmean(times), rel=2 * SHARE, abs=STANDARD_ERRORS * doubt + 3 * rounding)
+
 
 @pytest.mark.parametrize(("trainer", "choices"), CASES)
 def test_no_document_and_no_token_is_lost_or_counted_twice(
