@@ -1,8 +1,8 @@
-"""Adapts the planner's estimates to the study's `Predictor` protocol, corrected by every probe."""
+"""Adapts traced estimates to the study's `Predictor` protocol, corrected by every probe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from autotune.core.candidate import Candidate
@@ -26,17 +26,17 @@ _TENSOR_ERROR = 0.03
 
 
 class Estimates(Protocol):
-    """The part of :class:`~autotune.planning.planner.Planner` that is needed here."""
+    """The traced candidates of a search."""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """The legal candidates."""
+        """The legal candidates that were traced."""
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form."""
 
-    def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Trace candidates at their own sizes, as far as they were not traced yet."""
+    def trace(self, candidates: Sequence[Candidate]) -> None:
+        """Trace candidates as far as they were not traced yet."""
 
     def least(self) -> Estimate | None:
         """Return the candidate that needs the least memory, traced at its own sizes, or None without estimates."""

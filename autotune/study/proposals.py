@@ -97,10 +97,10 @@ class Proposer:
         return {**found, **dict.fromkeys(further)}
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
-        """Whether a draw is open, and is vetoed or comes next; where nothing is predicted, every one does."""
+        """Whether a draw is open, and is vetoed or does not need as much as what ran out of memory, as far as known."""
         if not self._judge.is_open(candidate):
             return False
-        if self._judge.place(candidate) is Place.NEXT or self._predictor.least() is None:
+        if self._judge.place(candidate) is not Place.ABOVE:
             return True
         return self._judge.veto(candidate) is not None
 
