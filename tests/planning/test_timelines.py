@@ -50,8 +50,8 @@ def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(evalu
 
 
 def test_activations_grow_evenly_from_layer_to_layer(evaluator: Evaluator) -> None:
-    choices = {"gradient_checkpointing": "off", "liger": "off", "per_device_train_batch_size": 4}
-    candidate = evaluator.problem.baseline.but(**choices)
+    stored = evaluator.problem.baseline.but(gradient_checkpointing="off", liger="off")
+    candidate = stored.but(per_device_train_batch_size=4)
     evaluator.run([candidate])
     timeline = evaluator.timeline(candidate)
     assert timeline is not None
