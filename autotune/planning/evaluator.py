@@ -50,6 +50,7 @@ class Evaluator:
         self.traces = traces
         self._plans: dict[str, _Evaluated] = {}
         self._known: dict[Candidate, _Evaluated] = {}
+        self._legal: dict[Candidate, bool] = {}
         self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._uses = _uses_of(problem)
 
@@ -69,10 +70,6 @@ class Evaluator:
         self._known.update({candidate: self._plans[plan.fingerprint] for candidate, plan in plans.items()})
         return [self.estimate(candidate) for candidate in candidates]
 
-    def trace(self, candidates: Sequence[Candidate]) -> None:
-        """Trace candidates as far as they were not."""
-        self.run(candidates)
-
     def of(self, problem: TrainerProblem) -> Evaluator:
         """Return the evaluator of another problem of the same workload, which knows the candidates of this one."""
         found = Evaluator(problem, self.target, self.traces)
@@ -90,7 +87,10 @@ class Evaluator:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The legal candidates that were evaluated, the first one first."""
-        return tuple(candidate for candidate in self._known if self.problem.illegal(candidate) is None)
+        for candidate in self._known:
+            if candidate not in self._legal:
+                self._legal[candidate] = self.problem.illegal(candidate) is None
+        return tuple(candidate for candidate in self._known if self._legal[candidate])
 
     @property
     def misaligned(self) -> int:
