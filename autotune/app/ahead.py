@@ -1,4 +1,4 @@
-"""Traces before the first probe, for a limited time, so that the search can veto candidates without probing them."""
+"""Searches by traces before the first probe, for a limited time: probes start from the front that it found."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from autotune.app.options import Options
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.estimate import Estimate, need
 from autotune.core.events import Event, Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import Hardware, Machine
@@ -22,10 +23,8 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
-from autotune.planning.candidates import estimated_candidates
-from autotune.planning.climbing import climb
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.memory import PROCESS_BYTES
-from autotune.planning.planner import Planner
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
@@ -33,11 +32,14 @@ from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds
 from autotune.probing.tracing import ServerTracer
 from autotune.space import SpaceFile
+from autotune.study import MOST_TRACED, search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_duration
 
-# Technique combinations that are traced between two checks of the clock: as many as there may be tracing processes.
-_AT_ONCE = 2
+# Candidates that are traced between two checks of the clock.
+_AT_ONCE = 4
+# Most candidates that are traced to find the one that needs the least.
+_LEAST = 12
 # Largest share of a search's time limit that tracing may take.
 _LARGEST_SHARE = 0.1
 
@@ -77,7 +79,7 @@ class Ahead:
     """
 
     predictor: PlannedPredictor | None = None
-    planner: Planner | None = None
+    evaluator: Evaluator | None = None
     failure: str = ""
     spent_seconds: float = 0.0
     problem: TrainerProblem | None = None
@@ -93,23 +95,23 @@ class Ahead:
         Args:
             traces: whether to trace those that were not traced yet; only while the tracing processes run.
         """
-        planner = self.planner
-        if planner is None:
+        evaluator = self.evaluator
+        if evaluator is None:
             return {}
         if traces:
             with suppress(AutotuneError):
-                planner.trace(candidates)
-        found = {candidate: planner.figures.timeline(candidate) for candidate in candidates}
+                evaluator.run(candidates)
+        found = {candidate: evaluator.timeline(candidate) for candidate in candidates}
         return {candidate: timeline for candidate, timeline in found.items() if timeline is not None}
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the predictions for the user, in sentences; called when the search has ended."""
         notes = list(self.predictor.notes()) if self.predictor else []
         notes += notes_on_offloading(self.problem) if self.problem is not None else []
-        untraceable = self.planner.untraceable if self.planner else {}
+        untraceable = self.evaluator.untraceable if self.evaluator else {}
         if untraceable:
             reason = next(iter(untraceable.values()))
-            notes.append(f"{len(untraceable)} ways to train could not be traced and were not predicted: {reason}")
+            notes.append(f"{len(untraceable)} candidates could not be traced and were not predicted: {reason}")
         if self.failure:
             notes.append(f"Nothing was predicted, and the search went on without: {self.failure}")
         return tuple(notes)
@@ -125,7 +127,7 @@ def traced_ahead(
     listener: Listener,
     file: SpaceFile | None = None,
 ) -> Ahead:
-    """Trace for at most that many seconds and return the result; longer if nothing fits but what offloads may.
+    """Search by traces for at most that many seconds; longer if nothing fits but what offloads may.
 
     Args:
         file: the space, whose last resorts are traced if nothing else fits; None: they are not.
@@ -133,7 +135,7 @@ def traced_ahead(
     """
     started = time.monotonic()
     setting = problem.setting
-    machine, model = setting.machine, setting.workload.model
+    machine = setting.machine
     traces = traces_of(setting.workload, machine, tracer, cache)
 
     def in_time() -> bool:
@@ -141,23 +143,64 @@ def traced_ahead(
 
     try:
         target = target_of(machine.hardware, limit_bytes, speeds)
-        planner = Planner(problem, target, traces, model.layer_kinds, estimated_candidates(problem))
-        planner.explore(at_once=(_AT_ONCE,), goes_on=in_time)
-        climb(problem, planner, at_once=_AT_ONCE, goes_on=in_time)
+        evaluator = Evaluator(problem, target, traces)
+        ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:
-            problem, planner = with_what_offloads(problem, planner, file)
-        predictor = PlannedPredictor(planner, limit_bytes, machine.hardware.kind)
+            decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
+            evaluator = with_what_offloads(evaluator, file, decided=decided)
+        predictor = PlannedPredictor(_Estimates(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)
-    predictions = [predictor.predict(candidate) for candidate in planner.candidates]
+    predictions = [predictor.predict(candidate) for candidate in evaluator.candidates]
     known = [prediction for prediction in predictions if prediction is not None]
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
     spent_seconds = time.monotonic() - started
     spent = format_duration(spent_seconds)
-    counted = f"{len(known):,} of {len(predictions):,} candidates are predicted, {over:,} not to fit"
-    listener(Noted(f"Traced in {spent}: {counted}."))
-    return Ahead(predictor, planner, spent_seconds=spent_seconds, problem=problem)
+    listener(Noted(f"Traced {len(known):,} candidates in {spent}: {over:,} of them are predicted not to fit."))
+    return Ahead(predictor, evaluator, spent_seconds=spent_seconds, problem=evaluator.problem)
+
+
+class _Estimates:
+    """The estimates of an evaluator, and a search for the candidate that needs the least memory."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+        self._searched = False
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The legal candidates that were traced."""
+        return self._evaluator.candidates
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return the estimate of a candidate, unknown if it was not traced."""
+        return self._evaluator.estimate(candidate)
+
+    def trace(self, candidates: Sequence[Candidate]) -> None:
+        """Trace candidates as far as they were not."""
+        self._evaluator.run(candidates)
+
+    def least(self) -> Estimate | None:
+        """Return the candidate that needs the least memory; at the first call, a few more are traced to find it."""
+        if not self._searched and any(found.memory is not None for found in self._evaluator.ranked()):
+            self._searched = True
+            starts = [found.candidate for found in sorted(self._evaluator.ranked(), key=need)]
+            runner = _ByNeed(self._evaluator)
+            search_by_traces(self._evaluator.problem, runner, starts=starts[:1], limit=_LEAST)
+        return min((found for found in self._evaluator.ranked() if found.memory), key=need, default=None)
+
+
+class _ByNeed:
+    """Runs candidates as if the device had no memory, so that a search takes those that need the least."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
+        """Return the results of candidates, none of which fits."""
+        found = self._evaluator.run(candidates)
+        return [replace(each, spare_bytes=-each.memory.device_bytes) if each.memory else each for each in found]
 
 
 def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Accelerator:

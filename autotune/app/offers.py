@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate
@@ -22,10 +22,7 @@ _SAVED = 0.05
 
 
 def packing_offer(
-    problem: TrainerProblem,
-    estimate: Callable[[Candidate], Estimate],
-    traced: Callable[[Candidate], Estimate],
-    best: Candidate,
+    problem: TrainerProblem, run: Callable[[Sequence[Candidate]], Sequence[Estimate]], best: Estimate
 ) -> tuple[str, ...]:
     """Return what packed rows would bring that hold more documents than an optimizer step was asked to have.
 
@@ -33,33 +30,29 @@ def packing_offer(
     times as fast."
 
     Args:
-        estimate: of any candidate; it says which length is the fastest.
-        traced: the estimate of any candidate from traces of its own; the offer stands on it.
+        run: traces candidates, legal or not.
         best: the candidate that is recommended.
     """
-    rate = estimate(best).tokens_per_second
+    rate = best.tokens_per_second
     if "packing" not in problem.choices or not rate:
         return ()
     setting = problem.setting
     unbound = replace(setting, allowed=setting.allowed | {GLOBAL_BATCH})
-    found: list[tuple[float, int, Candidate]] = []
+    held_back: list[Candidate] = []
     for length in problem.choices["max_length"]:
-        packed = best.but(packing=CUTTING, padding_free="off", max_length=length, per_device_train_batch_size=1)
-        held_back = problem.illegal(packed) is not None and problem.trainer.illegal(packed, unbound) is None
-        speedup = _speedup(estimate(packed), rate) if held_back else 0.0
-        if speedup >= _WORTH_SAYING:
-            found.append((speedup, int(length), packed))
-    if not found:
+        changes = {"packing": CUTTING, "padding_free": "off", "max_length": length, "per_device_train_batch_size": 1}
+        packed = best.candidate.but(**changes)
+        if problem.illegal(packed) is not None and problem.trainer.illegal(packed, unbound) is None:
+            held_back.append(packed)
+    found = max(run(held_back), key=lambda each: _speedup(each, rate), default=None)
+    if found is None or _speedup(found, rate) < _WORTH_SAYING:
         return ()
-    _, length, packed = max(found, key=lambda item: item[:2])
-    speedup = _speedup(traced(packed), rate)
-    if speedup < _WORTH_SAYING:
-        return ()
+    length = int(found.candidate["max_length"])
     held = math.ceil(documents_per_row(setting.workload.dataset.documents, CUTTING, length))
     if held <= setting.documents_per_process:
         return ()
     asked = held * setting.machine.hardware.processes
-    what = f"Packed rows of {length:,} tokens hold {held:,} documents"
+    what, speedup = f"Packed rows of {length:,} tokens hold {held:,} documents", _speedup(found, rate)
     return (f"{what}: from --global-batch-size {asked:,} on they are predicted to be {speedup:.1f} times as fast.",)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.app.problem import with_last_resorts
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.estimate import Estimate, rank
 from autotune.core.status import OUT_OF_MEMORY
-from autotune.planning.last_resort import last_resorts, nothing_fits
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.space import SpaceFile
 from autotune.study import SearchOutcome
 from autotune.techniques import find
@@ -22,31 +24,65 @@ OFFLOADED = (
 _USUAL = {"sharding": "zero2", "offload": "optimizer"}
 # Candidates that a search tries first.
 _TRIED = 3
+_EACH = 2
+"""Candidates that each of the further choices is tried with. Offloading has no predicted speed, so that of several that
+fit the one that needs the least memory is shown first."""
 
 
-def with_what_offloads(problem: TrainerProblem, planner: Planner, file: SpaceFile) -> tuple[TrainerProblem, Planner]:
-    """Return the problem and its planner, with last resorts if nothing is predicted to fit without.
+def with_what_offloads(evaluator: Evaluator, file: SpaceFile, *, decided: bool = True) -> Evaluator:
+    """Return the evaluator, of a problem with last resorts if nothing of its own is predicted to fit.
 
     Those that are predicted to fit become recipes, so that a search tries them first.
+
+    Args:
+        decided: whether the search of its own problem came to an end; else others may fit.
 
     Raises:
         AutotuneError: traces cannot be run.
     """
+    problem, ranked = evaluator.problem, evaluator.ranked()
     # A GPU has another memory to offload to.
-    if problem.setting.machine.hardware.kind == "cpu" or problem.setting.last_resorts or not nothing_fits(planner):
-        return problem, planner
+    if problem.setting.machine.hardware.kind == "cpu" or problem.setting.last_resorts or not decided:
+        return evaluator
+    if any(found.fits for found in ranked) or not any(found.memory is not None for found in ranked):
+        return evaluator
     wide = with_last_resorts(problem, file)
     if wide is None:
-        return problem, planner
-    further = last_resorts(planner, problem, wide)
+        return evaluator
+    further = _last_resorts(ranked, problem, wide)
     if not further:
-        return replace(problem, space=replace(problem.space, left_out=wide.space.left_out)), planner
-    found = planner.widened(wide, further)
-    new = set(further)
-    found.refine(lambda ranked: [each for each in ranked if each.fits and each.candidate in new][:_TRIED], len(new))
-    best = [each.candidate for each in found.ranked() if each.fits and each.candidate in new][:_TRIED]
-    space = replace(wide.space, recipes=(*best, *wide.space.recipes))
-    return replace(wide, space=space), found
+        left = replace(problem, space=replace(problem.space, left_out=wide.space.left_out))
+        return evaluator.of(left)
+    found = evaluator.of(wide)
+    fitting = sorted((each for each in found.run(further) if each.fits), key=rank)
+    space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_TRIED]), *wide.space.recipes))
+    return found.of(replace(wide, space=space))
+
+
+def _last_resorts(ranked: Sequence[Estimate], narrow: TrainerProblem, wide: TrainerProblem) -> list[Candidate]:
+    """Return the candidates that need the least with each combination of the wider problem's further choices."""
+    found: dict[Candidate, None] = {}
+    for further in _further(narrow, wide):
+        legal = (_with(estimate.candidate, further, wide) for estimate in ranked if estimate.memory is not None)
+        found.update(dict.fromkeys(itertools.islice((each for each in legal if each is not None), _EACH)))
+    return list(found)
+
+
+def _further(narrow: TrainerProblem, wide: TrainerProblem) -> Iterator[Mapping[str, Choice]]:
+    """Yield the combinations of choices of the knobs that the wider problem has more choices of."""
+    added = [knob for knob, choices in wide.choices.items() if choices != narrow.choices[knob]]
+    for chosen in itertools.product(*(wide.choices[knob] for knob in added)):
+        further = dict(zip(added, chosen, strict=True))
+        if any(choice not in narrow.choices[knob] for knob, choice in further.items()):
+            yield further
+
+
+def _with(candidate: Candidate, further: Mapping[str, Choice], wide: TrainerProblem) -> Candidate | None:
+    """Return a candidate with further choices, or None where they are illegal there."""
+    found = wide.normal(candidate.but(**further))
+    if any(found[knob] != choice for knob, choice in further.items()):
+        return None
+    return found if wide.illegal(found) is None else None
 
 
 def as_searched(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile) -> TrainerProblem:

@@ -1,4 +1,4 @@
-"""The use case behind ``autotune plan``: traces techniques, estimates all candidates, ranks them."""
+"""The use case behind ``autotune plan``: searches a space by traces, and ranks what it traced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from autotune.app.vllm import vllm_outlook
 from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Choice
-from autotune.core.estimate import SCHEMA, Estimate, Plan, answers, distinct
+from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -40,15 +40,13 @@ from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.candidates import estimated_candidates, is_sampled
 from autotune.planning.changes import smallest_changes
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained
-from autotune.planning.planner import Planner
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
-from autotune.trainers.problem import TrainerProblem
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Asked:
 
 
 def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
-    """Return the estimates of all candidates; see :func:`autotune.plan`."""
+    """Return the estimates of the candidates that a search traced; see :func:`autotune.plan`."""
     started = time.monotonic()
     check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
     seq_len = asked.seq_len
@@ -100,37 +98,31 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         problem = problem_of(options, workload, planned.machine, batch)
         check_server(problem, options, asked.server_gpus, writes=folder is not None)
         traces = traces_of(workload, planned.machine, tracer, cache)
-        target = Accelerator(planned.gpu, budget_bytes)
-        planner = Planner(problem, target, traces, workload.model.layer_kinds, estimated_candidates(problem))
-        tracking.trace(problem, planner, traces, asked.top)
-        problem, planner = with_what_offloads(problem, planner, options.file)
-        # Of what offloads too, what is shown is traced at its own sizes.
-        tracking.refine(problem, planner, asked.top)
-        best = answers(planner.ranked())[:1]
+        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), traces)
+        tracking.search(evaluator)
+        evaluator = with_what_offloads(evaluator, options.file)
+        problem = evaluator.problem
+        best = evaluator.ranked()[:1]
         if best and best[0].fits:
-            planner.figures.vary(best[0].candidate)
-        estimates = tuple(planner.ranked())
-        baseline = planner.estimate(problem.baseline)
+            evaluator.vary(best[0].candidate)
+        estimates = tuple(evaluator.ranked())
+        best = list(estimates[:1])
+        baseline = evaluator.estimate(problem.baseline)
         subject = Subject.FASTEST if best and best[0].fits else Subject.BASELINE
         chosen = best[0].candidate if subject is Subject.FASTEST else problem.baseline
-        explanation = (
-            explained(problem, chosen, subject, planner.figures.basis(chosen), traces, planned.gpu)
-            if asked.explain
-            else None
-        )
+        explanation = explained(evaluator, chosen, subject) if asked.explain else None
         offers: tuple[str, ...] = ()
         if best and best[0].fits:
-            offers = packing_offer(problem, planner.estimate, planner.traced_estimate, best[0].candidate)
-        offers += dropping_offer(problem, planner.traced_estimate, best[0].candidate) if best else ()
-        vllm = vllm_outlook(problem, target, traces, answers(estimates), baseline)
-        servers = server_splits(problem, options, target, traces, answers(estimates), asked.server_gpus)
+            offers = packing_offer(problem, evaluator.run, best[0])
+        offers += dropping_offer(problem, evaluator.elsewhere, best[0].candidate) if best else ()
+        vllm = vllm_outlook(evaluator, estimates, baseline)
+        servers = server_splits(evaluator, options, estimates, asked.server_gpus)
         bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
             wanted = problem, options, planned, budget_bytes, asked.server_gpus, asked.settings
             bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, servers)
-        timelines = [planner.figures.timeline(one.candidate) for one in (*best, baseline)]
-    traced = answers(estimates)
+        timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
     found = Plan(
         schema=SCHEMA,
         model=workload.model.name,
@@ -140,10 +132,10 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         global_batch_size=batch,
         estimates=estimates,
         baseline=baseline,
-        changes=smallest_changes((baseline, *distinct(traced, asked.top)), traced),
+        changes=smallest_changes((baseline, *distinct(estimates, asked.top)), estimates),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=(*_notes(problem, planner, planned, cache, asked), *_notes_on_host(best, planned), *offers),
+        notes=(*_notes(evaluator, planned, cache, asked), *_notes_on_host(best, planned), *offers),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -222,7 +214,8 @@ def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], e
     return seq_len if cuts and "max_length" not in (*fixed, *excluded) else None
 
 
-def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: Cache, asked: Asked) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: Asked) -> Iterator[str]:
+    problem = evaluator.problem
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
@@ -232,24 +225,25 @@ def _notes(problem: TrainerProblem, planner: Planner, planned: Planned, cache: C
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
     else:
         yield "Nothing was measured, and no prediction has been held against this GPU yet."
-    if is_sampled(problem):
+    traced = len(evaluator.candidates)
+    if traced < problem.size:
         yield (
-            f"The space has {problem.size:,} combinations, too many to look at them all: a sample of"
-            f" {len(planner.candidates):,} was planned, which includes what was found by changing its best ones, one"
-            " choice after another. Others may be faster or need less. --fix or --exclude knobs for a smaller space."
+            f"Of {problem.size:,} combinations of choices, legal or not, {traced:,} were traced: the search changes one"
+            " or two choices of the best at a time. Others may be faster or need less."
         )
     if len(lengths.counts) == 1:
         yield (
             f"All rows have {lengths.longest:,} tokens here. Shorter rows beside them bring padding and an attention"
             " mask, which needs more memory: give a DATASET for a plan of its lengths."
         )
-    if planner.misaligned:
+    if evaluator.misaligned:
         yield (
-            f"Ways to train whose traces differ in more than their sizes: {planner.misaligned}. Their peaks alone were"
-            " followed from small to large."
+            f"Candidates whose traces differ in more than their layers: {evaluator.misaligned}. Their peaks alone were"
+            " followed from few layers to all."
         )
-    if planner.assumptions:
-        yield f"Traces have no data. Where a step looks at it, they took for granted: {'; '.join(planner.assumptions)}."
+    if evaluator.assumptions:
+        assumed = "; ".join(evaluator.assumptions)
+        yield f"Traces have no data. Where a step looks at it, they took for granted: {assumed}."
     if model.max_positions is not None and lengths.longest > model.max_positions:
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."

@@ -27,7 +27,6 @@ from autotune.app.report import write_result
 from autotune.app.search import Run
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
-from autotune.core.estimate import Origin
 from autotune.core.events import Listener, StageStarted, WorkloadReady
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
@@ -253,11 +252,12 @@ def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: b
 
 
 def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:
-    if ahead.planner is None or outcome.winner is None:
+    if ahead.evaluator is None or outcome.winner is None:
         return ()
-    planner, winner = ahead.planner, outcome.winner.candidate
+    evaluator, winner = ahead.evaluator, outcome.winner.candidate
     with suppress(AutotuneError):
-        if planner.traced_estimate(winner).origin is Origin.TRACED:
-            packed = packing_offer(problem, planner.estimate, planner.traced_estimate, winner)
-            return (*packed, *dropping_offer(problem, planner.traced_estimate, winner))
+        (found,) = evaluator.run([winner])
+        if found.memory is not None:
+            packed = packing_offer(problem, evaluator.run, found)
+            return (*packed, *dropping_offer(problem, evaluator.elsewhere, winner))
     return ()

@@ -36,8 +36,7 @@ from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.candidates import estimated_candidates, is_sampled
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
@@ -48,11 +47,13 @@ from autotune.units import format_bytes, parse_size
 
 ALL = "all"
 AUTO: Literal["auto"] = "auto"
-SAMPLED = (
-    "There are too many combinations of techniques to look at them all: with a sample of them planned for each kind and"
-    " number of GPUs, others may be faster, and fewer GPUs may be enough. --fix or --exclude knobs for a smaller space."
+SEARCHED = (
+    "For each kind and number of GPUs, the best was searched for by changing one or two choices at a time: others may"
+    " be faster, and fewer GPUs may be enough."
 )
-"""What a table of samples is about."""
+"""What a table stands on where not all of a space was traced."""
+_MOST_TRACED = 40
+"""Most candidates for a number of GPUs of one kind; each search starts from the best of those before."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,7 @@ class _There:
     gpu: Gpu
     processes: int
     budget_bytes: int
-    problem: TrainerProblem
-    planner: Planner
+    evaluator: Evaluator
 
 
 class _Survey:
@@ -155,7 +155,7 @@ class _Survey:
         numbers: of GPUs that are tried.
         refused: why GPUs could not be planned for at all.
         offloads: one GPU of each kind on which something fits with last resorts alone.
-        sampled: whether a space was too large to be looked at whole.
+        searched: whether a space was not traced whole.
     """
 
     def __init__(
@@ -178,11 +178,11 @@ class _Survey:
         self._prices = wanted.prices or {}
         self._machines = wanted.num_machines
         self._listener = listener
-        self._candidates: dict[object, tuple[Candidate, ...]] = {}
+        self._bests: dict[Candidate, None] = {}
         self._single: _There | None = None
         self.refused: list[InputError] = []
         self.offloads: list[Offer] = []
-        self.sampled = False
+        self.searched = False
         self.unit: Literal["epoch", "billion tokens"] = "epoch" if asked.dataset is not None else "billion tokens"
 
     def offer(self, word: str | None, processes: int) -> Offer:
@@ -197,16 +197,12 @@ class _Survey:
             self._single = None if processes == 1 else self._single
             self.refused.append(error)
             return Offer(gpu, processes, reason=error.message)
-        self.sampled |= is_sampled(problem)
-        planner = Planner(
-            problem,
-            Accelerator(planned.gpu, budget_bytes),
-            self._traces,
-            self._workload.model.layer_kinds,
-            self._candidates_of(problem),
-        )
-        Tracking(_progress(self._listener)).trace(problem, planner, self._traces, 1)
-        there = _There(gpu, processes, budget_bytes, problem, planner)
+        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), self._traces)
+        starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
+        Tracking(_progress(self._listener)).search(evaluator, starts, _MOST_TRACED)
+        self.searched |= len(evaluator.candidates) < problem.size
+        self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
+        there = _There(gpu, processes, budget_bytes, evaluator)
         self._single = there if processes == 1 else self._single
         return self._best(there)
 
@@ -214,22 +210,22 @@ class _Survey:
         """Return what one GPU of the kind that was planned for last comes to with last resorts; None without any."""
         if (there := self._single) is None:
             return None
-        wide, planner = with_what_offloads(there.problem, there.planner, self._options.file)
-        if planner is there.planner:
+        evaluator = with_what_offloads(there.evaluator, self._options.file)
+        if evaluator is there.evaluator:
             return None
-        offer = self._best(replace(there, problem=wide, planner=planner))
+        offer = self._best(replace(there, evaluator=evaluator))
         self.offloads += [offer] if offer.fits else []
         return offer
 
     def _best(self, there: _There) -> Offer:
-        planner, baseline = there.planner, there.problem.baseline
-        best = next(iter(planner.traced(1)), None)
+        evaluator, baseline = there.evaluator, there.evaluator.problem.baseline
+        best = next((found for found in evaluator.ranked() if found.memory is not None), None)
         if best is None:
-            return Offer(there.gpu, there.processes, planner.estimate(baseline), reason=_untraced(planner))
+            return Offer(there.gpu, there.processes, evaluator.estimate(baseline), reason=_untraced(evaluator))
         offer = Offer(there.gpu, there.processes, best, best.candidate.differences(baseline))
         if not best.fits:
             return replace(offer, reason=_lacking(best, there.budget_bytes))
-        return self._priced(offer, there.problem)
+        return self._priced(offer, evaluator.problem)
 
     def _priced(self, offer: Offer, problem: TrainerProblem) -> Offer:
         estimate, price = offer.estimate, self._prices.get(offer.gpu.name)
@@ -245,14 +241,6 @@ class _Survey:
         plan = problem.trainer.plan(candidate, problem.setting)
         geometry = problem.trainer.geometry(plan, self._workload.dataset.documents)
         return geometry.tokens / rows_of(plan) * geometry.rows
-
-    def _candidates_of(self, problem: TrainerProblem) -> tuple[Candidate, ...]:
-        """Return the candidates of a problem, which are the same for GPUs that can do the same."""
-        choices = tuple((knob, tuple(offered)) for knob, offered in problem.choices.items())
-        key = problem.setting.machine.hardware.processes, choices, problem.baseline
-        if key not in self._candidates:
-            self._candidates[key] = tuple(estimated_candidates(problem))
-        return self._candidates[key]
 
 
 def _machine(word: str | None, processes: int, machines: int | None, network: float | None = None) -> Planned:
@@ -272,8 +260,8 @@ def _lacking(least: Estimate, budget_bytes: int) -> str:
     return f"the least needs {format_bytes(needs)} of {format_bytes(budget_bytes)}"
 
 
-def _untraced(planner: Planner) -> str:
-    return next(iter(planner.untraceable.values()), "nothing could be predicted")
+def _untraced(evaluator: Evaluator) -> str:
+    return next(iter(evaluator.untraceable.values()), "nothing could be predicted")
 
 
 def _order(offer: Offer) -> tuple[object, ...]:
@@ -299,8 +287,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator
         "What batches of varied lengths may add was not traced for each GPU: plan for the one that you choose, with"
         " --gpu NAME."
     )
-    if survey.sampled:
-        yield SAMPLED
+    if survey.searched:
+        yield SEARCHED
     most = max(survey.numbers)
     if wanted.num_processes == AUTO and most < max(NUMBERS):
         yield (

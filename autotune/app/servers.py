@@ -12,24 +12,17 @@ from autotune.core.estimate import Estimate
 from autotune.core.vllm import ServerSplit
 from autotune.emit.serving import serve_command, train_command
 from autotune.errors import InputError
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.serving import generating_gpus, held_by_server, server_of
-from autotune.planning.target import Accelerator
-from autotune.planning.tracing.store import Traces
 from autotune.techniques.vllm import NAME, SERVER
 from autotune.trainers.problem import TrainerProblem
 
-# Trainings that are traced for a split until one fits; each takes as long as one combination of techniques.
+# Trainings that are traced for a split until one fits; each takes as long as one candidate.
 _MOST_TRIED = 2
 
 
 def server_splits(
-    problem: TrainerProblem,
-    options: Options,
-    target: Accelerator,
-    traces: Traces,
-    ranked: Sequence[Estimate],
-    server_gpus: int | None = None,
+    evaluator: Evaluator, options: Options, ranked: Sequence[Estimate], server_gpus: int | None = None
 ) -> tuple[ServerSplit, ...]:
     """Return the splits, those with the fewest GPUs for the server first.
 
@@ -40,10 +33,11 @@ def server_splits(
         ranked: estimates with all GPUs, the best first; the split trains like the first that fits on its GPUs.
         server_gpus: GPUs of the server of the only split that is looked at; None: all.
     """
-    if target.gpu is None or not _may_serve(problem, options):
+    problem = evaluator.problem
+    if evaluator.target.gpu is None or not _may_serve(problem, options):
         return ()
     numbers = generating_gpus(problem.setting.machine.hardware) if server_gpus is None else (server_gpus,)
-    return tuple(_Split(problem, options, target, traces, gpus).found(ranked) for gpus in numbers)
+    return tuple(_Split(evaluator, options, gpus).found(ranked) for gpus in numbers)
 
 
 def check_server(problem: TrainerProblem, options: Options, server_gpus: int | None, *, writes: bool) -> None:
@@ -105,15 +99,14 @@ def _may_serve(problem: TrainerProblem, options: Options) -> bool:
 class _Split:
     """So many GPUs for the server, and the others for the training."""
 
-    def __init__(
-        self, problem: TrainerProblem, options: Options, target: Accelerator, traces: Traces, gpus: int
-    ) -> None:
-        self._whole = problem
+    def __init__(self, evaluator: Evaluator, options: Options, gpus: int) -> None:
+        target = evaluator.target
+        self._whole = evaluator.problem
         self._options = options
         self._target = replace(target, gpu=target.gpu and target.gpu.networked(None))
-        self._traces = traces
+        self._traces = evaluator.traces
         self._gpus = gpus
-        self._processes = problem.setting.machine.hardware.processes - gpus
+        self._processes = self._whole.setting.machine.hardware.processes - gpus
 
     def found(self, ranked: Sequence[Estimate]) -> ServerSplit:
         """Return what the split comes to."""
@@ -148,9 +141,9 @@ class _Split:
         held = held_by_server(server_of(plan, model, self._gpus, tokens), model, setting.machine.hardware.memory_bytes)
         if isinstance(held, str):
             return self._refused(held)
-        planner = Planner(problem, self._target, self._traces, model.layer_kinds, [candidate])
-        planner.trace([candidate])
-        estimate, training = planner.estimate(candidate), planner.figures.training(candidate)
+        evaluator = Evaluator(problem, self._target, self._traces)
+        (estimate,) = evaluator.run([candidate])
+        training = evaluator.training(candidate)
         if estimate.memory is None or estimate.spare_bytes is None:
             return self._refused(estimate.reason)
         return ServerSplit(

@@ -8,21 +8,17 @@ from dataclasses import replace
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.vllm import VllmOutlook
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.sharing import outlook
-from autotune.planning.target import Accelerator
-from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import engine_of
 from autotune.techniques.vllm import COLOCATE, COLOCATED, NAME
 from autotune.trainers.problem import TrainerProblem
 
-# Trainings that are traced with vLLM until one leaves it enough; each takes as long as one combination of techniques.
+# Trainings that are traced with vLLM until one leaves it enough; each takes as long as one candidate.
 _MOST_TRIED = 4
 
 
-def vllm_outlook(
-    problem: TrainerProblem, target: Accelerator, traces: Traces, ranked: Sequence[Estimate], baseline: Estimate
-) -> VllmOutlook | None:
+def vllm_outlook(evaluator: Evaluator, ranked: Sequence[Estimate], baseline: Estimate) -> VllmOutlook | None:
     """Return the outlook of the fastest training that leaves vLLM enough with sleep mode.
 
     If none does, it is the one of the fastest that fits by itself, and if none fits, of the baseline. None if the
@@ -31,8 +27,9 @@ def vllm_outlook(
     Args:
         ranked: estimates, the best first.
     """
+    problem = evaluator.problem
     known = {technique.name: technique for technique in problem.trainer.techniques}
-    if target.gpu is None or NAME not in known or known[NAME].unavailable(COLOCATE, problem.setting.machine):
+    if evaluator.target.gpu is None or NAME not in known or known[NAME].unavailable(COLOCATE, problem.setting.machine):
         return None
     first: VllmOutlook | None = None
     most_bytes, tried = float("inf"), 0
@@ -44,7 +41,7 @@ def vllm_outlook(
         if candidate is None:
             continue
         tried += 1
-        found = _traced(problem, target, traces, candidate, fastest=first is None)
+        found = _traced(evaluator, candidate, fastest=first is None)
         if found is None:
             continue
         first = first or found
@@ -64,14 +61,11 @@ def _with_vllm(problem: TrainerProblem, candidate: Candidate) -> Candidate | Non
     return normal if problem.trainer.illegal(normal, setting) is None else None
 
 
-def _traced(
-    problem: TrainerProblem, target: Accelerator, traces: Traces, candidate: Candidate, *, fastest: bool
-) -> VllmOutlook | None:
-    setting = problem.setting
-    planner = Planner(problem, target, traces, setting.workload.model.layer_kinds, [candidate])
-    planner.trace([candidate])
-    training = planner.figures.training(candidate)
-    engine = engine_of(problem.trainer.plan(candidate, setting), setting.workload.model)
+def _traced(evaluator: Evaluator, candidate: Candidate, *, fastest: bool) -> VllmOutlook | None:
+    setting = evaluator.problem.setting
+    evaluator.run([candidate])
+    training = evaluator.training(candidate)
+    engine = engine_of(evaluator.problem.trainer.plan(candidate, setting), setting.workload.model)
     if training is None or engine is None:
         return None
     return outlook(
@@ -80,6 +74,6 @@ def _traced(
         engine,
         setting.workload.model,
         total_bytes=setting.machine.hardware.memory_bytes,
-        budget_bytes=target.budget_bytes,
+        budget_bytes=evaluator.target.budget_bytes,
         fastest=fastest,
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import product
-from math import inf, log
+from math import inf
 
 from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Candidate
@@ -23,14 +22,11 @@ SCHEMA = 1
 class Origin(StrEnum):
     """What an estimate is derived from.
 
-    ``TRACED``: traces at the sizes of the candidate's own micro-batches. ``EXTRAPOLATED``: traces of the same
-    combination of techniques at other sizes. ``COMPOSED``: traces of other combinations, summed by the additive model.
-    ``UNKNOWN``: there is no estimate; only a probe can tell.
+    ``TRACED``: traces at the sizes of the candidate's own micro-batches. ``UNKNOWN``: there is no estimate, and only a
+    probe can measure it.
     """
 
     TRACED = "traced"
-    EXTRAPOLATED = "extrapolated"
-    COMPOSED = "composed"
     UNKNOWN = "unknown"
 
 
@@ -149,47 +145,6 @@ def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
     return tuple(kept.values())
 
 
-def news(estimates: Iterable[Estimate]) -> list[Estimate]:
-    """Return the estimates that are traced, and of the others those that say something else than each of these.
-
-    Figures that differ by about :data:`_SAME` are the same: many choices have no effect, and extrapolation errs by as
-    much.
-    """
-    known = list(estimates)
-    traced = {cell for found in known if found.origin is Origin.TRACED for cell in _cells(found, (-1, 0, 1))}
-    return [found for found in known if found.origin is Origin.TRACED or not traced.intersection(_cells(found, (0,)))]
-
-
-_SAME = 0.005
-
-
-def _cells(found: Estimate, beside: Sequence[int]) -> Iterator[tuple[object, ...]]:
-    """Yield the cells of a grid of memory and rate that an estimate lies in, or beside it."""
-    if found.memory is None:
-        return
-    sizes = (found.memory.device_bytes, found.tokens_per_second or 1.0)
-    place = [round(log(max(1.0, size)) / _SAME) for size in sizes]
-    for more in product(beside, repeat=2):
-        yield found.fits, place[0] + more[0], place[1] + more[1]
-
-
-def answers(estimates: Iterable[Estimate]) -> list[Estimate]:
-    """Return the estimates that stand on traces of their own sizes, and those that say why there are none.
-
-    Answers consist of these alone, since the error of others is too large to choose by; where nothing was traced at its
-    own sizes, of what was extrapolated.
-    """
-    known = [found for found in estimates if found.origin is not Origin.COMPOSED]
-    traced = any(found.origin is Origin.TRACED for found in known)
-    return [found for found in known if found.origin is not Origin.EXTRAPOLATED or not traced]
-
-
-def undecided(estimates: Iterable[Estimate]) -> bool:
-    """Return whether nothing that fits was traced at its own sizes, so that whether anything fits has to be traced."""
-    fitting = [found.origin for found in estimates if found.fits]
-    return bool(fitting) and Origin.TRACED not in fitting
-
-
 @dataclass(frozen=True)
 class Change:
     """The smallest change that makes a candidate fit.
@@ -208,17 +163,15 @@ class Counts:
     """The number of a plan's candidates.
 
     Attributes:
-        candidates: all legal ones that were looked at.
-        fitting: predicted to fit by traces of their own.
-        too_large: predicted not to fit by traces of their own.
-        untraced: estimated from traces of other combinations or sizes; see :class:`Origin`.
+        candidates: all legal ones that were traced, or could not be.
+        fitting: predicted to fit.
+        too_large: predicted not to fit.
         unknown: without an estimate.
     """
 
     candidates: int
     fitting: int
     too_large: int
-    untraced: int
     unknown: int
 
 
@@ -227,7 +180,7 @@ class Plan:
     """The result of ``autotune plan``. Encoded by ``core.codec``, this is its JSON document.
 
     Attributes:
-        estimates: of the legal candidates: those that fit first, the fastest first.
+        estimates: of the legal candidates that were traced: those that fit first, the fastest first.
         counts: of all candidates, where ``estimates`` has the best alone; None where it has all.
         baseline: TRL's default at the same global batch, legal or not.
         changes: for those that do not fit and were asked about.
@@ -286,18 +239,17 @@ class Plan:
             candidates=len(self.estimates),
             fitting=sum(fits),
             too_large=len(fits) - sum(fits),
-            untraced=len(self.estimates) - len(fits) - unknown,
             unknown=unknown,
         )
-        return replace(self, estimates=distinct(answers(self.estimates), top), counts=counts)
+        return replace(self, estimates=distinct(self.estimates, top), counts=counts)
 
     @property
     def best(self) -> Estimate | None:
-        """The fastest that is traced and fits, or the least of what is traced; None where nothing could be traced."""
-        known = (estimate for estimate in answers(self.estimates) if estimate.memory is not None)
+        """The fastest that fits, or the one that needs the least; None where nothing could be traced."""
+        known = (estimate for estimate in self.estimates if estimate.memory is not None)
         return self.fastest or next(known, None)
 
     @property
     def fastest(self) -> Estimate | None:
-        """The fastest candidate whose own traces predict that it fits, or None."""
-        return next((estimate for estimate in answers(self.estimates) if estimate.fits), None)
+        """The fastest candidate that is predicted to fit, or None."""
+        return next((estimate for estimate in self.estimates if estimate.fits), None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 from autotune.core.timeline import Part
@@ -26,7 +26,7 @@ class TracedPoint:
     Attributes:
         layers: how many were traced.
         shape: of the traced micro-batch.
-        weight: of its figures in those of the whole model on the worst micro-batch. Negative ones are subtracted.
+        weight: of its figures in those of the whole model. Negative ones are subtracted.
         new: whether it was run now; else it was in the cache.
         tensor_bytes: the most bytes that tensors held at once.
         allocated_bytes, reserved_bytes: of the simulated caching allocator; on a CPU of tensors, and None.
@@ -41,25 +41,6 @@ class TracedPoint:
     allocated_bytes: int
     reserved_bytes: int | None
     assumptions: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TracedGroup:
-    """A combination of techniques that was traced.
-
-    Attributes:
-        choices: of all knobs that do not only choose sizes.
-        layout: of the traced micro-batches.
-        weight: of its figures in the estimate: 1 for a traced estimate, which has a single group.
-        aligned: whether the moments of its traces are the same, so that each was followed; else the peaks alone were.
-        points: its traces.
-    """
-
-    choices: Candidate
-    layout: Layout
-    weight: float
-    aligned: bool
-    points: tuple[TracedPoint, ...]
 
 
 @dataclass(frozen=True)
@@ -120,7 +101,8 @@ class Explanation:
         longest_tokens: of the longest sequence.
         geometry: the micro-batches that the plan makes of them.
         layers: of the whole model.
-        groups: what was traced; empty where nothing was.
+        traces: of the worst micro-batch; empty where nothing was traced.
+        aligned: whether the moments of the traces are the same, so that each was followed; else the peaks alone were.
         peaks: by part of the step, in its order.
         additions: to the highest of these.
         times: by part of the step; empty where the speed of the device is not known.
@@ -134,7 +116,8 @@ class Explanation:
     longest_tokens: int
     geometry: BatchGeometry
     layers: int
-    groups: tuple[TracedGroup, ...] = ()
+    traces: tuple[TracedPoint, ...] = ()
+    aligned: bool = True
     peaks: tuple[PartPeak, ...] = ()
     additions: Additions = field(default_factory=Additions)
     times: tuple[PartTime, ...] = ()

@@ -2,117 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate
-from autotune.core.explanation import (
-    Additions,
-    Explanation,
-    PartPeak,
-    PartTime,
-    Subject,
-    TracedGroup,
-    TracedPoint,
-)
+from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse
-from autotune.core.protocol import TraceRequest
-from autotune.planning.additive.group import Group
-from autotune.planning.extrapolation.fit import Fit, Point
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import Forecast
-from autotune.planning.extrapolation.mixing import mixed
+from autotune.planning.single import TracedPlan
 from autotune.planning.tracing.store import Traces
-from autotune.trainers.problem import TrainerProblem
+from autotune.trainers.evaluation import whole_geometry
 
 
-@dataclass(frozen=True)
-class TracedTerm:
-    """A traced group as it counts in an estimate.
-
-    Attributes:
-        requests: of its traces, by depth and shape.
-        worst, typical: what follows from them for the whole model.
-    """
-
-    group: Group
-    weight: float
-    fit: Fit
-    requests: Mapping[Point, TraceRequest]
-    worst: Forecast
-    typical: Forecast
-
-
-@dataclass(frozen=True)
-class Basis:
-    """What an estimate is made from.
-
-    Attributes:
-        layers: of the whole model.
-        allocator: how the caching allocator is used.
-        terms: one for a traced estimate, several for a composed one, none where there is no estimate.
-    """
-
-    geometry: BatchGeometry
-    layers: int
-    allocator: AllocatorUse
-    terms: tuple[TracedTerm, ...]
-
-
-def explained(
-    problem: TrainerProblem, candidate: Candidate, subject: Subject, basis: Basis, traces: Traces, gpu: Gpu | None
-) -> Explanation:
-    """Return the stages of the estimate of a candidate.
-
-    Args:
-        basis: of its estimate.
-        gpu: None for a CPU.
-    """
-    documents = problem.setting.workload.dataset.documents
-    geometry = basis.geometry
+def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Explanation:
+    """Return the stages of the estimate of a candidate that was evaluated."""
+    problem, traced = evaluator.problem, evaluator.traced_plan(candidate)
+    setting = problem.setting
+    plan = problem.trainer.plan(candidate, setting)
+    documents = setting.workload.dataset.documents
     known = Explanation(
         subject=subject,
         candidate=candidate,
-        training_plan=problem.trainer.plan(candidate, problem.setting),
+        training_plan=plan,
         documents=documents.rows,
         document_tokens=documents.tokens,
         longest_tokens=documents.longest,
-        geometry=geometry,
-        layers=basis.layers,
+        geometry=whole_geometry(problem.trainer, plan, setting.workload) if traced is None else traced.geometry,
+        layers=len(setting.workload.model.layer_kinds),
     )
-    if not basis.terms:
+    if traced is None:
         return known
-    worst = mixed([(term.worst, term.weight) for term in basis.terms])
-    typical = mixed([(term.typical, term.weight) for term in basis.terms])
     return replace(
         known,
-        groups=tuple(_group(term, basis, traces) for term in basis.terms),
-        peaks=tuple(PartPeak(*stretch, levels) for stretch, levels in worst.stretches.items() if levels),
-        additions=_additions(worst, gpu),
+        traces=_points(traced, plan.allocator, evaluator.traces),
+        aligned=traced.fit.aligned,
+        peaks=tuple(PartPeak(*stretch, levels) for stretch, levels in traced.worst.stretches.items() if levels),
+        additions=_additions(traced.worst, evaluator.target.gpu),
         times=tuple(
             PartTime(part, time.seconds, repeats)
-            for part, time in typical.times.items()
-            if (repeats := typical.repeats(part, geometry.micro_batches))
+            for part, time in traced.typical.times.items()
+            if (repeats := traced.typical.repeats(part, traced.geometry.micro_batches))
         ),
     )
 
 
-def _group(term: TracedTerm, basis: Basis, traces: Traces) -> TracedGroup:
-    points = tuple(
+def _points(traced: TracedPlan, allocator: AllocatorUse, traces: Traces) -> tuple[TracedPoint, ...]:
+    shape = traced.geometry.worst
+    return tuple(
         TracedPoint(
-            layers=point[0],
-            shape=point[1],
+            layers=layers,
+            shape=shape,
             weight=weight,
-            new=traces.is_new(term.requests[point]),
+            new=traces.is_new(traced.requests[layers, shape]),
             tensor_bytes=reply.device.bytes,
-            allocated_bytes=reply.replayed(basis.allocator).allocated_bytes,
-            reserved_bytes=reply.replayed(basis.allocator).reserved_bytes,
+            allocated_bytes=reply.replayed(allocator).allocated_bytes,
+            reserved_bytes=reply.replayed(allocator).reserved_bytes,
             assumptions=reply.assumptions,
         )
-        for point, reply, weight in term.fit.weighted(basis.layers, basis.geometry.worst)
+        for layers, reply, weight in traced.fit.weighted()
     )
-    return TracedGroup(term.group.choices, term.group.layout, term.weight, term.fit.aligned, points)
 
 
 def _additions(worst: Forecast, gpu: Gpu | None) -> Additions:

@@ -1,8 +1,8 @@
-"""Adapts the planner's estimates to the study's `Predictor` protocol, corrected by every probe."""
+"""Adapts traced estimates to the study's `Predictor` protocol, corrected by every probe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from autotune.core.candidate import Candidate
@@ -26,17 +26,17 @@ _TENSOR_ERROR = 0.03
 
 
 class Estimates(Protocol):
-    """The part of :class:`~autotune.planning.planner.Planner` that is needed here."""
+    """The traced candidates of a search."""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """The legal candidates."""
+        """The legal candidates that were traced."""
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form."""
 
-    def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Trace candidates at their own sizes, as far as they were not traced yet."""
+    def trace(self, candidates: Sequence[Candidate]) -> None:
+        """Trace candidates as far as they were not traced yet."""
 
     def least(self) -> Estimate | None:
         """Return the candidate that needs the least memory, traced at its own sizes, or None without estimates."""
@@ -143,13 +143,13 @@ class PlannedPredictor:
         memory, rate = estimate.memory, _rate(estimate)
         if memory is None:
             return None
-        traced, on_cpu = estimate.origin is Origin.TRACED, self._device == "cpu"
+        on_cpu = self._device == "cpu"
         need_bytes = max(1, round(self.memory(memory.device_bytes)))
-        if traced and on_cpu:
+        if on_cpu:
             # What a process holds beside its tensors is not the same for all, and rules nothing out.
             error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
         else:
-            stated = 0.0 if traced and self.memory.probes else memory.error
+            stated = 0.0 if self.memory.probes else memory.error
             error = self.memory.error_after(max(self.memory.error, stated))
         shown = self._measured.get(estimate.candidate)
         if shown is not None and not shown.ok:
@@ -160,7 +160,7 @@ class PlannedPredictor:
         return Prediction(
             need_bytes=need_bytes,
             error=error,
-            certain=traced,
+            certain=True,
             tokens_per_second=rate / self.time.factor if rate else None,
             partly_measured=on_cpu,
         )
@@ -169,7 +169,7 @@ class PlannedPredictor:
         every = [(self._estimates.estimate(candidate), shown) for candidate, shown in self._measured.items()]
         rates = [(_rate(estimate), shown.tokens_per_second) for estimate, shown in every]
         self.time = factor([Pair(1 / expected, 1 / measured) for expected, measured in rates if expected and measured])
-        traced = [(item.memory, shown) for item, shown in every if item.memory and item.origin is Origin.TRACED]
+        traced = [(item.memory, shown) for item, shown in every if item.memory]
         found = Correction()
         if self._device != "cpu":
             fitted = [(memory, shown) for memory, shown in traced if shown.ok]
@@ -184,9 +184,8 @@ class PlannedPredictor:
 
 
 def _rate(estimate: Estimate) -> float | None:
-    """Return the predicted rate; composed figures can come out at 0 or below, which counts as no prediction."""
-    rate = estimate.tokens_per_second
-    return rate if rate is not None and rate > 0 else None
+    """Return the predicted rate; one of 0 counts as no prediction."""
+    return estimate.tokens_per_second or None
 
 
 def _need_bytes(memory: MemoryEstimate, shown: Measurement) -> int | None:

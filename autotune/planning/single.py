@@ -12,13 +12,11 @@ from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
-from autotune.planning.extrapolation.anchors import LONGEST_FLAT, anchors
-from autotune.planning.extrapolation.fit import Fit, Point
+from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.series import Levels
-from autotune.planning.extrapolation.shape import Anchors, Basis
-from autotune.planning.points import fit_of, traced_points
+from autotune.planning.points import Point, fit_of, traced_points
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.varied import varied_bytes
@@ -89,12 +87,12 @@ class TracedPlan:
         found: dict[Stretch, Sequence[Levels]] = {}
         for stretch in self.worst.stretches:
             size = at.get(stretch[0].phase, own)
-            found[stretch] = self.fits[size].course(stretch, self.layers, size[1])
+            found[stretch] = self.fits[size].course(stretch)
         return found
 
 
 class PlanTracer:
-    """Traces plans: only the depth is extrapolated, and the length of long rows that lie end to end.
+    """Traces plans: only the depth is extrapolated.
 
     Args:
         gpu: that memory is estimated for; None for a CPU.
@@ -165,11 +163,11 @@ class PlanTracer:
         return varied_bytes(self._traces, sized.plan, *at, self._setting, self._gpu)
 
     def _requests(self, sized: Sized, size: Size) -> Mapping[Point, TraceRequest]:
-        plan, known = sized.plan, _anchors(sized.geometry, size)
+        plan = sized.plan
         uses = tuple(dict.fromkeys((plan.allocator, *self._uses)))
         return {
             point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses, size[2])
-            for point, traced in traced_points(plan, self._layer_kinds, known).items()
+            for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()
         }
 
     def _traced(
@@ -187,7 +185,7 @@ class PlanTracer:
             failed = next((reply for reply in found.values() if isinstance(reply, Untraceable)), None)
             if failed is not None:
                 return failed
-            fits[size] = fit_of(plan, self._layer_kinds, _anchors(geometry, size), good)
+            fits[size] = fit_of(plan, self._layer_kinds, size[1], good)
         at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
         decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
         typical = self._typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
@@ -229,7 +227,7 @@ class PlanTracer:
         return found
 
     def _forecast(self, plan: TrainingPlan, fits: Mapping[Size, Fit], size: Size, micro_batches: int) -> Forecast:
-        return fits[size].forecast(len(self._layer_kinds), size[1], micro_batches, plan.allocator)
+        return fits[size].forecast(micro_batches, plan.allocator)
 
 
 def _need_bytes(worst: Forecast) -> int:
@@ -274,13 +272,3 @@ def _size(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> Size
     multiple = 2 * split if split > 1 else 1
     shape = replace(typical.shape, tokens=max(1, round(typical.shape.tokens / multiple)) * multiple)
     return geometry.layout, shape, round(typical.filled, 3)
-
-
-def _anchors(geometry: BatchGeometry, size: Size) -> Anchors:
-    """Return the sizes to trace for one: that one, unless it is a row that takes too long to trace."""
-    layout, shape, _ = size
-    if layout is Layout.FLAT and shape.tokens > LONGEST_FLAT:
-        return anchors(
-            layout, [replace(geometry, layout=layout, worst=shape, sizes=(Typical(shape),), apart=(), rivals=())]
-        )
-    return Anchors(Basis.CONSTANT, (shape,))

@@ -8,7 +8,6 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.planning.extrapolation.anchors import LONGEST_FLAT
 from autotune.planning.requests import trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Untraceable
@@ -29,8 +28,6 @@ def varied_bytes(
     """
     if gpu is None:
         return 0
-    if layout is Layout.FLAT and shape.tokens > LONGEST_FLAT:
-        return None
     request = trace_request(plan, layout, shape, layers, setting, gpu)
     reply = traces.get([replace(request, allocator=plan.allocator, varied=True)])[0]
     return None if isinstance(reply, Untraceable) else reply.varied_bytes

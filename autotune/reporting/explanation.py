@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autotune.core.batch_geometry import Shape, Typical
 from autotune.core.estimate import Estimate, Plan
-from autotune.core.explanation import Explanation, PartTime, Subject, TracedGroup
+from autotune.core.explanation import Explanation, PartTime, Subject, TracedPoint
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.plan_words import BASIS, said_choices
@@ -35,7 +35,7 @@ def drawn_explanation(explanation: Explanation, plan: Plan) -> Iterable[Renderab
     yield Padding(Text(said_choices(explanation.candidate, plan)), (0, 0, 0, 2), expand=False)
     yield from _stage("Training plan", _pairs(_plan_rows(explanation)))
     yield from _stage("Documents and batch geometry", _pairs(_geometry_rows(explanation, plan)))
-    if not explanation.groups:
+    if not explanation.traces:
         yield from _stage("Traces", Text(f"None: {estimate.reason}"))
         return
     yield from _stage(f"Traces ({BASIS[estimate.origin]})", *_traces(explanation))
@@ -99,26 +99,20 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Row]:
 
 
 def _traces(explanation: Explanation) -> Iterator[RenderableType]:
-    groups = explanation.groups
-    points = [point for group in groups for point in group.points]
+    points = explanation.traces
     new = sum(point.new for point in points)
     yield Text(f"{_said_count(len(points), 'trace', 'traces')}, {new} run now, {len(points) - new} from the cache")
-    if len(groups) > 1:
-        yield Text(f"Added up from {len(groups)} combinations of techniques, each with its weight:")
-    for group in groups:
-        if len(groups) > 1:
-            yield Padding(Text(f"{group.weight:+.2f} x {_said_group(group, explanation)}"), (1, 0, 0, 0), expand=False)
-        yield _points(group)
-    if not all(group.aligned for group in groups):
+    yield _points(points)
+    if not explanation.aligned:
         yield Text("Moments differ between the traces, so that only their peaks were followed.")
     assumed = Counter(what for point in points for what in point.assumptions)
     for what, traces in sorted(assumed.items()):
         yield Text(f"Assumed in {traces} of {len(points)}: {what}")
 
 
-def _points(group: TracedGroup) -> Table:
+def _points(points: Sequence[TracedPoint]) -> Table:
     table = _figures("layers, micro-batch", "weight", "tensors", "allocated", "reserved", "")
-    for point in group.points:
+    for point in points:
         table.add_row(
             f"{point.layers}, {_said_shape(point.shape)}",
             f"{round(point.weight, 3) + 0.0:+.3f}",
@@ -185,15 +179,6 @@ def _time_cells(time: PartTime) -> Sequence[str]:
         f"{time.times:,}",
         format_seconds(time.seconds * time.times),
     )
-
-
-def _said_group(group: TracedGroup, explanation: Explanation) -> str:
-    """Return what a group does differently from the candidate that it is a part of."""
-    wanted = explanation.candidate
-    differences = [f"{knob}={choice}" for knob, choice in group.choices.items() if wanted.get(knob) != choice]
-    if group.layout is not explanation.geometry.layout:
-        differences.append(group.layout.value)
-    return f"the same, but {' '.join(differences)}" if differences else "the same"
 
 
 def _said_part(part: Part) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from autotune.core.estimate import Plan, answers, distinct
+from autotune.core.estimate import Plan, distinct
 from autotune.reporting.copied import show
 from autotune.reporting.explanation import drawn_explanation
 from autotune.reporting.listing import listing
@@ -20,7 +20,6 @@ from autotune.reporting.plan_words import (
     said_choices,
     said_counts,
     said_doubt,
-    said_hidden,
     said_target,
     said_traces,
     said_unknown,
@@ -42,7 +41,7 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
 
     Where the plan explains an estimate, its stages take the place of the candidates.
     """
-    rows = distinct(answers(plan.estimates), top)
+    rows = distinct(plan.estimates, top)
     yield Text(said_target(plan))
     yield Text()
     if plan.explanation is not None:
@@ -54,7 +53,7 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
     yield from breakdown(plan, width)
     yield from drawn_vllm(plan)
     yield from drawn_servers(plan)
-    shown = [*said_bases([*rows, plan.baseline]), *said_hidden(plan, rows), *said_unknown(plan)]
+    shown = [*said_bases([*rows, plan.baseline]), *said_unknown(plan)]
     yield listing(said_counts(plan), [said_traces(plan), *shown])
     yield listing("Left out", said_left_out(plan.left_out))
     if plan.fastest is not None:

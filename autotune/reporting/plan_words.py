@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan, answers, news
+from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.reporting.outlook import said_unlockable
 from autotune.reporting.words import BASELINE_NAME, said_bytes, said_rate
 from autotune.units import format_bytes, format_duration
 
-BASIS = {Origin.TRACED: "traced", Origin.EXTRAPOLATED: "extrapolated", Origin.UNKNOWN: "unknown"}
-"""The basis of an estimate in one word, for tables; composed estimates are in none."""
+BASIS = {Origin.TRACED: "traced", Origin.UNKNOWN: "unknown"}
+"""The basis of an estimate in one word, for tables."""
 _MEANINGS = {
     Origin.TRACED: "traced: traces at the sizes of its own micro-batches",
-    Origin.EXTRAPOLATED: "extrapolated: traces of this combination at other sizes",
-    Origin.UNKNOWN: "unknown: not traced, and nothing to add up; autotune probe can measure it",
+    Origin.UNKNOWN: "unknown: it could not be traced; autotune probe can measure it",
 }
 
 
@@ -63,7 +62,7 @@ def headline(plan: Plan) -> str:
 
 def smallest(plan: Plan) -> Estimate | None:
     """Return the estimate with the least memory, or None where nothing could be predicted."""
-    known = [estimate for estimate in answers(plan.estimates) if estimate.memory is not None]
+    known = [estimate for estimate in plan.estimates if estimate.memory is not None]
     return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
 
 
@@ -84,7 +83,7 @@ def _doubted_device(best: Estimate, memory: MemoryEstimate, plan: Plan) -> str:
     varied_bytes = memory.varied_bytes
     more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
     doubt = f"That is less than the estimate may be off by ({off}{more}), so that it may not fit."
-    safe = next((estimate for estimate in answers(plan.estimates) if estimate.fits and estimate.sure), None)
+    safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
     if safe is None:
         return f"{doubt} Nothing fits with its error to spare."
     rate = f"{said_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
@@ -116,15 +115,13 @@ def said_ways_out(plan: Plan) -> tuple[str, ...]:
 
 
 def said_counts(plan: Plan) -> str:
-    """Return how many candidates there are, and of those that were traced how many fit."""
-    known = answers(plan.estimates)
+    """Return how many candidates were traced, and how many of them fit."""
+    known = plan.estimates
     fitting = sum(estimate.fits for estimate in known)
     unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in known)
     counts = {"fitting": fitting, "not fitting": len(known) - fitting - unknown, "unknown": unknown}
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
-    if len(known) < len(plan.estimates):
-        candidates += f", {len(known):,} of them traced"
     return f"{candidates}: {parts or 'none legal'}."
 
 
@@ -144,17 +141,6 @@ def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
         for origin, meaning in _MEANINGS.items()
         if origin in errors
     )
-
-
-def said_hidden(plan: Plan, shown: Sequence[Estimate]) -> tuple[str, ...]:
-    """Return how many candidates might stand between those that are shown and were not traced themselves."""
-    last = max((plan.estimates.index(estimate) for estimate in shown if estimate.memory is not None), default=0)
-    before = plan.estimates[: last + 1]
-    hidden = len(news(before)) - len(answers(before))
-    if not hidden:
-        return ()
-    why = "since they were not traced themselves: --fix or --exclude knobs to trace more of the others"
-    return (f"{hidden:,} that may be as good are not shown, {why}",)
 
 
 def said_unknown(plan: Plan) -> tuple[str, ...]:

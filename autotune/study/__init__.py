@@ -1,10 +1,12 @@
 """The Optuna study that chooses candidates, records them, and selects, attributes and confirms a winner."""
 
+from autotune.study.planned import MOST_TRACED, TracedSearch, search_by_traces
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, SearchOutcome, StudyStorage
 from autotune.study.searching import search
 from autotune.study.storage import begin, check_storage
 
 __all__ = [
+    "MOST_TRACED",
     "Probe",
     "ProbeRun",
     "Problem",
@@ -12,7 +14,9 @@ __all__ = [
     "Record",
     "SearchOutcome",
     "StudyStorage",
+    "TracedSearch",
     "begin",
     "check_storage",
     "search",
+    "search_by_traces",
 ]

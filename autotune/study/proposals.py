@@ -97,13 +97,11 @@ class Proposer:
         return {**found, **dict.fromkeys(further)}
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
-        """Whether a draw is open, and is vetoed or comes next.
-
-        Where nothing is predicted, all come next; those as large as what took too long never do.
-        """
+        """Whether a draw is open, and is vetoed or neither as large as what took too long nor, as far as is known, needs
+        as much as what ran out of memory."""
         if not self._judge.is_open(candidate):
             return False
-        if self._judge.place(candidate) is Place.NEXT or self._predictor.least() is None:
+        if self._judge.place(candidate) is not Place.ABOVE:
             return not self._judge.is_slow(candidate)
         return self._judge.veto(candidate) is not None
 

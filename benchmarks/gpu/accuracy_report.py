@@ -10,8 +10,7 @@ from benchmarks.gpu.accuracy import Outcome, Spread, groups, pairs, rank_correla
 
 KINDS: Mapping[str, str] = {
     "traced": "a trace of this very configuration at its shape, with all layers: the virtual device's own error",
-    "planned": "`Planner.estimate`, from traces of few layers and few shapes: planning's error is added",
-    "composed": "`Planner.estimate` where only single techniques were traced, and their changes are added up",
+    "planned": "`Evaluator.estimate`, from traces of few layers at its own sizes: the error of extrapolation is added",
 }
 """The kinds of prediction, and what each is."""
 

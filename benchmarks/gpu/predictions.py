@@ -1,4 +1,4 @@
-"""The predictions of cases: by a trace of each, and by the planner from traces of few layers and shapes."""
+"""The predictions of cases: by a trace of all layers of each, and as planned, from traces of few layers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, Origin
+from autotune.core.estimate import Estimate
 from autotune.core.protocol import TraceReply
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.memory import TRACED_ERROR
-from autotune.planning.planner import Planner
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from benchmarks.gpu.accuracy import Prediction
@@ -68,18 +68,11 @@ def _traced(where: Prepared, reply: TraceReply) -> Prediction:
 
 def _plan(pool: TracePool, where: Prepared, cases: Sequence[Case], folder: Path, tell: Told) -> None:
     problem = where.problem
-    model = problem.setting.workload.model
     traces = traces_of(problem.setting.workload, problem.setting.machine, pool.trace_all, Cache(folder))
     target = Accelerator(where.planned.gpu, where.budget_bytes)
     candidates: dict[Case, Candidate] = {case: where.candidate(case) for case in cases}
-    # All ways to train, or only those that differ from the baseline in a single technique; the same traces serve both.
-    for kind, limit, origin in (("planned", len(cases) + 1, Origin.TRACED), ("composed", 0, Origin.COMPOSED)):
-        planner = Planner(problem, target, traces, model.layer_kinds, dict.fromkeys(candidates.values()))
-        planner.explore(limit)
-        for case, candidate in candidates.items():
-            estimate = planner.estimate(candidate)
-            if estimate.origin is origin or kind == "planned":
-                tell(case, kind, _planned(where, case, estimate))
+    for case, estimate in zip(candidates, Evaluator(problem, target, traces).run([*candidates.values()]), strict=True):
+        tell(case, "planned", _planned(where, case, estimate))
 
 
 def _planned(where: Prepared, case: Case, estimate: Estimate) -> Prediction | str:

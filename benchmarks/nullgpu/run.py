@@ -20,7 +20,7 @@ from autotune.core.events import ignore
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.protocol import ProbeRequest, TraceReply, TraceRequest
 from autotune.core.workload import Workload
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import InputError
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source

@@ -1,8 +1,8 @@
-"""What the planner says of Llama-3.1-8B's shape, held against traces of all its layers at the very size.
+"""Planned estimates of Llama-3.1-8B's shape, held against traces of all its layers.
 
-Run ``python -m benchmarks.plan.accuracy [--samples 30]``: it plans the whole default space, draws candidates by chance,
-no two of which train in the same way, traces each of them whole, and prints a Markdown table. No GPU is needed, and
-none is compared with: this is what following few layers and adding up techniques costs, and nothing else.
+Run ``python -m benchmarks.plan.accuracy [--samples 30]``: it draws candidates of the default space by chance, no two of
+which train in the same way, plans each, traces each of them whole, and prints a Markdown table. No GPU is needed, and
+none is compared with: this is what following few layers costs, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
-from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, Origin
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.estimate import Estimate
 from autotune.core.events import ignore
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
-from autotune.planning.candidates import legal_candidates
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
@@ -59,14 +58,6 @@ class Compared:
         memory, step = self.estimate.memory, self.whole.step
         return (memory.step_seconds or 0.0) / step.seconds - 1 if memory is not None and step is not None else 0.0
 
-    @property
-    def sort(self) -> str:
-        """What the estimate stands on."""
-        if self.estimate.origin is Origin.EXTRAPOLATED:
-            return "extrapolated"
-        certain = self.estimate.memory is not None and self.estimate.memory.error < 1
-        return "added up" if certain else "added up, not seen together"
-
 
 def main() -> None:
     """Plan, trace, compare and print."""
@@ -74,17 +65,15 @@ def main() -> None:
     parser.add_argument("--gpu", default="H100-80GB")
     parser.add_argument("--samples", type=int, default=30)
     asked = parser.parse_args()
-    print("| stands on | need | off by | time off by | stated | choices |")
-    print("|---|--:|--:|--:|--:|---|", flush=True)
+    print("| need | off by | time off by | stated | choices |")
+    print("|--:|--:|--:|--:|---|", flush=True)
     found: list[Compared] = []
     with tempfile.TemporaryDirectory() as folder:
         for problem, compared in _compared(Path(folder), asked.gpu, asked.samples):
             found.append(compared)
             print(_line(problem, compared), flush=True)
-    for sort in dict.fromkeys(sorted(item.sort for item in found)):
-        of_sort = [item for item in found if item.sort == sort]
-        print(f"\n{sort}: {len(of_sort)}; {_summary('memory', [item.reserved_error for item in of_sort])}; "
-              f"{_summary('time', [item.time_error for item in of_sort])}")  # fmt: skip
+    print(f"\n{len(found)}; {_summary('memory', [item.reserved_error for item in found])}; "
+          f"{_summary('time', [item.time_error for item in found])}")  # fmt: skip
 
 
 def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerProblem, Compared]]:
@@ -97,12 +86,9 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
         workload = planned_workload(options, source, None, tracer, cache, ignore)
         problem = problem_of(options, rows_of_length(workload, _TOKENS, batch), planned.machine, batch)
         traces = traces_of(workload, planned.machine, tracer, cache)
-        candidates = legal_candidates(problem)
-        target = Accelerator(planned.gpu, planned.machine.hardware.memory_bytes)
-        planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
-        planner.explore()
-        for candidate in _drawn(candidates, samples):
-            estimate = planner.estimate(candidate)
+        evaluator = Evaluator(problem, Accelerator(planned.gpu, planned.machine.hardware.memory_bytes), traces)
+        drawn = list(_drawn(problem, samples))
+        for candidate, estimate in zip(drawn, evaluator.run(drawn), strict=True):
             rows = ((_TOKENS,),) * int(candidate["per_device_train_batch_size"])
             plan = problem.trainer.plan(candidate, problem.setting)
             request = TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu)
@@ -112,15 +98,16 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
                 print(f"| {error.message} |")
 
 
-def _drawn(candidates: Sequence[Candidate], samples: int) -> Iterator[Candidate]:
-    seen = set()
-    for candidate in random.Random(_SEED).sample(candidates, len(candidates)):
+def _drawn(problem: TrainerProblem, samples: int) -> Iterator[Candidate]:
+    seen = set[tuple[Choice, ...]]()
+    chance = random.Random(_SEED)
+    while len(seen) < samples:
+        chosen = {knob: chance.choice(choices) for knob, choices in problem.choices.items()}
+        candidate = problem.normal(Candidate(chosen))
         way = tuple(choice for knob, choice in candidate.items() if knob not in size_knobs())
-        if way not in seen:
+        if way not in seen and problem.illegal(candidate) is None:
             seen.add(way)
             yield candidate
-        if len(seen) == samples:
-            return
 
 
 def _line(problem: TrainerProblem, compared: Compared) -> str:
@@ -129,7 +116,7 @@ def _line(problem: TrainerProblem, compared: Compared) -> str:
     choices = ", ".join(f"{knob}={candidate[knob]}" for knob in candidate if knob in differs) or "TRL's defaults"
     stated = f"{memory.error:.0%}" if memory is not None else "unknown"
     return (
-        f"| {compared.sort} | {format_bytes(compared.whole.reserved_bytes or 0)} | {compared.reserved_error:+.1%} "
+        f"| {format_bytes(compared.whole.reserved_bytes or 0)} | {compared.reserved_error:+.1%} "
         f"| {compared.time_error:+.1%} | {stated} | {choices} |"
     )
 

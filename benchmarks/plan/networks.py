@@ -21,7 +21,7 @@ from autotune.core.events import ignore
 from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.inspection.model import model_source
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
@@ -72,9 +72,7 @@ def _compared(way: dict[str, Choice], model: str, cache: Cache) -> Iterator[str]
         assert isinstance(whole, TraceReply), whole
         for network, gpu in zip(_NETWORKS, gpus, strict=True):
             target = Accelerator(gpu, gpu.memory_bytes)
-            planner = Planner(problem, target, traces, workload.model.layer_kinds, [candidate])
-            planner.trace([candidate])
-            memory = planner.estimate(candidate).memory
+            memory = Evaluator(problem, target, traces).run([candidate])[0].memory
             step = next(figures.step for figures in whole.gpus if figures.are_of(gpu))
             assert memory is not None
             assert memory.step_seconds is not None

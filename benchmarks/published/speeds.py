@@ -220,7 +220,8 @@ def page(rows: Sequence[Predicted], left_out: Sequence[Published]) -> str:
         "",
         "Wanted were 10 % (median over tables) and 25 % (90th percentile) with the constants of operators alone, and",
         "7 % and 20 % with what was fitted. Neither is reached. Rows of 32,000 tokens and more are predicted too fast:",
-        "which FlashAttention they ran is not published. So are PEFT's micro-batches of 4 short rows: its host is not known.",
+        "which FlashAttention they ran is not published. So are PEFT's micro-batches of 4 short rows: its host is not",
+        "known.",
         "",
     ]
     for table, found in tables(rows).items():

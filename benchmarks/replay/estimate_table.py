@@ -1,9 +1,9 @@
-"""Adds to a recorded table what the planner says of each of its candidates.
+"""Adds the traced estimates of its candidates to a recorded table.
 
 python -m benchmarks.replay.estimate_table [--table benchmarks/replay/recorded/small_workload.json]
 
-Twice: after the traces that a search begins with, and after a trace of every way to train. Nothing is probed, but the
-CPU's speed is measured, so that this has to run on the machine that the table was recorded on.
+Each is traced at its own sizes. Nothing is probed, but the CPU's speed is measured, so that this has to run on the
+machine that the table was recorded on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotune.app.requests import traces_of
 from autotune.core.events import ignore
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
 from benchmarks.replay.tables import RECORDED, Table, read_table, write_table
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def estimated(table: Table, folder: Path) -> Table:
-    """Return the table with the planner's estimates of its candidates on the machine that it was recorded on."""
+    """Return the table with traced estimates of its candidates on the machine that it was recorded on."""
     model, _ = small_workload(folder / "small")
     workload = replace(table.workload, model_source=model_source(str(model), "random"))
     problem = replace(table, workload=workload).problem()
@@ -51,14 +51,10 @@ def estimated(table: Table, folder: Path) -> Table:
         speeds = speeds_of(table.machine, tracer.server, folder, cache)
         print(speeds, flush=True)
         target = target_of(table.machine.hardware, table.limit_bytes, lambda: speeds)
-        planner = Planner(problem, target, traces, workload.model.layer_kinds, candidates)
-        planner.explore()
+        evaluator = Evaluator(problem, target, traces)
+        traced = dict(zip(candidates, evaluator.run(candidates), strict=True))
         print(f"{traces.count} traces in {time.monotonic() - started:.0f} s", flush=True)
-        explored = {candidate: planner.estimate(candidate) for candidate in candidates}
-        planner.trace(candidates)
-        print(f"{traces.count} traces in {time.monotonic() - started:.0f} s", flush=True)
-        traced = {candidate: planner.estimate(candidate) for candidate in candidates}
-    rows = (replace(row, explored=explored[row.candidate], traced=traced[row.candidate]) for row in table.rows)
+    rows = (replace(row, traced=traced[row.candidate]) for row in table.rows)
     return replace(table, rows=tuple(rows))
 
 

@@ -2,11 +2,12 @@
 
 python -m benchmarks.replay.planned_search [--table benchmarks/replay/recorded/small_workload.json] [--seeds 10]
 
-Every probe is answered by what `record_table.py` measured of that candidate, and every estimate is what the planner
-said of it then. It prints Markdown. Two things are asked of each seed: how many probes, the baseline's included, it
-takes until one is within 2 % (and 20 %) of the fastest candidate that fits, in a search that goes on until then; and
-what a search of `--effort quick` ends with. Confirmations are no probes here. "Told" are searches with predictions;
-"avoidable" are probes that ran out of memory and whose traced tensors alone are more than the limit.
+Every probe is answered by what `record_table.py` measured of that candidate, and every estimate by its recorded traces:
+those of a search by traces at first, and of each candidate that comes to be probed. It prints Markdown. Two things are
+asked of each seed: how many probes, the baseline's included, it takes until one is within 2 % (and 20 %) of the fastest
+candidate that fits, in a search that goes on until then; and what a search of `--effort quick` ends with. Confirmations
+are no probes here. "Told" are searches with predictions; "avoidable" are probes that ran out of memory and whose traced
+tensors alone are more than the limit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -26,8 +27,8 @@ from autotune.core.events import ignore
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.planning.predictor import PlannedPredictor
-from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
-from benchmarks.replay.tables import RECORDED, Row, Table, read_table
+from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search, search_by_traces
+from benchmarks.replay.tables import RECORDED, RecordedRunner, Table, read_table
 
 NEAR = (0.98, 0.80)
 _OUT_OF_MEMORY = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
@@ -53,28 +54,32 @@ class Run:
 
 
 class RecordedEstimates:
-    """The planner's estimates as they were recorded; a trace that is asked for answers what it answered then."""
+    """Estimates as they were recorded, of what a search by traces looks at first and of what is traced later."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = {row.candidate: row for row in rows}
-        self._traced: set[Candidate] = set()
-        self.candidates: Sequence[Candidate] = tuple(self._rows)
+    def __init__(self, table: Table) -> None:
+        self._runner = RecordedRunner(table)
+        search_by_traces(table.replayed(), self._runner)
+        self._traced = dict.fromkeys(self._runner.asked)
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The candidates that were traced."""
+        return tuple(self._traced)
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate."""
-        row = self._rows.get(candidate)
-        found = row and (row.traced if candidate in self._traced else row.explored)
-        return found or Estimate(candidate, Origin.UNKNOWN, reason="it was not recorded")
+        if candidate not in self._traced:
+            return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
+        return self._runner.estimate(candidate)
 
-    def trace(self, candidates: Iterable[Candidate]) -> None:
-        """Let the estimates of candidates be those of traces of their own."""
-        self._traced.update(candidates)
+    def trace(self, candidates: Sequence[Candidate]) -> None:
+        """Trace candidates."""
+        self._traced.update(dict.fromkeys(candidates))
 
     def least(self) -> Estimate | None:
         """Return what needs the least memory."""
-        best = min(map(self.estimate, self.candidates), key=need)
-        self.trace([best.candidate])
-        return self.estimate(best.candidate) if best.memory is not None else None
+        known = (found for found in map(self.estimate, self._traced) if found.memory is not None)
+        return min(known, key=need, default=None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,7 +146,7 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
             near.add(run.candidate)
         return measurement
 
-    predictor = PlannedPredictor(RecordedEstimates(table.rows), table.limit_bytes, "cpu")
+    predictor = PlannedPredictor(RecordedEstimates(table), table.limit_bytes, "cpu")
     return search(
         problem,
         probe,

@@ -27,10 +27,9 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
-from autotune.planning.candidates import legal_candidates
 from autotune.probing import JobServer, probe
 from autotune.units import MIB
-from benchmarks.replay.tables import RECORDED, Row, Table, options, placeless, read_table, write_table
+from benchmarks.replay.tables import RECORDED, Row, Table, legal_candidates, options, placeless, read_table, write_table
 from benchmarks.shapes import small_workload
 
 BUDGET_BYTES = 900 * MIB

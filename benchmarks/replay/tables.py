@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from autotune.app.options import Options, checked_options
 from autotune.app.problem import problem_of
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.codec import decode, encode
-from autotune.core.estimate import Estimate
+from autotune.core.estimate import Estimate, Origin, rank
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
@@ -27,13 +28,11 @@ class Row:
 
     Attributes:
         measurements: what its probes showed, one from each round.
-        explored: what was estimated of it after the first traces.
-        traced: what was estimated of it once its own combination had been traced.
+        traced: what was estimated of it by traces.
     """
 
     candidate: Candidate
     measurements: tuple[Measurement, ...]
-    explored: Estimate | None = None
     traced: Estimate | None = None
 
     @property
@@ -92,6 +91,47 @@ class Table:
         return RecordedProblem(problem.trainer, problem.space, problem.setting, problem.wishes, recorded)
 
 
+class RecordedRunner:
+    """Runs candidates by the recorded traces of a table; implements :class:`autotune.core.runner.Runner`.
+
+    Args:
+        budget_bytes: memory that training may need; None: that of the recording.
+
+    Attributes:
+        asked: what was run.
+    """
+
+    def __init__(self, table: Table, budget_bytes: int | None = None) -> None:
+        self._rows = {row.candidate: row for row in table.rows}
+        self._budget_bytes = table.limit_bytes if budget_bytes is None else budget_bytes
+        self.asked: list[Candidate] = []
+
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
+        """Return what was recorded of candidates."""
+        self.asked += candidates
+        return [self.estimate(candidate) for candidate in candidates]
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return what was recorded of a candidate."""
+        row = self._rows.get(candidate)
+        found = row.traced if row is not None else None
+        if found is None or found.memory is None:
+            return Estimate(candidate, Origin.UNKNOWN, reason="it was not recorded")
+        return replace(found, spare_bytes=self._budget_bytes - found.memory.device_bytes)
+
+    def everything(self) -> list[Estimate]:
+        """Return what was recorded of all candidates, the best first."""
+        return sorted(map(self.estimate, self._rows), key=rank)
+
+
+def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
+    """Return every legal candidate of a small problem once, in its normal form, by looking at all combinations."""
+    combinations = itertools.product(*problem.choices.values())
+    spelled = (Candidate(dict(zip(problem.choices, chosen, strict=True))) for chosen in combinations)
+    normal = dict.fromkeys(map(problem.normal, spelled))
+    return tuple(candidate for candidate in normal if problem.illegal(candidate) is None)
+
+
 def options() -> Options:
     """Return what was asked for, beside the budget: the defaults, on the part of the space that was recorded."""
     return checked_options(trainer="sft", device="cpu", margin=0.05, space=SPACE, effort="quick", seed=42)
@@ -139,4 +179,4 @@ def _completed(row: Row, choices: Mapping[str, tuple[Choice, ...]]) -> Row:
     def same(estimate: Estimate | None) -> Estimate | None:
         return replace(estimate, candidate=candidate) if estimate else None
 
-    return replace(row, candidate=candidate, explored=same(row.explored), traced=same(row.traced))
+    return replace(row, candidate=candidate, traced=same(row.traced))

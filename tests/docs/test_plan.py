@@ -10,7 +10,7 @@ import pytest
 
 from autotune.core.bundle import PlannedBundle
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
-from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedGroup, TracedPoint
+from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.rent import Offer, Rent
 from autotune.core.vllm import ServerSplit, VllmOutlook, VllmShare
@@ -21,7 +21,7 @@ DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(
 
 OF_PLANS = [Plan, PlannedBundle, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
 OF_VLLM = [VllmOutlook, VllmShare, ServerSplit]
-EXPLAINED = [Explanation, TracedGroup, TracedPoint, PartPeak, PartTime, Additions]
+EXPLAINED = [Explanation, TracedPoint, PartPeak, PartTime, Additions]
 
 
 @pytest.mark.parametrize("kind", [*OF_PLANS, *OF_VLLM, *EXPLAINED])

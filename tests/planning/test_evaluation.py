@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
@@ -15,16 +15,15 @@ from autotune.core.protocol import TraceReply
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.candidates import legal_candidates
-from autotune.planning.extrapolation.anchors import anchors
-from autotune.planning.extrapolation.fit import Fit, points
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
+from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.requests import trace_request
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer, trace
 from autotune.space import Wishes
+from autotune.study import search_by_traces
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import EVALUATED_BYTES, WEIGHT_BYTES, AnalyticTracer
 from tests.settings import GPU, problem, setting, workload
@@ -40,61 +39,63 @@ PLAIN: dict[str, str | int] = {
 }  # fmt: skip
 
 
-def planner_of(
+def evaluator_of(
     tracer: AnalyticTracer, directory: Path, evaluated: dict[int, int] | None, **fixed: str | int
-) -> Planner:
-    """Return a planner of rows of 128 tokens, evaluated on rows of other lengths."""
+) -> Evaluator:
+    """Return an evaluator of rows of 128 tokens, evaluated on rows of other lengths, after a search."""
     of = workload(lengths={TRAINED: 64})
+    of = replace(of, model=replace(of.model, layer_kinds=("full",) * LAYERS))
     if evaluated is not None:
         profile = replace(of.dataset, lengths=LengthDistribution(evaluated))
         of = replace(of, evaluation=profile, evaluation_source=of.dataset_source)
     found = problem(setting(machine=GPU, of=of), Wishes({**PLAIN, **fixed}))
-    traces = Traces(tracer, Cache(directory), "model", {})
-    planner = Planner(found, Accelerator(H100, 80 * GIB), traces, ("full",) * LAYERS, legal_candidates(found))
-    planner.explore()
-    return planner
+    evaluator = Evaluator(found, Accelerator(H100, 80 * GIB), Traces(tracer, Cache(directory), "model", {}))
+    search_by_traces(found, evaluator)
+    return evaluator
 
 
 def test_the_need_is_that_of_evaluation_where_its_rows_are_longer(tmp_path: Path) -> None:
-    planner = planner_of(AnalyticTracer(), tmp_path, {EVALUATED: 64}, per_device_train_batch_size=1)
-    sizes = {int(item["per_device_eval_batch_size"]): item for item in planner.candidates}
-    assert sorted(sizes) == [1, 2, 4, 8, 16, 32]
+    evaluator = evaluator_of(AnalyticTracer(), tmp_path, {EVALUATED: 64}, per_device_train_batch_size=1)
+    baseline = evaluator.problem.baseline
+    sizes = {rows: baseline.but(per_device_eval_batch_size=rows) for rows in (1, 2, 4, 8, 16, 32)}
+    evaluator.run(list(sizes.values()))
     assert {item["max_length"] for item in sizes.values()} == {EVALUATED}
     trained = 4 * WEIGHT_BYTES * LAYERS + 4_000 * TRAINED * LAYERS + 4_000 * TRAINED
     for rows, candidate in sizes.items():
-        memory = planner.estimate(candidate).memory
+        memory = evaluator.estimate(candidate).memory
         assert memory is not None
         evaluated = 3 * WEIGHT_BYTES * LAYERS + EVALUATED_BYTES * rows * EVALUATED
         assert memory.peak_bytes == pytest.approx(max(trained, evaluated) + 64 * MIB, rel=0.001)
     # It changes nothing of the speed of training.
-    assert len({planner.estimate(candidate).tokens_per_second for candidate in sizes.values()}) == 1
+    assert len({evaluator.estimate(candidate).tokens_per_second for candidate in sizes.values()}) == 1
 
 
 def test_without_rows_to_evaluate_on_its_size_is_not_searched(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
-    planner = planner_of(tracer, tmp_path, None, per_device_train_batch_size=1)
-    assert {item["per_device_eval_batch_size"] for item in planner.candidates} == {8}
+    evaluator = evaluator_of(tracer, tmp_path, None, per_device_train_batch_size=1)
+    assert {item["per_device_eval_batch_size"] for item in evaluator.candidates} == {8}
     assert not any(request.plan.evaluates for request in tracer.requests)
 
 
 def test_another_layout_is_traced_beside(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
     wanted = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 32}
-    planner = planner_of(tracer, tmp_path, {EVALUATED: 2, 700: 60}, **wanted)
-    candidate = planner.candidates[0]
-    basis = planner.figures.basis(candidate)
-    assert basis.geometry.evaluation is not None
-    assert (basis.geometry.layout, basis.geometry.evaluation.layout) == (Layout.EQUAL, Layout.PADDED)
+    evaluator = evaluator_of(tracer, tmp_path, {EVALUATED: 2, 700: 60}, **wanted)
+    candidate = evaluator.problem.baseline
+    traced = evaluator.traced_plan(candidate)
+    assert traced is not None
+    assert traced.geometry.evaluation is not None
+    assert (traced.geometry.layout, traced.geometry.evaluation.layout) == (Layout.EQUAL, Layout.PADDED)
     # Equal rows and padded rows were traced: in the latter, one is a token shorter.
     assert {len(set(request.worst)) for request in tracer.requests} == {1, 2}
-    memory = planner.estimate(candidate).memory
+    memory = evaluator.estimate(candidate).memory
     assert memory is not None
     evaluated = 3 * WEIGHT_BYTES * LAYERS + EVALUATED_BYTES * 32 * EVALUATED
     assert memory.peak_bytes == pytest.approx(evaluated + 64 * MIB, rel=0.001)
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpu"])
-def test_evaluation_at_another_shape_follows_from_small_traces(
+def test_evaluation_at_another_shape_follows_from_few_layers(
     target: str, job_server: JobServer, tmp_path: Path
 ) -> None:
     source = ModelSource(str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=6)))
@@ -107,13 +108,8 @@ def test_evaluation_at_another_shape_follows_from_small_traces(
         return trace(job_server, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}")
 
     trained, evaluated = Shape(8, 64), Shape(4, 200)
-    sizes = [
-        BatchGeometry(Layout.PADDED, shape, (Typical(shape),), 1.0, 2, 16.0, 100) for shape in (trained, evaluated)
-    ]
-    chosen = anchors(Layout.PADDED, sizes)
-    assert evaluated not in chosen.shapes
-    fit = Fit(chosen, {point: run(*point) for point in points((2, 3), chosen)})
-    foretold = fit.forecast(6, trained, 2).taking(EVALUATE, fit.forecast(6, evaluated, 1), per_step=0.0)
+    fits = {shape: Fit({depth: run(depth, shape) for depth in (2, 3)}, 6) for shape in (trained, evaluated)}
+    foretold = fits[trained].forecast(2).taking(EVALUATE, fits[evaluated].forecast(1), per_step=0.0)
 
     part = Part(EVALUATE, Occurrence.AFTER)
     whole = {shape: run(6, shape) for shape in (trained, evaluated)}

@@ -1,4 +1,4 @@
-"""Small traces against full-size ones: what follows from few layers and few rows is what the whole model needs."""
+"""Small traces against full-size ones: what follows from few layers is what the whole model needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.probing import JobServer, trace
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.slow
 LAYERS = 8
 TOKENS = 128
 FULL = Shape(6, TOKENS)
-KNOWN = (Shape(1, TOKENS), Shape(4, TOKENS))
 MODELS = ("llama", "qwen2", "gemma2", "mistral", "gpt2", "qwen3_moe", "ernie4_5_moe")
 FIRST_DIFFER = ("ernie4_5_moe",)
 PLANS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
@@ -72,11 +70,8 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server:
 
     config = small_config(model, num_hidden_layers=LAYERS)
     kinds = layer_kinds(config, meta_model(model_class(config), config))
-    small = Fit(
-        Anchors(Basis.ROWS, KNOWN),
-        {(depth, shape): run(depth, shape) for depth in traced_depths(kinds, every) for shape in KNOWN},
-    )
-    foretold, full = small.forecast(LAYERS, FULL, 2), run(LAYERS, FULL)
+    small = Fit({depth: run(depth, FULL) for depth in traced_depths(kinds, every)}, LAYERS)
+    foretold, full = small.forecast(2), run(LAYERS, FULL)
 
     assert small.aligned
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
@@ -91,7 +86,7 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server:
     for section in full.sections if model not in FIRST_DIFFER else ():
         for backward, moments in ((False, slice(0, section.backward)), (True, slice(section.backward, None))):
             totals = section.totals[moments]
-            course = [sum(levels.values()) for levels in small.course((section.part, backward), LAYERS, FULL)]
+            course = [sum(levels.values()) for levels in small.course((section.part, backward))]
             assert len(course) == pytest.approx(len(totals), rel=0.02)
             # Which moments lie in a layer is only known up to the first and the last ones that layers have alike.
             for expected, foretold_bytes in zip(totals, course, strict=False) if len(course) == len(totals) else ():

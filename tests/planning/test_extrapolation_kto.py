@@ -14,9 +14,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.extrapolation.anchors import anchors
 from autotune.planning.extrapolation.depth import traced_depths
-from autotune.planning.extrapolation.fit import Fit, points
+from autotune.planning.extrapolation.fit import Fit
 from autotune.probing import JobServer, trace
 from autotune.trainers import find_trainer
 from tests.small import write_small_model
@@ -50,7 +49,6 @@ def test_a_full_trace_is_what_small_ones_foretell(
     sizes = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "max_length": 2 * longest}
     plan = TrainingPlan("kto", {"gradient_checkpointing": checkpointing, "bf16": True, **sizes}, {})
     geometry = KTO.geometry(plan, documents(120, longest))
-    chosen = anchors(geometry.layout, [geometry])
 
     def run(depth: int, shape: Shape) -> TraceReply:
         request = TraceRequest(
@@ -64,12 +62,12 @@ def test_a_full_trace_is_what_small_ones_foretell(
         )
         return trace(server, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}-{shape.beside}")
 
-    small = Fit(chosen, {point: run(*point) for point in points(traced_depths(["same"] * LAYERS), chosen)})
-    assert small.aligned
     # Blocks with wider mismatched pairs, and with narrower ones, than rows.
     assert len({shape.beside > shape.tokens for shape in geometry.shapes}) == 2
     for shape in (geometry.shapes[0], geometry.shapes[-1]):
-        foretold, full = small.forecast(LAYERS, shape, 2), run(LAYERS, shape)
+        small = Fit({depth: run(depth, shape) for depth in traced_depths(["same"] * LAYERS)}, LAYERS)
+        assert small.aligned
+        foretold, full = small.forecast(2), run(LAYERS, shape)
         assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.01), shape
         assert full.step is not None
         assert foretold.step_seconds(2) == pytest.approx(full.step.seconds, rel=0.05), shape

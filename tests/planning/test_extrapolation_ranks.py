@@ -14,7 +14,6 @@ from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.forecast import Forecast
-from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.planning.points import fit_of, traced_points
 from autotune.probing import JobServer, trace_all
 from autotune.step.distributed.engines import zero_stage
@@ -24,7 +23,7 @@ from tests.step.plans import fsdp2, zero
 LAYERS, RANKS, TOKENS = 12, 8, 128
 # The weights of layers and the embedding larger than what is computed with them, as in large models.
 WIDE: dict[str, Any] = {"hidden_size": 256, "vocab_size": 4096}
-ANCHORS = Anchors(Basis.CONSTANT, (Shape(1, TOKENS),))
+SHAPE = Shape(1, TOKENS)
 # The sizes of Llama-3.1-8B.
 LARGE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
                          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
@@ -100,14 +99,14 @@ def _foretold(
 ) -> tuple[Forecast, TraceReply]:
     """Return what traces of few layers foretell of a model, and a trace of all of its layers."""
     plan, kinds = plan_of(args), ["layer"] * layers
-    wanted = traced_points(plan, kinds, ANCHORS)
+    wanted = traced_points(plan, kinds, SHAPE)
     source = ModelSource(
         str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
     )
     *small, full = _traced(server, folder, source, [*((traced, depth) for (depth, _), traced in wanted.items()),
                                                     (plan, layers)])  # fmt: skip
-    fit = fit_of(plan, kinds, ANCHORS, dict(zip(wanted, small, strict=True)))
-    return fit.forecast(layers, ANCHORS.shapes[0], 2), full
+    fit = fit_of(plan, kinds, SHAPE, dict(zip(wanted, small, strict=True)))
+    return fit.forecast(2), full
 
 
 def _traced(

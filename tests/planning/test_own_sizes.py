@@ -1,37 +1,30 @@
-"""Estimates at a candidate's own sizes, held against PyTorch's CPU allocator and against a plan of it alone."""
+"""Estimates at a candidate's own sizes, held against PyTorch's CPU allocator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.core.candidate import Choice
 from autotune.core.documents import Documents
-from autotune.core.estimate import Origin, answers, distinct
 from autotune.core.events import ignore
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
-from autotune.planning.candidates import legal_candidates
-from autotune.planning.planner import Planner
 from autotune.planning.single import PlanTracer, Sized
-from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
-from autotune.space import Wishes
 from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.trainers import find_trainer
-from autotune.units import GIB
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu
-from tests.settings import problem, setting, workload
+from tests.settings import setting, workload
 from tests.small import small_config, small_tokenizer, write_small_model
 
 pytestmark = pytest.mark.slow
@@ -82,27 +75,3 @@ def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
 
     peak_bytes = max(real[step_name(number)].peak_bytes for number in (0, 1))
     assert estimated.peak_bytes == pytest.approx(peak_bytes, rel=0.01)
-
-
-def test_what_is_shown_of_many_candidates_is_what_a_plan_of_each_alone_shows(
-    model: ModelSource, tracer: ServerTracer, tmp_path: Path
-) -> None:
-    where = here("dpo", model)
-
-    def planner_of(name: str, fixed: Mapping[str, Choice]) -> Planner:
-        found = problem(where, Wishes(fixed), "dpo")
-        traces = Traces(tracer, Cache(tmp_path / name), "model", {})
-        planner = Planner(found, Accelerator(None, GIB), traces, KINDS, legal_candidates(found))
-        planner.explore()
-        return planner
-
-    usual = dict(problem(where, Wishes({"max_length": LONGEST}), "dpo").baseline)
-    many = planner_of("many", {knob: usual[knob] for knob in usual if knob != "per_device_train_batch_size"})
-    assert {found.origin for found in many.ranked()} == {Origin.EXTRAPOLATED}
-    many.refine(lambda ranked: ranked[:2], 2)
-
-    shown = distinct(answers(many.ranked()), 2)
-    assert len(shown) == 2
-    for number, found in enumerate(shown):
-        alone = planner_of(str(number), dict(found.candidate))
-        assert alone.ranked() == [found]

@@ -10,14 +10,13 @@ from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.timeline import Section
 from autotune.core.workload import ModelSource
-from autotune.planning.extrapolation.shape import Anchors, Basis
 from autotune.planning.extrapolation.shares import with_shares_of
 from autotune.planning.points import traced_points
 from autotune.techniques.traits import between_layers, uneven
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.step.plans import fsdp2, zero
 
-ANCHORS = Anchors(Basis.ROWS, (Shape(1, 256), Shape(4, 256)))
+SHAPE = Shape(4, 256)
 EIGHT = Launch(8)
 KINDS = ["layer"] * 32
 
@@ -47,21 +46,21 @@ def test_gradients_between_micro_batches_and_the_update_are_those_of_the_whole_m
 
 
 def points(*depths: int) -> list[tuple[int, Shape]]:
-    return [(depth, Shape(rows, 256)) for depth in depths for rows in (1, 4)]
+    return [(depth, SHAPE) for depth in depths]
 
 
 def test_the_whole_model_is_traced_for_zero_2_alone_and_on_few_rows() -> None:
     plan = TrainingPlan("sft", zero(2), launch=EIGHT)
 
-    assert list(traced_points(plan, KINDS, ANCHORS)) == [*points(2, 3), (32, Shape(2, 256))]
-    assert list(traced_points(plan, KINDS[:3], ANCHORS)) == points(3)
+    assert list(traced_points(plan, KINDS, SHAPE)) == [*points(2, 3), (32, Shape(2, 256))]
+    assert list(traced_points(plan, KINDS[:3], SHAPE)) == points(3)
 
 
 def test_only_engines_that_gather_weights_ahead_are_traced_with_two_layers_at_either_end() -> None:
     plan = TrainingPlan("sft", {}, launch=EIGHT)
 
     for args, depths in ((zero(3), (4, 5)), (fsdp2(), (4, 5)), (zero(1), (2, 3)), ({}, (2, 3))):
-        assert list(traced_points(replace(plan, args=args), KINDS, ANCHORS)) == points(*depths)
+        assert list(traced_points(replace(plan, args=args), KINDS, SHAPE)) == points(*depths)
 
 
 def test_a_buffer_of_gradients_is_neither_on_one_process_nor_where_the_optimizer_is_on_the_host() -> None:
@@ -77,12 +76,12 @@ def test_all_layers_are_traced_where_gradients_of_a_flat_share_are_copied_to_the
 
     for stage in (1, 2):
         offloaded = replace(plan, args=zero(stage, **to_host))
-        assert list(traced_points(offloaded, KINDS, ANCHORS)) == points(32)
-        assert list(traced_points(replace(offloaded, launch=Launch(1)), KINDS, ANCHORS)) == points(2, 3)
+        assert list(traced_points(offloaded, KINDS, SHAPE)) == points(32)
+        assert list(traced_points(replace(offloaded, launch=Launch(1)), KINDS, SHAPE)) == points(2, 3)
     # Of each tensor, every process has an equal part.
-    assert list(traced_points(replace(plan, args=zero(3, **to_host)), KINDS, ANCHORS)) == points(4, 5)
+    assert list(traced_points(replace(plan, args=zero(3, **to_host)), KINDS, SHAPE)) == points(4, 5)
     on_device = replace(plan, args=zero(2, offload_optimizer={"device": "none"}))
-    assert list(traced_points(on_device, KINDS, ANCHORS)) == [*points(2, 3), (32, Shape(2, 256))]
+    assert list(traced_points(on_device, KINDS, SHAPE)) == [*points(2, 3), (32, Shape(2, 256))]
 
 
 def test_plans_that_compute_their_layers_differently_hold_the_same_between_them() -> None:

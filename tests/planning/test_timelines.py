@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.estimate import MemoryEstimate, Origin
+from autotune.core.estimate import MemoryEstimate
 from autotune.core.memory_timeline import BESIDE_TENSORS, MOST_MOMENTS, Mark, MemoryTimeline
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.timelines import memory_timeline
-from autotune.units import GIB
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
-from tests.planning.test_planner import LAYERS, TOKENS, planner_of, problem_of
+from tests.planning.test_evaluator import LAYERS, TOKENS, problem_of, searched
 
 FIRST, FURTHER, UPDATE = (
     Part(MICRO_BATCH, Occurrence.FIRST),
@@ -24,11 +23,8 @@ FIRST, FURTHER, UPDATE = (
 
 
 @pytest.fixture(scope="module")
-def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
-    made = planner_of(problem_of(), AnalyticTracer(), tmp_path_factory.mktemp("cache"), 10 * GIB)
-    made.explore(14)
-    made.trace(made.candidates[::111])
-    return made
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
+    return searched(problem_of(), AnalyticTracer(), tmp_path_factory.mktemp("cache"))
 
 
 def tensors(memory: MemoryEstimate) -> dict[str, int]:
@@ -36,10 +32,10 @@ def tensors(memory: MemoryEstimate) -> dict[str, int]:
     return {name: size for name, size in memory.breakdown.items() if name not in BESIDE_TENSORS}
 
 
-def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(planner: Planner) -> None:
-    seen = set[tuple[Origin, int]]()
-    for candidate in planner.candidates[::37]:
-        estimate, timeline = planner.estimate(candidate), planner.figures.timeline(candidate)
+def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(evaluator: Evaluator) -> None:
+    seen = set[int]()
+    for candidate in evaluator.candidates:
+        estimate, timeline = evaluator.estimate(candidate), evaluator.timeline(candidate)
         if estimate.memory is None:
             assert timeline is None
             continue
@@ -48,15 +44,16 @@ def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(plann
         assert max(timeline.totals) == timeline.totals[timeline.peak] == estimate.memory.peak_bytes - rounding_bytes
         assert timeline.at(timeline.peak) == tensors(estimate.memory)
         assert timeline.need_bytes == estimate.memory.device_bytes
-        assert timeline.traced == (estimate.origin is Origin.TRACED)
-        seen.add((estimate.origin, timeline.micro_batches))
-    assert seen >= {(Origin.TRACED, 1), (Origin.EXTRAPOLATED, 8), (Origin.COMPOSED, 1)}
+        assert timeline.traced
+        seen.add(timeline.micro_batches)
+    assert len(seen) > 1
 
 
-def test_activations_grow_evenly_from_layer_to_layer(planner: Planner) -> None:
-    candidate = planner.candidates[0].but(gradient_checkpointing="off", liger="off", per_device_train_batch_size=4)
-    planner.trace([candidate])
-    timeline = planner.figures.timeline(candidate)
+def test_activations_grow_evenly_from_layer_to_layer(evaluator: Evaluator) -> None:
+    stored = evaluator.problem.baseline.but(gradient_checkpointing="off", liger="off")
+    candidate = stored.but(per_device_train_batch_size=4)
+    evaluator.run([candidate])
+    timeline = evaluator.timeline(candidate)
     assert timeline is not None
     assert timeline.followed
     assert [(mark.part, mark.backward) for mark in timeline.marks] == [
@@ -71,18 +68,12 @@ def test_activations_grow_evenly_from_layer_to_layer(planner: Planner) -> None:
         assert {timeline.levels["gradient"][moment] for moment in moments} == {gradients}
 
 
-def test_a_step_of_one_micro_batch_has_no_further_one(planner: Planner) -> None:
-    timeline = planner.figures.timeline(planner.candidates[0].but(per_device_train_batch_size=8))
+def test_a_step_of_one_micro_batch_has_no_further_one(evaluator: Evaluator) -> None:
+    candidate = evaluator.problem.baseline.but(per_device_train_batch_size=8)
+    evaluator.run([candidate])
+    timeline = evaluator.timeline(candidate)
     assert timeline is not None
     assert FURTHER not in [mark.part for mark in timeline.marks]
-
-
-def test_figures_that_are_added_up_are_drawn_at_their_peaks_alone(planner: Planner) -> None:
-    candidate = next(one for one in planner.candidates if planner.estimate(one).origin is Origin.COMPOSED)
-    timeline = planner.figures.timeline(candidate)
-    assert timeline is not None
-    assert not timeline.followed
-    assert timeline.moments == len(timeline.marks)
 
 
 def a_timeline(totals: list[int], marks: tuple[Mark, ...] = (Mark(FIRST, False, 0),)) -> MemoryTimeline:

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.machine import Machine
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.planner import Planner
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.single import PlanTracer, Sized
 from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
@@ -32,10 +32,10 @@ def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bo
     here = problem(setting(machine=machine), wishes)
     gpu = find_gpu("H100-80GB") if machine is TWO_GPUS else None
     traces = Traces(AnalyticTracer(), Cache(folder), "model", {})
-    planner = Planner(here, Accelerator(gpu, 80 * GIB), traces, ("full",) * 4, [])
+    evaluator = Evaluator(here, Accelerator(gpu, 80 * GIB), traces)
     candidate = here.baseline.but(sharding=sharding, offload=offload)
-    planner.trace([candidate])
-    estimate, training = planner.estimate(candidate), planner.figures.training(candidate)
+    (estimate,) = evaluator.run([candidate])
+    training = evaluator.training(candidate)
     plan = here.trainer.plan(candidate, here.setting)
     geometry = whole_geometry(find_trainer("sft"), plan, here.setting.workload)
     alone = PlanTracer(traces, here.setting, gpu).memory(Sized(plan, geometry))

@@ -37,14 +37,8 @@ def an_estimate(candidate: Candidate, needs_bytes: int, rate: float | None, **ch
     return replace(estimate, **changes)
 
 
-def composed(estimate: Estimate, error: float = 0.35) -> Estimate:
-    """The same estimate, added up from others."""
-    assert estimate.memory is not None
-    return replace(estimate, origin=Origin.COMPOSED, memory=replace(estimate.memory, error=error))
-
-
 FASTEST = an_estimate(LONGEST, 20 * GIB, 9000.0)
-SECOND = composed(an_estimate(BASELINE.but(lora="r16", packing="bfd"), 21 * GIB, 8000.0))
+SECOND = an_estimate(BASELINE.but(lora="r16", packing="bfd"), 21 * GIB, 8000.0)
 DEFAULT = an_estimate(BASELINE, 31 * GIB, 7000.0)
 UNKNOWN = Estimate(
     BASELINE.but(attention="strange_attention"), Origin.UNKNOWN, reason="strange_attention gives no shape"
@@ -52,7 +46,7 @@ UNKNOWN = Estimate(
 
 
 def a_plan(**changes: Any) -> Plan:
-    """A plan in which the fastest was traced, the second added up, TRL's default is too large, and one is unknown."""
+    """A plan in which two fit, TRL's default is too large, and one is unknown."""
     plan = Plan(
         schema=SCHEMA,
         model="Qwen/Qwen2.5-7B",

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
-from autotune.core.candidate import Candidate
 from autotune.core.estimate import Plan
-from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedGroup, TracedPoint
+from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
@@ -27,7 +26,6 @@ POINTS = (
     TracedPoint(3, Shape(1, 512), 2.5, new=False, tensor_bytes=5 * GIB, allocated_bytes=6 * GIB, reserved_bytes=7 * GIB,
                 assumptions={"a sum is finite": 2}),
 )  # fmt: skip
-GROUP = TracedGroup(LONGEST, Layout.FLAT, 1.0, aligned=True, points=POINTS)
 SIZES = (Typical(Shape(4, 450), 0.75), Typical(Shape(4, 512), 0.25))
 EXPLANATION = Explanation(
     subject=Subject.FASTEST,
@@ -38,7 +36,7 @@ EXPLANATION = Explanation(
     longest_tokens=629,
     geometry=BatchGeometry(Layout.FLAT, Shape(4, 512), SIZES, 1900.0, 2, 8.2, 96),
     layers=32,
-    groups=(GROUP,),
+    traces=POINTS,
     peaks=(
         PartPeak(Part(CONSTRUCTION, Occurrence.BEFORE), False, {"parameter": 9 * GIB}),
         PartPeak(FURTHER, True, {"parameter": 10 * GIB, "activation": 5 * GIB}),
@@ -96,16 +94,8 @@ def test_the_stages_take_the_place_of_the_candidates_and_the_notes_stay() -> Non
     assert "Nothing was measured." in text
 
 
-def test_what_is_added_up_is_listed_with_weights_and_differences() -> None:
-    other = replace(GROUP, choices=Candidate({"lora": "none", "packing": "bfd"}), weight=-0.5)
-    text = words(drawn(replace(EXPLANATION, groups=(GROUP, other))))
-    assert "Added up from 2 combinations of techniques" in text
-    assert "+1.00 x the same" in text
-    assert "-0.50 x the same, but lora=none" in text
-
-
 def test_moments_that_could_not_be_followed_are_said() -> None:
-    text = words(drawn(replace(EXPLANATION, groups=(replace(GROUP, aligned=False),))))
+    text = words(drawn(replace(EXPLANATION, aligned=False)))
     assert "Moments differ between the traces, so that only their peaks were followed." in text
 
 
@@ -117,7 +107,7 @@ def test_a_device_of_unknown_speed_has_no_times() -> None:
 
 
 def test_what_could_not_be_traced_ends_with_the_reason() -> None:
-    unknown = replace(EXPLANATION, subject=Subject.BASELINE, candidate=UNKNOWN.candidate, groups=(), peaks=(), times=())
+    unknown = replace(EXPLANATION, subject=Subject.BASELINE, candidate=UNKNOWN.candidate, traces=(), peaks=(), times=())
     text = words(drawn(unknown))
     assert "How the estimate of TRL's default, since nothing fits, came about" in text
     assert "None: strange_attention gives no shape" in text

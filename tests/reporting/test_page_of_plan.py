@@ -50,20 +50,19 @@ def test_the_cut_is_that_of_the_fastest() -> None:
     assert chart.said == "40 rows of up to 2,048 tokens; the fastest that fits cuts at 1,024."
 
 
-def test_every_candidate_that_was_traced_itself_has_a_row_and_says_what_makes_it_fit() -> None:
+def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
     rows = plan_values(planned()).table.rows
-    assert [row.outcome for row in rows] == ["fits", "does not fit", "unknown"]
-    assert rows[1].reason.startswith("fits with")
-    assert rows[2].reason == UNKNOWN.reason
-    assert [row.cells[-1] for row in rows] == ["traced", "traced", "unknown"]
+    assert [row.outcome for row in rows] == ["fits", "fits", "does not fit", "unknown"]
+    assert rows[2].reason.startswith("fits with")
+    assert rows[3].reason == UNKNOWN.reason
+    assert [row.cells[-1] for row in rows] == ["traced", "traced", "traced", "unknown"]
 
 
-def test_what_is_added_up_from_other_traces_is_neither_drawn_nor_explained() -> None:
+def test_what_was_traced_is_drawn_and_counted() -> None:
     shown = plan_values(planned())
     assert {point.label for point in shown.points} == {"traced"}
-    assert len(shown.points) == 2
-    assert shown.table.said.startswith("4 candidates, 3 of them traced: 1 fitting, 1 not fitting, 1 unknown.")
-    assert [text for text in dict(shown.lists)["What the estimates stand on"] if "added up" in text] == []
+    assert len(shown.points) == 3
+    assert shown.table.said.startswith("4 candidates: 2 fitting, 1 not fitting, 1 unknown.")
 
 
 def test_of_tens_of_thousands_the_best_and_the_nearest_are_shown() -> None:

@@ -62,23 +62,16 @@ def test_a_plan_fits_the_console_and_cuts_nothing_off(width: int) -> None:
 
 @WIDTHS
 def test_each_row_shows_its_figures_and_what_differs_from_the_default(width: int) -> None:
-    first, second, third = rows(drawn(a_plan(), width))
+    first, second, third, fourth = rows(drawn(a_plan(), width))
     assert first == (
         "1 20.00 GiB 4.00 GiB 3.00 MiB 9,000 traced gradient_checkpointing=selective lora=r16 packing=bfd "
         "per_device_train_batch_size=4"
     )
-    assert second == (
-        "2 31.00 GiB -7.00 GiB 3.00 MiB 7,000 traced TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
+    assert second == "2 21.00 GiB 3.00 GiB 3.00 MiB 8,000 traced lora=r16 packing=bfd"
+    assert third == (
+        "3 31.00 GiB -7.00 GiB 3.00 MiB 7,000 traced TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
     )
-    assert third == "3 - - - - unknown attention=strange_attention"
-
-
-@WIDTHS
-def test_what_was_not_traced_itself_is_counted_and_not_shown(width: int) -> None:
-    text = drawn(a_plan(), width)
-    assert "8,000" not in text
-    assert "1 that may be as good are not shown, since they were not traced themselves" in words(text)
-    assert "not shown" not in drawn(a_plan(estimates=(FASTEST, DEFAULT)), width)
+    assert fourth == "4 - - - - unknown attention=strange_attention"
 
 
 def test_the_default_is_shown_last_where_it_is_not_among_the_best() -> None:

@@ -29,7 +29,6 @@ from tests.reporting.plans import (
     UNKNOWN,
     a_plan,
     an_estimate,
-    composed,
 )
 
 
@@ -56,12 +55,6 @@ def test_a_host_without_the_memory_is_said_beside_the_headline() -> None:
 def test_without_a_known_speed_nothing_is_said_of_time() -> None:
     roomy = an_estimate(LONGEST, 20 * GIB, None)
     assert headline(a_plan(estimates=(roomy, SECOND))) == "What fits with most room: with 4.00 GiB to spare"
-
-
-def test_what_is_beyond_doubt_was_traced_itself() -> None:
-    tight = an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0)
-    roomy = composed(an_estimate(LONGEST, 2 * GIB, 9400.0))
-    assert said_doubt(a_plan(estimates=(tight, roomy))).endswith("Nothing fits with its error to spare.")
 
 
 def test_a_single_candidate_fits_or_does_not() -> None:
@@ -119,10 +112,6 @@ def test_candidates_are_counted_by_whether_they_fit() -> None:
         "3 candidates: 1 fitting, 1 not fitting, 1 unknown."
     )
     assert said_counts(a_plan(estimates=(FASTEST,))) == "1 candidate: 1 fitting."
-
-
-def test_of_those_that_were_not_traced_it_is_not_said_whether_they_fit() -> None:
-    assert said_counts(a_plan()) == "4 candidates, 3 of them traced: 1 fitting, 1 not fitting, 1 unknown."
 
 
 def test_each_basis_that_is_shown_is_explained_with_its_largest_error() -> None:

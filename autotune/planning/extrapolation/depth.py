@@ -1,4 +1,4 @@
-"""Chooses the layer counts to trace so that the full depth can be extrapolated."""
+"""Chooses the layer counts to trace so that the full depth can be extrapolated, and weights their figures."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) 
     while first < max(_FEWEST, start + period * (_WITH_EDGES if edges else 1)):
         first += period
     return (layers,) if first + period >= layers else (first, first + period)
+
+
+def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:
+    """Return the weights of one or two known depths in the figures at the wanted depth, which are affine in layers.
+
+    Raises:
+        ValueError: a single depth is known, and it is not the wanted one.
+    """
+    if len(known) == 1:
+        if known[0] != wanted:
+            raise ValueError(f"{wanted} layers do not follow from {known[0]}")
+        return (1.0,)
+    short, long = known
+    share = (wanted - short) / (long - short)
+    return (1.0 - share, share)
 
 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:

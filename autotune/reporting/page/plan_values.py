@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autotune.core.estimate import Estimate, Plan, answers, distinct
+from autotune.core.estimate import Estimate, Plan, distinct
 from autotune.reporting.comparison import Row
 from autotune.reporting.outlook import said_left_out, said_unlockable
 from autotune.reporting.page.values import (
@@ -47,7 +47,7 @@ _CELLS = 80
 
 def plan_values(plan: Plan) -> Values:
     """Return what the page of a plan shows."""
-    best, baseline, shown = plan.best, plan.baseline, answers(plan.estimates)
+    best, baseline, shown = plan.best, plan.baseline, plan.estimates
     words = FASTEST if plan.fastest is not None or best is None else LEAST
     same = best is not None and best.candidate == baseline.candidate
     default = [] if same else [("default", BASELINE_NAME, plan.baseline_timeline)]

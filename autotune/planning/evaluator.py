@@ -1,0 +1,212 @@
+"""Traces candidates at the sizes of their own micro-batches, with what vLLM holds beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
+from autotune.core.memory_timeline import MemoryTimeline
+from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.setting import Setting
+from autotune.planning.single import PlanTracer, Sized, TracedPlan
+from autotune.planning.target import Accelerator
+from autotune.planning.timelines import memory_timeline
+from autotune.planning.tracing.store import Traces
+from autotune.planning.vllm import engine_of, held, with_vllm
+from autotune.probing.tracing import Untraceable
+from autotune.techniques.base import OFF
+from autotune.techniques.traits import allocator_knobs, geometry_knobs, untimed
+from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers.evaluation import whole_geometry
+from autotune.trainers.problem import TrainerProblem
+
+
+@dataclass
+class _Evaluated:
+    """A training plan, and what its traces came to.
+
+    Attributes:
+        varied_bytes: what micro-batches of varied lengths add; None while that is not traced, or unknown.
+    """
+
+    plan: TrainingPlan
+    traced: TracedPlan | Untraceable
+    varied_bytes: int | None = None
+
+
+class Evaluator:
+    """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.runner.Runner`.
+
+    Candidates are in their normal form, and need not be in the problem's space. Depth alone is extrapolated. Candidates
+    whose training plans are the same are traced once.
+    """
+
+    def __init__(self, problem: TrainerProblem, target: Accelerator, traces: Traces) -> None:
+        self.problem = problem
+        self.target = target
+        self.traces = traces
+        self._plans: dict[str, _Evaluated] = {}
+        self._known: dict[Candidate, _Evaluated] = {}
+        self._legal: dict[Candidate, bool] = {}
+        self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
+        self._uses = _uses_of(problem)
+
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
+        """Return the estimates of candidates, in their order; what is missing is traced, all at once.
+
+        Raises:
+            AutotuneError: traces cannot be run.
+        """
+        setting = self.problem.setting
+        plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in self._missing(candidates)}
+        different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
+        asked = {name: candidate for name, candidate in different.items() if name not in self._plans}
+        sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
+        for (name, candidate), traced in zip(asked.items(), self._traced(sized, setting), strict=True):
+            self._plans[name] = _Evaluated(plans[candidate], traced)
+        self._known.update({candidate: self._plans[plan.fingerprint] for candidate, plan in plans.items()})
+        return [self.estimate(candidate) for candidate in candidates]
+
+    def of(self, problem: TrainerProblem) -> Evaluator:
+        """Return the evaluator of another problem of the same workload, which knows the candidates of this one."""
+        found = Evaluator(problem, self.target, self.traces)
+        found.run([*self._known])
+        return found
+
+    def _missing(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        return [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._known]
+
+    def _traced(self, sized: Sequence[Sized], setting: Setting) -> list[TracedPlan | Untraceable]:
+        gpu, cpu = self.target.gpu, self.target.cpu
+        tracer = PlanTracer(self.traces, setting, gpu, cpu, self._uses, self.target.process_bytes)
+        return tracer.traced(sized, timed=True) if sized else []
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The legal candidates that were evaluated, the first one first."""
+        for candidate in self._known:
+            if candidate not in self._legal:
+                self._legal[candidate] = self.problem.illegal(candidate) is None
+        return tuple(candidate for candidate in self._known if self._legal[candidate])
+
+    @property
+    def misaligned(self) -> int:
+        """Number of training plans whose traces could not be aligned moment by moment."""
+        return sum(not each.aligned for each in self._traced_plans())
+
+    @property
+    def assumptions(self) -> Sequence[str]:
+        """What traces assumed where a step depends on the values of real data, in sentences."""
+        fits = (fit for each in self._traced_plans() for fit in each.fits.values())
+        return sorted({assumed for fit in fits for assumed in fit.assumptions})
+
+    @property
+    def untraceable(self) -> Mapping[Candidate, str]:
+        """The reason why each candidate that failed could not be traced."""
+        found = {candidate: each.traced for candidate, each in self._known.items()}
+        return {candidate: traced.reason for candidate, traced in found.items() if isinstance(traced, Untraceable)}
+
+    def _traced_plans(self) -> list[TracedPlan]:
+        return [each.traced for each in self._plans.values() if isinstance(each.traced, TracedPlan)]
+
+    def ranked(self) -> list[Estimate]:
+        """Return the estimates of the legal candidates that were evaluated.
+
+        Those that fit come first, the fastest first; then those that do not fit, the least memory first; then those
+        without an estimate.
+        """
+        return sorted(map(self.estimate, self.candidates), key=rank)
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return the estimate of a candidate, unknown if it was not evaluated."""
+        known = self._known.get(candidate)
+        if known is None:
+            return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
+        if isinstance(known.traced, Untraceable):
+            return Estimate(candidate, Origin.UNKNOWN, reason=known.traced.reason)
+        memory = replace(self._timed(known.plan, known.traced.memory), varied_bytes=known.varied_bytes)
+        return self._whole(candidate, self.problem.setting, memory, known.traced.geometry)
+
+    def elsewhere(self, candidate: Candidate, setting: Setting) -> Estimate:
+        """Return the estimate of a candidate with the rows of another setting."""
+        if setting is self.problem.setting:
+            return self.run([candidate])[0]
+        plan = self.problem.trainer.plan(candidate, setting)
+        geometry = whole_geometry(self.problem.trainer, plan, setting.workload)
+        (traced,) = self._traced([Sized(plan, geometry)], setting)
+        if isinstance(traced, Untraceable):
+            return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
+        return self._whole(candidate, setting, self._timed(plan, traced.memory), traced.geometry)
+
+    def training(self, candidate: Candidate) -> MemoryEstimate | None:
+        """Return the estimate of a candidate without what vLLM holds beside it; None if it was not traced."""
+        traced = self.traced_plan(candidate)
+        return self._timed(self._known[candidate].plan, traced.memory) if traced is not None else None
+
+    def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
+        """Return a candidate as it was traced, or None."""
+        known = self._known.get(candidate)
+        return known.traced if known is not None and isinstance(known.traced, TracedPlan) else None
+
+    def vary(self, candidate: Candidate) -> None:
+        """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
+        known, traced = self._known[candidate], self.traced_plan(candidate)
+        if traced is None:
+            return
+        equal = traced.geometry.typical == traced.geometry.worst
+        tracer = PlanTracer(self.traces, self.problem.setting, self.target.gpu)
+        known.varied_bytes = 0 if equal else tracer.varied_bytes(Sized(known.plan, traced.geometry))
+
+    def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
+        """Return the memory of a candidate through one step; None if it was not traced."""
+        traced, training, found = self.traced_plan(candidate), self.training(candidate), self.estimate(candidate)
+        if traced is None or training is None or found.memory is None:
+            return None
+        model, machine = self.problem.setting.workload.model, self.problem.setting.machine
+        engine = engine_of(self._known[candidate].plan, model)
+        return memory_timeline(
+            traced.courses(),
+            training,
+            found.memory,
+            micro_batches=traced.geometry.micro_batches,
+            traced=True,
+            followed=traced.aligned,
+            vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
+        )
+
+    def _timed(self, plan: TrainingPlan, memory: MemoryEstimate) -> MemoryEstimate:
+        """Return an estimate without its time if that is not predicted."""
+        hardware = self.problem.setting.machine.hardware
+        return replace(memory, step_seconds=None) if untimed(plan, hardware) else memory
+
+    def _whole(
+        self, candidate: Candidate, setting: Setting, memory: MemoryEstimate, geometry: BatchGeometry
+    ) -> Estimate:
+        """Return the estimate that a training comes to with what vLLM holds beside it."""
+        if candidate.get(VLLM, OFF) != OFF:
+            shared = with_vllm(memory, self.problem.trainer.plan(candidate, setting), setting)
+            if isinstance(shared, str):
+                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
+            memory = shared
+        rate = geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
+        spare_bytes = self.target.budget_bytes - memory.device_bytes
+        return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes)
+
+    def _geometry(self, candidate: Candidate) -> BatchGeometry:
+        """Return the micro-batches of a candidate, computed once for all choices of the other knobs."""
+        sizes = tuple([choice for knob, choice in candidate.items() if knob in geometry_knobs()])
+        if sizes not in self._geometries:
+            trainer, setting = self.problem.trainer, self.problem.setting
+            self._geometries[sizes] = whole_geometry(trainer, trainer.plan(candidate, setting), setting.workload)
+        return self._geometries[sizes]
+
+
+def _uses_of(problem: TrainerProblem) -> tuple[AllocatorUse, ...]:
+    """Return the ways in which candidates use the allocator: one trace is replayed for each of them."""
+    knobs = {knob: choices for knob, choices in problem.choices.items() if knob in allocator_knobs()}
+    changed = [{}, *({knob: choice} for knob, choices in knobs.items() for choice in choices)]
+    plans = (problem.trainer.plan(problem.baseline.but(**changes), problem.setting) for changes in changed)
+    return tuple(dict.fromkeys(plan.allocator for plan in plans))

@@ -1,0 +1,57 @@
+"""Finds the legal candidates nearest to an illegal one, by changing the knobs that are in conflict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.study.problem import Problem
+
+_MOST_CHANGES = 3
+"""Most further knobs that are changed for one choice: a row shared by ranks takes ``sharding``, ``pad_to_multiple_of``
+and the rows of a micro-batch beside ``context_parallel``."""
+_MOST_OPEN = 24
+"""Most illegal candidates of one distance that are followed."""
+
+
+def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:
+    """Return the legal candidates with a choice that differ from ``here`` in the fewest other knobs.
+
+    A further change is followed if it makes the candidate legal, or removes the reason why it is not: so the rules
+    themselves name the knobs in conflict.
+
+    Args:
+        here: a candidate in its normal form.
+    """
+    start = problem.normal(here.but(**{knob: choice}))
+    if start[knob] != choice:
+        return ()
+    if problem.illegal(start) is None:
+        return (start,)
+    seen, unsettled = {start}, [start]
+    for _ in range(_MOST_CHANGES):
+        legal: dict[Candidate, None] = {}
+        further: list[Candidate] = []
+        for candidate in unsettled[:_MOST_OPEN]:
+            reason = problem.illegal(candidate)
+            for other in _neighbours(problem, candidate, knob):
+                if other[knob] != choice or other in seen:
+                    continue
+                seen.add(other)
+                found = problem.illegal(other)
+                if found is None:
+                    legal[other] = None
+                elif found != reason:
+                    further.append(other)
+        if legal:
+            return tuple(legal)
+        unsettled = further
+    return ()
+
+
+def _neighbours(problem: Problem, candidate: Candidate, held: str) -> Iterator[Candidate]:
+    for knob, choices in problem.choices.items():
+        if knob != held:
+            for choice in choices:
+                if choice != candidate[knob]:
+                    yield problem.normal(candidate.but(**{knob: choice}))

@@ -1,0 +1,67 @@
+"""Which few layers are traced, and how figures of all layers follow from theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.planning.extrapolation.alignment import from_end, from_start
+from autotune.planning.extrapolation.depth import layer_weights, traced_depths
+
+
+@pytest.mark.parametrize(
+    ("kinds", "every", "depths"),
+    [
+        (["full"] * 32, 1, (2, 3)),
+        (["full"] * 2, 1, (2,)),
+        (["full"] * 32, 2, (2, 4)),
+        (["full"] * 31, 2, (3, 5)),
+        (["sliding", "full"] * 13, 1, (2, 4)),
+        (["dense", *["moe"] * 26], 1, (2, 3)),
+        (["dense"] * 3 + ["moe"] * 58, 1, (4, 5)),
+        ((["sliding"] * 5 + ["full"]) * 5 + ["sliding"] * 2, 1, (8, 14)),
+        (["a", "b", "c"], 1, (3,)),
+    ],
+)
+def test_traced_depths_end_as_the_model_does(kinds: list[str], every: int, depths: tuple[int, ...]) -> None:
+    assert traced_depths(kinds, every) == depths
+
+
+def test_where_weights_are_gathered_ahead_there_are_two_layers_at_either_end() -> None:
+    assert traced_depths(["full"] * 32, edges=True) == (4, 5)
+    assert traced_depths(["full"] * 32, 2, edges=True) == (8, 10)
+    assert traced_depths(["full"] * 5, edges=True) == (5,)
+
+
+def test_what_is_affine_in_layers_follows_from_two_depths() -> None:
+    short, long = layer_weights((2, 4), 24)
+    assert short * (7 + 3 * 2) + long * (7 + 3 * 4) == pytest.approx(7 + 3 * 24)
+
+
+def test_a_single_depth_says_nothing_of_another() -> None:
+    assert layer_weights((2,), 2) == (1.0,)
+    with pytest.raises(ValueError, match="24 layers do not follow from 2"):
+        layer_weights((2,), 24)
+
+
+LAYER = [f"layer {i}" for i in range(15)]
+HEAD = LAYER[:3] + [f"head {i}" for i in range(6)]
+BACK = [f"back {i}" for i in range(17)]
+
+
+def model(layers: int) -> list[str]:
+    return ["embedding", *LAYER * layers, *HEAD, *BACK * layers, "embedding back"]
+
+
+def test_a_deeper_model_is_the_shallow_one_with_layers_inserted_in_both_passes() -> None:
+    short, long = model(2), model(3)
+    start, end = from_start(short, long), from_end(short, long)
+    assert start is not None
+    assert end is not None
+    assert [long[index] for index in start] == [long[index] for index in end] == short
+    # Counted from the end, the last layer's forward is that of the deeper model's last layer; from the start, not.
+    assert end[1 + len(LAYER)] - start[1 + len(LAYER)] == len(LAYER)
+
+
+def test_a_model_that_does_something_else_is_not_aligned() -> None:
+    other = [name.replace("head 4", "another head") for name in model(3)]
+    assert from_start(model(2), other) is None

@@ -1,0 +1,269 @@
+"""The evaluator on traces that a formula stands in for: what is shared, followed and ranked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.core.estimate import Origin
+from autotune.inspection.gpus import find_gpu
+from autotune.planning.changes import smallest_changes
+from autotune.planning.evaluator import Evaluator
+from autotune.planning.target import Accelerator
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
+from autotune.space import Wishes
+from autotune.study import search_by_traces
+from autotune.trainers.problem import TrainerProblem
+from autotune.units import GIB, MIB
+from tests.planning.stand_in import ASSUMED, UNTRACEABLE, VARIED_BYTES, WEIGHT_BYTES, AnalyticTracer, LosingTracer
+from tests.settings import GPU, problem, setting, workload
+
+LAYERS = 16
+TOKENS = 1024
+H100 = find_gpu("H100-80GB")
+
+
+def problem_of(lengths: dict[int, int] | None = None, **fixed: str | int) -> TrainerProblem:
+    """Return the shipped space for a model of 16 layers, on rows of 1,024 tokens if nothing else is asked for."""
+    of = workload(lengths=lengths or {TOKENS: 8})
+    of = replace(of, model=replace(of.model, layer_kinds=("full",) * LAYERS))
+    return problem(setting(machine=GPU, of=of), Wishes({"max_length": TOKENS, **fixed}))
+
+
+def evaluator_of(
+    problem: TrainerProblem, tracer: AnalyticTracer, directory: Path, budget_bytes: int = 10 * GIB
+) -> Evaluator:
+    """Return an evaluator that has evaluated nothing yet."""
+    return Evaluator(problem, Accelerator(H100, budget_bytes), Traces(tracer, Cache(directory), "model", {}))
+
+
+def searched(problem: TrainerProblem, tracer: AnalyticTracer, directory: Path) -> Evaluator:
+    """Return an evaluator after a search."""
+    evaluator = evaluator_of(problem, tracer, directory)
+    search_by_traces(problem, evaluator)
+    return evaluator
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluator, AnalyticTracer]:
+    tracer = AnalyticTracer()
+    evaluator = searched(problem_of(), tracer, tmp_path_factory.mktemp("cache"))
+    evaluator.run([evaluator.problem.baseline.but(attention=UNTRACEABLE)])
+    return evaluator, tracer
+
+
+def test_each_candidate_is_traced_at_its_own_sizes_and_at_few_layers(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    evaluator, tracer = whole
+    assert len(evaluator.candidates) <= 100
+    assert {request.layers for request in tracer.requests} == {2, 3, 4}
+    assert {found.origin for found in evaluator.ranked()} <= {Origin.TRACED, Origin.UNKNOWN}
+    rows = {found.candidate["per_device_train_batch_size"] for found in evaluator.ranked()}
+    assert rows <= {int(str(request.plan.args["per_device_train_batch_size"])) for request in tracer.requests}
+
+
+def test_peaks_at_full_depth_and_batch_are_those_of_the_formula(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    evaluator, _ = whole
+    stored = evaluator.problem.baseline.but(gradient_checkpointing="off", attention="sdpa", liger="off")
+    for rows in (1, 2, 4):
+        (estimate,) = evaluator.run([stored.but(per_device_train_batch_size=rows)])
+        tokens, held = rows * TOKENS, 4 * WEIGHT_BYTES * LAYERS
+        assert estimate.memory is not None
+        tensors = held + 60_000 * tokens * LAYERS + 60_000 * tokens
+        assert estimate.memory.peak_bytes == pytest.approx(tensors + 64 * MIB, rel=1e-6)
+        assert estimate.memory.breakdown["activation"] == 60_000 * tokens * LAYERS
+
+
+def test_a_step_of_one_micro_batch_holds_no_gradients_beside_its_activations(
+    whole: tuple[Evaluator, AnalyticTracer],
+) -> None:
+    evaluator, _ = whole
+    stored = evaluator.problem.baseline.but(gradient_checkpointing="off", per_device_train_batch_size=8)
+    memory = evaluator.run([stored])[0].memory
+    assert memory is not None
+    assert "gradient" not in memory.breakdown
+
+
+def test_the_parts_of_an_estimate_make_the_whole(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    for estimate in whole[0].ranked():
+        if estimate.memory is not None:
+            assert sum(estimate.memory.breakdown.values()) == estimate.memory.device_bytes
+            assert estimate.spare_bytes == 10 * GIB - estimate.memory.device_bytes
+
+
+def test_those_that_fit_come_first_and_the_fastest_of_them_first(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    ranked = whole[0].ranked()
+    fitting = [estimate for estimate in ranked if estimate.fits]
+    assert 0 < len(fitting) < len(ranked)
+    assert ranked[: len(fitting)] == fitting
+    rates = [estimate.tokens_per_second or 0 for estimate in fitting]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_of_those_that_do_not_fit_the_nearest_to_fitting_comes_first(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    ranked = whole[0].ranked()
+    needs = [estimate.memory.device_bytes for estimate in ranked if estimate.memory is not None and not estimate.fits]
+    assert len(needs) > 1
+    assert needs == sorted(needs)
+
+
+def test_what_traces_assumed_is_told_once(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    assert whole[0].assumptions == [ASSUMED]
+
+
+def test_what_cannot_be_traced_is_said_and_left_to_a_probe(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    evaluator, _ = whole
+    unknown = [estimate for estimate in evaluator.ranked() if estimate.origin is Origin.UNKNOWN]
+    assert unknown
+    assert {estimate.candidate["attention"] for estimate in unknown} == {UNTRACEABLE}
+    assert not any(estimate.fits for estimate in unknown)
+    assert set(evaluator.untraceable.values()) == {"flex_attention is not supported"}
+
+
+def test_candidates_whose_training_plans_are_the_same_are_traced_once(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    here = problem_of()
+    evaluator = evaluator_of(here, tracer, tmp_path)
+    evaluator.run([here.baseline, here.baseline])
+    traced = len(tracer.requests)
+    evaluator.run([here.baseline])
+    evaluator.of(here).run([here.baseline])
+    assert 0 < traced == len(tracer.requests)
+
+
+def test_a_candidate_that_was_not_evaluated_is_unknown(tmp_path: Path) -> None:
+    here = problem_of()
+    found = evaluator_of(here, AnalyticTracer(), tmp_path).estimate(here.baseline)
+    assert (found.origin, found.reason) == (Origin.UNKNOWN, "it was not traced")
+
+
+def test_the_worst_rows_and_those_of_mean_width_are_traced_each_with_a_shorter_one(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    here = problem_of({TOKENS: 4, 100: 4}, per_device_train_batch_size=2)
+    evaluator_of(here, tracer, tmp_path).run([here.baseline])
+    # Beside the longest row, one that is a token shorter brings padding.
+    widths = {row for request in tracer.requests for (row,) in request.worst}
+    assert {TOKENS, TOKENS - 1} < widths
+    assert len(widths) > 2
+
+
+def test_kept_traces_are_not_run_again(tmp_path: Path) -> None:
+    here = problem_of(attention="sdpa", liger="off", precision="float32")
+    first, second = AnalyticTracer(), AnalyticTracer()
+    plans = [searched(here, tracer, tmp_path).ranked() for tracer in (first, second)]
+    assert first.requests
+    assert second.requests == []
+    assert plans[0] == plans[1]
+
+
+def test_a_broken_entry_is_dropped_and_traced_again(tmp_path: Path) -> None:
+    here = problem_of(attention="sdpa", liger="off", precision="float32", optimizer="adamw_torch")
+    searched(here, AnalyticTracer(), tmp_path)
+    files = sorted(tmp_path.glob("*.json"))
+    files[0].write_text("{")
+    files[1].write_text('{"kind": "reply", "body": {}}')
+    tracer = AnalyticTracer()
+    searched(here, tracer, tmp_path)
+    assert len(tracer.requests) == 2
+
+
+def test_the_smallest_change_is_the_nearest_that_fits(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    ranked = whole[0].ranked()
+    asked = [estimate for estimate in ranked if estimate.memory is not None and not estimate.fits][:5]
+    changes = smallest_changes(asked, ranked)
+    assert [change.candidate for change in changes] == [estimate.candidate for estimate in asked]
+    for change in changes:
+        distance = len(change.instead.candidate.differences(change.candidate))
+        assert change.instead.fits
+        assert all(len(other.candidate.differences(change.candidate)) >= distance for other in ranked if other.fits)
+
+
+def test_without_a_candidate_that_fits_there_is_no_change_to_propose(whole: tuple[Evaluator, AnalyticTracer]) -> None:
+    too_large = [estimate for estimate in whole[0].ranked() if not estimate.fits]
+    assert smallest_changes(too_large[:1], too_large) == ()
+
+
+def test_what_was_lost_is_traced_another_time(tmp_path: Path) -> None:
+    here = problem_of()
+    lost, tracer = LosingTracer(), AnalyticTracer()
+    evaluator_of(here, lost, tmp_path).run([here.baseline])
+    (found,) = evaluator_of(here, tracer, tmp_path).run([here.baseline])
+    assert 0 < len(lost.requests) == len(tracer.requests)
+    assert found.origin is Origin.TRACED
+
+
+def test_what_varied_lengths_add_is_traced_for_the_asked_candidate_at_its_depth_and_size(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    here = problem_of({TOKENS: 8, 64: 8}, attention="sdpa", liger="off", precision="float32")
+    evaluator = searched(here, tracer, tmp_path)
+    best, *others = evaluator.ranked()
+    assert best.memory is not None
+    second = next(one for one in others if one.memory and one.memory.device_bytes != best.memory.device_bytes)
+    assert best.memory.varied_bytes is None
+    asked = len(tracer.requests)
+
+    evaluator.vary(best.candidate)
+
+    found = evaluator.estimate(best.candidate).memory
+    assert found is not None
+    assert found.varied_bytes == VARIED_BYTES
+    assert found.most_bytes == round(found.device_bytes * (1 + found.error)) + VARIED_BYTES
+    assert found.device_bytes == best.memory.device_bytes
+    other = evaluator.estimate(second.candidate).memory
+    assert other is not None
+    assert other.varied_bytes is None
+    request = tracer.requests[asked]
+    assert (len(tracer.requests), request.layers, request.varied) == (asked + 1, LAYERS, True)
+    # Rows one after another, or end to end.
+    assert int(str(request.plan.args["max_length"])) * int(
+        str(request.plan.args["per_device_train_batch_size"])
+    ) == TOKENS * int(str(best.candidate["per_device_train_batch_size"]))
+
+
+def test_rows_of_one_length_vary_nothing_and_what_cannot_be_traced_is_not_known(tmp_path: Path) -> None:
+    tracer, here = AnalyticTracer(), problem_of()
+    equal = evaluator_of(here, tracer, tmp_path / "equal")
+    equal.run([here.baseline])
+    asked = len(tracer.requests)
+    equal.vary(here.baseline)
+    memory = equal.estimate(here.baseline).memory
+    assert memory is not None
+    assert (memory.varied_bytes, len(tracer.requests)) == (0, asked)
+
+    lost = evaluator_of(here, LosingTracer(), tmp_path / "lost")
+    lost.run([here.baseline])
+    lost.vary(here.baseline)
+    assert lost.estimate(here.baseline).memory is None
+
+
+def test_candidates_that_differ_in_the_allocator_share_traces_and_reserve_what_its_replay_reserves(
+    tmp_path: Path,
+) -> None:
+    tracer = AnalyticTracer()
+    here = problem_of()
+    evaluator = evaluator_of(here, tracer, tmp_path)
+    evaluator.run([here.baseline])
+    traced = len(tracer.requests)
+    fixed, growing = here.baseline, here.baseline.but(allocator="expandable_segments")
+    evaluator.run([growing])
+    memories = [evaluator.estimate(candidate).memory for candidate in (fixed, growing)]
+
+    assert len(tracer.requests) == traced
+    assert memories[0] is not None
+    assert memories[1] is not None
+    assert memories[0].peak_bytes == memories[1].peak_bytes
+    unused = [memory.breakdown["fragmentation"] for memory in memories if memory is not None]
+    assert unused[1] == pytest.approx(unused[0] / 5, rel=1e-6)
+    assert evaluator.estimate(fixed).tokens_per_second == evaluator.estimate(growing).tokens_per_second
+
+
+def test_varied_lengths_are_replayed_with_the_allocator_of_the_candidate(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    here = problem_of({TOKENS: 4, 100: 4})
+    evaluator = evaluator_of(here, tracer, tmp_path)
+    growing = here.baseline.but(allocator="expandable_segments")
+    evaluator.run([growing])
+    evaluator.vary(growing)
+    assert [request.allocator.expandable_segments for request in tracer.requests if request.varied] == [True]

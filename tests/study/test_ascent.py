@@ -1,0 +1,181 @@
+"""The search by traces against brute force: on recorded traces of a whole space, and on a table of formulas."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import optuna
+import pytest
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
+from autotune.study import search_by_traces
+from autotune.study.conflicts import nearest_legal
+from autotune.study.problem import Problem
+from benchmarks.replay.tables import RECORDED, RecordedRunner, Table, legal_candidates, read_table
+from tests.settings import GPU, problem, setting, workload
+from tests.study.replayed import LIMIT_BYTES, STATE_BYTES, TableProblem, peak_bytes, tokens_per_second
+
+ORDERS = range(10)
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return read_table(RECORDED / "small_workload.json")
+
+
+@dataclass
+class Formulas:
+    """Runs candidates by the formulas of the replayed table."""
+
+    budget_bytes: int = LIMIT_BYTES
+    untraceable: str = ""
+
+    def __post_init__(self) -> None:
+        self.asked: list[Candidate] = []
+
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
+        """Return the results of candidates."""
+        self.asked += candidates
+        return [self.estimate(candidate) for candidate in candidates]
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return the result of a candidate."""
+        if candidate["attention"] == self.untraceable:
+            return Estimate(candidate, Origin.UNKNOWN, reason="no rule for its kernel")
+        need_bytes = peak_bytes(candidate)
+        breakdown = {"parameter": STATE_BYTES, "activation": need_bytes - STATE_BYTES}
+        memory = MemoryEstimate(need_bytes, need_bytes, 0, breakdown, 0, 1.0, 0.1)
+        rate = tokens_per_second(candidate)
+        return Estimate(candidate, Origin.TRACED, memory, rate, self.budget_bytes - need_bytes)
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """A problem whose knobs come in another order."""
+
+    problem: Problem
+    seed: int
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.problem, name)
+
+    @property
+    def choices(self) -> Mapping[str, tuple[Choice, ...]]:
+        """The choices of every knob, in another order."""
+        knobs = list(self.problem.choices)
+        random.Random(self.seed).shuffle(knobs)
+        return {knob: self.problem.choices[knob] for knob in knobs}
+
+
+def best_of(found: Iterable[Estimate]) -> Estimate:
+    return min((each for each in found if each.memory is not None), key=rank)
+
+
+def assert_as_good(found: Estimate, best: Estimate, share: float = 0.01) -> None:
+    assert found.fits == best.fits
+    assert found.memory is not None
+    assert best.memory is not None
+    if best.fits:
+        assert (found.tokens_per_second or 0.0) >= (1 - share) * (best.tokens_per_second or 0.0)
+    else:
+        assert found.memory.device_bytes <= (1 + share) * best.memory.device_bytes
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5, 0.25, 0.2, 0.15, 0.05])
+def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_all(
+    budget: float, table: Table
+) -> None:
+    counts = []
+    for seed in ORDERS:
+        runner = RecordedRunner(table, round(budget * table.limit_bytes))
+        search_by_traces(Reordered(table.replayed(), seed), runner)  # type: ignore[arg-type]
+        assert_as_good(best_of(map(runner.estimate, runner.asked)), runner.everything()[0])
+        assert len(runner.asked) == len(set(runner.asked))
+        counts.append(len(runner.asked))
+    # It does not look at everything.
+    assert sum(counts) / len(counts) < 0.6 * len(table.rows)
+
+
+@pytest.mark.parametrize("budget_bytes", [250, 300, 400, 600, 900, 1500, 100])
+def test_the_best_found_of_a_table_of_formulas_is_the_best_of_all(budget_bytes: int) -> None:
+    here = TableProblem()
+    everything = [each for each in here.everything() if here.illegal(each) is None]
+    best = best_of(Formulas(budget_bytes).run(everything))
+    for seed in ORDERS:
+        runner = Formulas(budget_bytes)
+        search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
+        legal = (each for each in runner.asked if here.illegal(each) is None)
+        assert_as_good(best_of(map(runner.estimate, legal)), best)
+        assert len(runner.asked) <= 70
+
+
+def test_the_baseline_is_first_then_the_recipes_and_what_is_illegal_is_not_run() -> None:
+    fast = Candidate({**TableProblem().baseline, "attention": "flash", "packing": "bfd"})
+    wrong = Candidate({**TableProblem().baseline, "packing": "bfd"})
+    here, runner = TableProblem(recipes=(fast, wrong)), Formulas()
+    search_by_traces(here, runner)
+    assert runner.asked[:2] == [here.baseline, fast]
+    assert wrong not in runner.asked
+
+
+def test_no_more_is_run_than_the_limit_and_a_search_ends_when_it_is_not_to_go_on() -> None:
+    runner, hurried, answers = Formulas(), Formulas(), iter([True, False])
+    assert not search_by_traces(TableProblem(), runner, limit=7).finished
+    assert len(runner.asked) == 7
+    assert not search_by_traces(TableProblem(), hurried, goes_on=lambda: next(answers)).finished
+    assert len(hurried.asked) == 1
+    assert search_by_traces(TableProblem(), Formulas()).finished
+
+
+def test_what_cannot_be_traced_does_not_end_the_search() -> None:
+    runner = Formulas(untraceable="sdpa")
+    found = search_by_traces(TableProblem(), runner)
+    best = best_of(map(runner.estimate, runner.asked))
+    assert best.candidate["attention"] == "flash"
+    failed = [trial for trial in found.study.trials if trial.state is optuna.trial.TrialState.FAIL]
+    assert {trial.user_attrs["reason"] for trial in failed} == {"no rule for its kernel"}
+
+
+def test_optuna_s_study_has_each_candidate_with_its_speed_and_whether_it_fits() -> None:
+    runner = Formulas()
+    study = search_by_traces(TableProblem(), runner).study
+    assert [Candidate(trial.user_attrs["candidate"]) for trial in study.trials] == runner.asked
+    best = best_of(map(runner.estimate, runner.asked))
+    assert study.best_trial.value == best.tokens_per_second
+    assert {**study.best_trial.params} == {**best.candidate}
+
+
+def test_rules_name_the_knobs_that_have_to_be_changed_too() -> None:
+    here = problem(setting(machine=GPU, of=workload(), allowed=frozenset({"lora", "quantization"})))
+    for knob, choice, changed in (("quantization", "4bit-nf4", {"lora"}), ("precision", "bfloat16", {"lora"})):
+        found = nearest_legal(here, here.baseline, knob, choice)
+        assert found
+        for candidate in found:
+            assert here.illegal(candidate) is None
+            assert changed <= candidate.differences(here.baseline).keys() - {knob}
+
+
+def test_the_nearest_legal_candidates_are_those_of_brute_force(table: Table) -> None:
+    here = table.problem()
+    legal = legal_candidates(here)
+    for start, (knob, choices) in itertools.product(legal[::29], here.choices.items()):
+        for choice in choices:
+            found = nearest_legal(here, start, knob, choice)
+            having = [each for each in legal if each[knob] == choice]
+            nearest = min((len(each.differences(start)) for each in having), default=None)
+            assert bool(found) <= (nearest is not None)
+            assert {len(each.differences(start)) for each in found} <= {nearest, (nearest or 0) + 1}
+
+
+def test_what_may_not_fit_by_its_error_is_shown_beside_what_does() -> None:
+    runner = Formulas(budget_bytes=600)
+    search_by_traces(TableProblem(), runner)
+    found = [runner.estimate(candidate) for candidate in runner.asked]
+    best = best_of(found)
+    safe = [each for each in found if each.fits and each.sure]
+    assert best.sure or (safe and rank(best_of(safe)) > rank(best))
+    assert replace(best, reason="") == best
