@@ -50,6 +50,10 @@ class AchievedRates:
         """Return the share of the peak that matrix products in a type such as ``bfloat16`` reach."""
         return self.half if dtype in ("float16", "bfloat16") else self.single
 
+    def passing(self, access: str) -> float:
+        """Return the share of the bandwidth that operators reach, by the name of how they pass over their tensors."""
+        return float(getattr(self, access))
+
     def attended(self, tokens: int, *, backward: bool) -> float:
         """Return the share of the peak that fused attention reaches on rows of a length; 0 tokens: long rows."""
         share = self.attention * (self.backward_attention if backward else 1.0)

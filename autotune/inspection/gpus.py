@@ -107,7 +107,7 @@ def _speeds(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _achieved(name: str) -> AchievedRates:
     """Return the rates of a card: its own figures, over what is common to all."""
     known = _read("achieved.yaml")
-    own = next((card for card in known["cards"] if name in card["names"]), {})
+    own: Mapping[str, Any] = next((card for card in known["cards"] if name in card["names"]), {})
     figures = {**known["common"], **own}
     figures.pop("names", None)
     links = tuple(sorted(figures.pop("links").items()))

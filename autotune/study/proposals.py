@@ -97,8 +97,8 @@ class Proposer:
         return {**found, **dict.fromkeys(further)}
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
-        """Whether a draw is open, and is vetoed or neither as large as what took too long nor, as far as is known, needs
-        as much as what ran out of memory."""
+        """Whether a draw is open, and vetoed or smaller than what took too long and, as far as is known, than what ran
+        out of memory."""
         if not self._judge.is_open(candidate):
             return False
         if self._judge.place(candidate) is not Place.ABOVE:

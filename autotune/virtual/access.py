@@ -47,6 +47,5 @@ def access_by_name(name: str) -> Access | None:
 
 def _dense(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements lie one after another, in whatever order of dimensions."""
-    if tensor.dim() < 2:
-        return tensor.is_contiguous()
-    return tensor.is_contiguous() or tensor.transpose(0, -1).is_contiguous()
+    reversed_order = tensor.transpose(0, -1) if tensor.dim() > 1 else tensor
+    return bool(tensor.is_contiguous() or reversed_order.is_contiguous())

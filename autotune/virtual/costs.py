@@ -92,7 +92,8 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors, launch: La
     achieved = speeds.achieved
     moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth
     if work.kind is Kind.ELEMENTWISE:
-        seconds = max(work.flops / speeds.fp32, moving / getattr(achieved, work.access) * factors.memory)
+        passing = moving / achieved.passing(work.access) * factors.memory
+        seconds = max(work.flops / speeds.fp32, passing)
         return seconds * achieved.sustained
     computing = work.flops / speeds.peak(work.dtype, allow_tf32=factors.allow_tf32)
     if work.kind is Kind.MATMUL:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 _SYSTEMS = "aic-core/src/aiconfigurator_core/systems/data"
 _DATASET = "scripts/asplos/data/dataset/test"
