@@ -26,14 +26,13 @@ SPACE = """
 trainer: {trainer}
 techniques:
   gradient_checkpointing: ["on", "off"]
-  {completion}
 recipes:
   - {{gradient_checkpointing: "off"}}
 """
 BRIEF: Mapping[str, str] = {
-    "grpo": "max_completion_length: [12]",
-    "rloo": "max_completion_length: [12]",
-    "online_dpo": "max_new_tokens: [12]",
+    "grpo": "max_completion_length=12",
+    "rloo": "max_completion_length=12",
+    "online_dpo": "max_new_tokens=12",
 }
 # Rows of equal lengths: a plan takes all rows of the worst micro-batch for as long as the longest.
 TEXTS = [" ".join(WORDS)] * 5 + [" ".join(reversed(WORDS))] * 5
@@ -78,11 +77,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path) -> Found:
     name, folder = str(request.param), tmp_path_factory.mktemp("found")
     write_rows(folder / "rows.jsonl", SAMPLES[name][FORMATS.get(name, "prompt")](TEXTS))
-    completion = BRIEF.get(name, "")
-    (folder / "space.yaml").write_text(SPACE.format(trainer=name, completion=completion), encoding="utf-8")
+    (folder / "space.yaml").write_text(SPACE.format(trainer=name), encoding="utf-8")
     machine = NullMachine(folder / "table")
-    allowed = ("--allow", completion.partition(":")[0]) if completion else ()
-    words = (str(model), "rows.jsonl", "--trainer", name, "--space", "space.yaml", *allowed, "--json")
+    fixed = ("--fix", BRIEF[name]) if name in BRIEF else ()
+    words = (str(model), "rows.jsonl", "--trainer", name, "--space", "space.yaml", *fixed, "--json")
     # Runs that take turns are the same for every trainer.
     searched = ("--effort", "quick", "--trials", "2" if name == "sft" else "1", "--no-plan", "--output", "bundle")
     out = ran(machine, folder, sys.executable, "-m", "autotune", "probe", *words, *searched)
