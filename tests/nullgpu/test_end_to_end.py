@@ -106,6 +106,7 @@ def test_a_search_ends_with_a_bundle_that_trl_trains_with(found: Found) -> None:
     ran(found.machine, found.folder, *words, "--max_steps", "1", "--report_to", "none", "--save_strategy", "no")
 
 
+@pytest.mark.nightly
 def test_a_plan_for_that_gpu_is_as_near_to_what_was_measured_as_it_states(found: Found) -> None:
     planned = json.loads(ran(found.machine, found.folder, sys.executable, "-m", "autotune", "plan", *found.words))
     assert planned["gpu"]["name"] == GPU
