@@ -61,7 +61,7 @@ def page(cases: Sequence[Case], rows: Mapping[str, Row], about: Mapping[str, str
         _ABOUT,
         "## All\n\n" + "\n".join(_all(compared)),
         "## Exceptions\n\n" + "\n".join(_exceptions(compared)),
-        "## Not compared\n\n" + "\n".join(_absent(cases, rows)),
+        "## Not compared\n\n" + ("\n".join(_absent(cases, rows)) or "Every case is traced and run."),
         _NOT,
         "## By group\n\n" + "\n".join(_groups(compared)),
         "## By phase\n\n" + "\n".join(_phases(compared)),
@@ -131,19 +131,17 @@ def _exceptions(compared: Sequence[tuple[Case, Row]]) -> Iterator[str]:
 
 
 def _absent(cases: Sequence[Case], rows: Mapping[str, Row]) -> Iterator[str]:
-    found = False
+    left = 0
     for case in cases:
         row = rows.get(case.name, {})
-        if _pair(row, "reserved") is not None:
-            continue
-        found = True
-        why = [
-            f"{what}: {_first(row[what]['reason'])}" for what in ("traced", "measured") if "reason" in row.get(what, {})
-        ]
-        missing = [what for what in ("traced", "measured") if what not in row]
-        yield f"- {case.name}: {'; '.join([*why, *(f'not {what}' for what in missing)])}"
-    if not found:
-        yield "Every case is traced and run."
+        failed = [what for what in ("traced", "measured") if "reason" in row.get(what, {})]
+        reasons = [f"{what}: {_first(row[what]['reason'])}" for what in failed]
+        if failed:
+            yield f"- {case.name}: {'; '.join(reasons)}"
+        elif _pair(row, "reserved") is None:
+            left += 1
+    if left:
+        yield f"- {left} cases have not been traced and run yet; the command goes on with them."
 
 
 def _groups(compared: Sequence[tuple[Case, Row]]) -> Iterator[str]:

@@ -80,3 +80,26 @@ def test_without_a_device_there_is_none(machine: NullMachine) -> None:
     program = "import json, torch; print(json.dumps(torch.cuda.is_available()))"
     with machine.start(program, variables=variables) as process:
         assert process.communicate(timeout=100)[0].strip() == "false"
+
+
+FORKED = """
+    import json, tempfile, threading
+    from pathlib import Path
+    from autotune.core.protocol import Job, SpeedsRequest
+    from autotune.probing import JobServer
+    seen = set()
+    with JobServer("cpu") as server, tempfile.TemporaryDirectory() as folder:
+        asked = Job.MEASURE_SPEEDS, SpeedsRequest(0.5), Path(folder, "job")
+        running = threading.Thread(target=server.run, args=asked)
+        running.start()
+        while running.is_alive():
+            running.join(0.05)
+            children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+            seen |= {Path(f"/proc/{child}/cmdline").read_text() for child in children if Path(f"/proc/{child}").exists()}
+        print(json.dumps([len(seen) > 0, any("--once" in each for each in seen), (asked[2] / "reply.json").exists()]))
+"""
+
+
+def test_jobs_on_a_cpu_are_forked_though_bitsandbytes_finds_a_gpu(machine: NullMachine) -> None:
+    some_ran, in_an_interpreter_of_its_own, replied = machine.run(FORKED)
+    assert (some_ran, in_an_interpreter_of_its_own, replied) == (True, False, True)
