@@ -150,6 +150,7 @@ def standing_in_for_cuda(
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _addressed(ledger)))
+        stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
         stack.enter_context(_data_first_on_the_host())
         # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):

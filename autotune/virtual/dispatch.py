@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
-from autotune.virtual.costs import Work
+from autotune.virtual.costs import Kind, Work
 from autotune.virtual.known import Knowledge, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
@@ -46,6 +46,8 @@ _COMPOSITES = {
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Called more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
+# aten/src/ATen/native/cuda/Dropout.cu, dropout_cuda: the mask is allocated before the result.
+_LAST_FIRST = frozenset({_aten.native_dropout.default})
 
 
 class Sharing(Protocol):
@@ -200,7 +202,7 @@ class VirtualMode(TorchDispatchMode):
             if getattr(tensor, "_is_param", False) and ledger.is_untagged(tensor):
                 ledger.tag(tensor, Category.PARAMETER)
         place = ledger.place(outputs[0]) if outputs else Place.HOST
-        for tensor in outputs:
+        for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
             ledger.note(tensor)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not say.
@@ -223,6 +225,8 @@ class VirtualMode(TorchDispatchMode):
                 place=place,
                 in_backward=self._in_backward,
             )
+        if place is Place.DEVICE and record.work.kind is Kind.MATMUL:
+            ledger.multiplied(in_backward=self._in_backward)
         ledger.operators.append(record)
 
     def _follow_autograd(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from autotune.virtual.peaks import Stretch, peaks_of
-from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
+from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
 from autotune.virtual.tensors import storage_of, type_of_device
 
 
@@ -53,6 +53,7 @@ class Ledger:
         self.times = 1
         self.stream = 0
         self.streams: dict[int, int] = {}
+        self._multiplied: set[bool] = set()
         self._live: dict[int, _Live] = {}
         self._next = 0
         self._device_bytes = 0
@@ -98,6 +99,16 @@ class Ledger:
             self._next += 1
         for number, size in reversed(taken):
             self._add(-size, place, number, operator=-1)
+
+    def empty_cache(self) -> None:
+        """Record that the caching allocator gives its cache back to the device."""
+        self.events.append(MemoryEvent(0, Place.DEVICE, THE_CACHE))
+
+    def multiplied(self, *, in_backward: bool) -> None:
+        """Record that the operator that runs is a product on the device, whose result is allocated."""
+        if in_backward not in self._multiplied and self.device_type != "cpu":
+            self._multiplied.add(in_backward)
+            self.events.append(MemoryEvent(0, Place.DEVICE, A_WORKSPACE, len(self.operators)))
 
     def number(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a live storage, which no other one of the trace has.

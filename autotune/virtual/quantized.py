@@ -68,12 +68,21 @@ def quantize(model: nn.Module, config: Any, dtype: torch.dtype, device: torch.de
         dtype: the type of the weights before quantisation.
         kept: names of the modules that are not quantised, such as the head.
     """
+    kind = VirtualLinear8bit if config.quantization_method() == "llm_int8" else VirtualLinear4bit
+    for name, module in quantized_modules(model, kept):
+        model.set_submodule(name, kind(module, config, dtype, device))
+
+
+def quantized_modules(model: nn.Module, kept: list[str]) -> list[tuple[str, nn.Linear]]:
+    """Return the linear modules of a model that are quantised, with their names.
+
+    Args:
+        kept: names of the modules that are not quantised, such as the head.
+    """
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    kind = VirtualLinear8bit if config.quantization_method() == "llm_int8" else VirtualLinear4bit
-    for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and should_convert_module(name, kept):
-            model.set_submodule(name, kind(module, config, dtype, device))
+    every = model.named_modules()
+    return [(name, each) for name, each in every if type(each) is nn.Linear and should_convert_module(name, kept)]
 
 
 def _take_over(module: Any, linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> None:

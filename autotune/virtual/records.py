@@ -33,11 +33,17 @@ class Category(StrEnum):
     OTHER = "other"
 
 
+THE_CACHE, A_WORKSPACE = -1, -2
+"""Numbers in place of a storage's in events that change no bytes of tensors: the caching allocator gives its cache back
+to the device (``torch.cuda.empty_cache``); a pass multiplies for the first time, for which cuBLAS has a workspace."""
+
+
 class MemoryEvent(NamedTuple):
     """One allocation or free.
 
     Attributes:
-        change_bytes: requested bytes, before any allocator's rounding; negative for a free.
+        change_bytes: requested bytes, before any allocator's rounding; negative for a free; 0 for
+            :data:`THE_CACHE` and :data:`A_WORKSPACE`.
         storage: number of the storage, unique in the trace and shared by its allocation and its free.
         operator: index into :attr:`Trace.operators` of the operator that allocated it, or -1 for a free.
     """

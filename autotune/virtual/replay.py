@@ -9,7 +9,7 @@ from autotune.units import MIB
 from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
 from autotune.virtual.blocks import Block
 from autotune.virtual.costs import Kind
-from autotune.virtual.records import Place, Trace
+from autotune.virtual.records import A_WORKSPACE, THE_CACHE, MemoryEvent, Place, Trace
 
 # cuBLAS's workspace, which PyTorch allocates from the caching allocator and keeps, also for cuBLASLt: 32 MiB on Hopper
 # and Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
@@ -65,7 +65,7 @@ def replay(
     blocks: dict[int, tuple[int, Block]] = {}
     in_backward = False
     for index, event in enumerate(traced.events):
-        while first_products and event.operator >= first_products[0]:
+        while first_products and _is_after(event, first_products[0]):
             first_products.pop(0)
             allocator.allocate(workspace)
         if after_phase is not None and index in ends:
@@ -74,7 +74,9 @@ def replay(
             before, in_backward = in_backward, traced.operators[event.operator].in_backward
             if in_backward and not before:
                 allocator.empty_cache()
-        if event.place is not Place.DEVICE:
+        if event.storage == THE_CACHE:
+            allocator.empty_cache()
+        if event.place is not Place.DEVICE or not event.change_bytes:
             continue
         size, block = blocks.pop(event.storage, (0, None))
         wanted = size + event.change_bytes
@@ -84,6 +86,11 @@ def replay(
         if block is not None:
             allocator.free(block)
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
+
+
+def _is_after(event: MemoryEvent, product: int) -> bool:
+    """Return whether a product has its workspace before an event: it comes after the result, where that is new."""
+    return event.operator > product or (event.storage == A_WORKSPACE and event.operator == product)
 
 
 def workspace_bytes(capability: tuple[int, int] | None) -> int:

@@ -148,7 +148,9 @@ class _Copy:
             event = self._trace.events[index]
             if event.operator >= 0 and shift:
                 event = MemoryEvent(event.change_bytes, event.place, event.storage, event.operator + shift)
-            if event.storage in gradients:
+            if not event.change_bytes:
+                self._events.append(event)
+            elif event.storage in gradients:
                 settled = self._trace.settled.get(event.storage, span.end_event)
                 taken = self._add(_of_storage(event, self._renamed(event.storage)), Category.GRADIENT)
                 given_up.setdefault(max(settled, index + 1), []).append(taken)

@@ -17,7 +17,8 @@ def numbered_streams(ledger: Ledger) -> Iterator[None]:
     """Record on which stream the device's memory is allocated.
 
     FSDP2 gathers and reduces on streams of its own (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``,
-    ``FSDPCommContext``), and activations that were offloaded come back on one (``trl/models/activation_offloading.py``).
+    ``FSDPCommContext``), and activations that were offloaded come back on one (TRL's
+    ``activation_offloading.py``).
     A block that was freed on one stream is not used on another (``c10/cuda/CUDACachingAllocator.cpp``,
     ``get_free_block``).
     """

@@ -102,6 +102,9 @@ class _Repeated:
         """Yield the events of one more step with ``tokens`` tokens per row."""
         current: dict[int, int] = {}
         for event in self._events:
+            if not event.change_bytes:
+                yield event
+                continue
             if event.storage in self._own:
                 number = current.setdefault(event.storage, -1)
                 if number < 0:

@@ -1,4 +1,8 @@
-"""Traces candidates whole and runs them on null GPUs: ``python -m benchmarks.nullgpu``, in PyTorch's CUDA build."""
+"""Traces candidates whole, trains them on null GPUs, and writes how the two compare.
+
+Run ``.venv-cuda/bin/python -m benchmarks.nullgpu``: it needs PyTorch's CUDA build, and no GPU. What a file has already,
+from the same sources, is not run again.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +12,54 @@ import sys
 from pathlib import Path
 
 from autotune.nullgpu import environment, null_device
+from autotune.planning.tracing.sources import digest_of
 
 FOLDER = Path(__file__).parent
+_PATTERNS = ("*.py", "*.cpp", "*.h", "*.yaml")
 
 
 def main() -> int:
     """Run the cases that the file does not have yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl", help="where rows are kept")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has one of these words")
-    parser.add_argument("--part", metavar="N/M", help="the Nth of M parts of the cases")
+    parser.add_argument("--part", metavar="N/M", help="the Nth of M parts of the cases, for several processes")
     parser.add_argument("--what", choices=("traced", "measured"), help="only traces, or only runs")
+    parser.add_argument("--page", action="store_true", help="only write the page from the file")
     asked = parser.parse_args()
-    if "NULLGPU_DEVICE" not in os.environ:
+    if not asked.page and "NULLGPU_DEVICE" not in os.environ:
         # PyTorch's CUDA build does not start without NVIDIA's libraries, or what stands in for them.
         words = [sys.executable, "-m", "benchmarks.nullgpu", *sys.argv[1:]]
         os.execve(sys.executable, words, environment(null_device("H100-80GB")))
 
-    from autotune.planning.tracing.sources import digest_of
     from benchmarks.nullgpu.cases import cases
-    from benchmarks.nullgpu.run import Record, run
+    from benchmarks.nullgpu.page import page
+    from benchmarks.nullgpu.record import Record
 
-    package = FOLDER.parents[1] / "autotune"
-    patterns = ("*.py", "*.cpp", "*.h", "*.yaml")
-    common = ("core", "step", "trainers", "techniques")
-    sources = {
-        "traced": digest_of(package, (*common, "virtual"), patterns),
-        "measured": digest_of(package, (*common, "nullgpu"), patterns),
-    }
-    if asked.what:
-        sources = {asked.what: sources[asked.what]}
-    every = list(cases())
-    wanted = [case for case in every if not asked.only or any(word in case.name for word in asked.only)]
-    if asked.part:
-        part, parts = map(int, asked.part.split("/"))
-        wanted = wanted[part - 1 :: parts]
-    run(wanted, Record(asked.results), sources)
+    every, record = list(cases()), Record(asked.results)
+    if not asked.page:
+        from autotune.inspection.machine import machine
+        from benchmarks.nullgpu.run import run
+
+        wanted = [case for case in every if not asked.only or any(word in case.name for word in asked.only)]
+        if asked.part:
+            part, parts = map(int, asked.part.split("/"))
+            wanted = wanted[part - 1 :: parts]
+        run(wanted, record, _sources(asked.what))
+        record.keep((case.name for case in every), machine("cpu").packages)
+    asked.results.with_name("nullgpu.md").write_text(page(every, record.rows, record.about), encoding="utf-8")
     return 0
+
+
+def _sources(what: str | None) -> dict[str, str]:
+    """Return hashes of what a trace and a run of a case depend on."""
+    package = FOLDER.parents[1] / "autotune"
+    common = ("core", "step", "trainers", "techniques")
+    found = {
+        "measured": digest_of(package, (*common, "nullgpu"), _PATTERNS),
+        "traced": digest_of(package, (*common, "virtual"), _PATTERNS),
+    }
+    return {name: digest for name, digest in found.items() if what in (None, name)}
 
 
 if __name__ == "__main__":

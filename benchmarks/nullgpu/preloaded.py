@@ -9,12 +9,13 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 from triton.runtime.cache import triton_key
 
 from autotune.step.job import JobType
-from autotune.step.trainers import adapters
 from benchmarks.nullgpu.models import MODELS
 
 JOBS: Mapping[str, JobType] = {}
 
-adapters()
+# Those that generate import what initialises CUDA.
+for _trainer in ("sft", "dpo", "kto", "reward"):
+    importlib.import_module(f"trl.trainer.{_trainer}_trainer")
 # A hash of Triton's own files, which is part of the key of every kernel.
 triton_key()
 for _type in sorted({str(model["model_type"]) for model in MODELS.values()}):

@@ -1,12 +1,11 @@
-"""Traces cases and runs them on null GPUs, and keeps what is found in a file, a line for each case."""
+"""Traces cases and runs them on null GPUs, and records what is found."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +31,7 @@ from benchmarks.gpu.prepared import Prepared, prepared
 from benchmarks.gpu.rows import write_rows_of
 from benchmarks.nullgpu.cases import Case
 from benchmarks.nullgpu.models import MODELS
+from benchmarks.nullgpu.record import Record
 from benchmarks.shapes import write_model
 
 _SCHEDULE = Schedule(
@@ -42,39 +42,6 @@ _SEED = 42
 _CHECKED = ("packing", "padding_free")
 _TRACED_TOGETHER = 16
 _PRELOADED = "benchmarks.nullgpu.preloaded"
-
-
-class Record:
-    """What is known of each case, in a file with a JSON document a line.
-
-    Args:
-        file: read now, if it is there, and written after every change.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.rows = self._read()
-
-    def put(self, case: Case, **found: Any) -> None:
-        """Add to what is known of a case, and write it."""
-        # Another process may have written since.
-        self.rows = {**self.rows, **self._read()}
-        self.rows[case.name] = {"case": case.name, **self.rows.get(case.name, {}), **found}
-        self._write()
-
-    def keep(self, names: Iterable[str]) -> None:
-        """Forget cases that are not named, and bring the others into that order."""
-        self.rows = {name: self.rows[name] for name in names if name in self.rows}
-        self._write()
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
-        return {row["case"]: row for row in map(json.loads, lines)}
-
-    def _write(self) -> None:
-        beside = self._file.with_suffix(f".{os.getpid()}")
-        beside.write_text("".join(json.dumps(row) + "\n" for row in self.rows.values()), encoding="utf-8")
-        beside.replace(self._file)
 
 
 def run(cases: Sequence[Case], record: Record, sources: Mapping[str, str]) -> None:

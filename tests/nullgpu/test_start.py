@@ -106,3 +106,26 @@ SLOW_TO_END = """
 def test_a_process_ends_well_whose_autograd_thread_runs_only_when_all_else_sleeps(machine: NullMachine) -> None:
     """On a busy machine, that thread was in the midst of freeing a tensor when the interpreter ended: it aborted."""
     assert machine.run(SLOW_TO_END) == "done"
+
+
+FORKED = """
+    import json, tempfile, threading
+    from pathlib import Path
+    from autotune.core.protocol import Job, SpeedsRequest
+    from autotune.probing import JobServer
+    seen = set()
+    with JobServer("cpu") as server, tempfile.TemporaryDirectory() as folder:
+        asked = Job.MEASURE_SPEEDS, SpeedsRequest(0.5), Path(folder, "job")
+        running = threading.Thread(target=server.run, args=asked)
+        running.start()
+        while running.is_alive():
+            running.join(0.05)
+            children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+            seen |= {Path(f"/proc/{child}/cmdline").read_text() for child in children if Path(f"/proc/{child}").exists()}
+        print(json.dumps([len(seen) > 0, any("--once" in each for each in seen), (asked[2] / "reply.json").exists()]))
+"""
+
+
+def test_jobs_on_a_cpu_are_forked_though_bitsandbytes_finds_a_gpu(machine: NullMachine) -> None:
+    some_ran, in_an_interpreter_of_its_own, replied = machine.run(FORKED)
+    assert (some_ran, in_an_interpreter_of_its_own, replied) == (True, False, True)

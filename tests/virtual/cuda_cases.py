@@ -128,6 +128,12 @@ def _offloaded(device: torch.device) -> None:
     torch.empty(32 << 20, dtype=torch.uint8, device=device)
 
 
+def _emptied(device: torch.device) -> None:
+    torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    getattr(torch, device.type).empty_cache()
+    torch.empty(64 << 20, dtype=torch.uint8, device=device)
+
+
 CASES: dict[str, Step] = {
     "silu": _pointwise(functional.silu),
     "mish": _pointwise(functional.mish),
@@ -146,6 +152,7 @@ CASES: dict[str, Step] = {
     "embedding": _embedded,
     "cast": _cast,
     "offloaded": _offloaded,
+    "emptied": _emptied,
 }
 
 

@@ -127,6 +127,10 @@ def test_memory_that_another_stream_had_is_not_used_again(traced: dict[str, Any]
     assert traced["offloaded"]["reserved"] == 64 * MIB
 
 
+def test_a_cache_that_is_emptied_is_reserved_no_more(traced: dict[str, Any]) -> None:
+    assert traced["emptied"]["reserved"] == 64 * MIB
+
+
 def test_the_gradient_of_many_embedded_tokens_is_summed_by_segments(traced: dict[str, Any]) -> None:
     # Each of 4,096 tokens may be another row, of 2,048, and up to 10 equal ones are a segment.
     assert 4 * WIDTH * (4096 // 10 + 2048) in traced["embedding"]["sizes"]
@@ -141,7 +145,7 @@ def test_autocast_casts_the_weight_before_the_input(traced: dict[str, Any]) -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=_NO_GPU)
-@pytest.mark.parametrize("case", ["cast", "offloaded"])
+@pytest.mark.parametrize("case", ["cast", "offloaded", "emptied"])
 def test_allocations_come_in_the_order_of_pytorchs_own(traced: dict[str, Any], ran: dict[str, Any], case: str) -> None:
     large = [[size for size in found[case]["sizes"] if size >= MIB // 4] for found in (traced, ran)]
 

@@ -9,7 +9,7 @@ import pytest
 from autotune.units import MIB
 from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.records import MemoryEvent, OperatorRecord, Peak, Place, Trace
+from autotune.virtual.records import A_WORKSPACE, MemoryEvent, OperatorRecord, Peak, Place, Trace
 from autotune.virtual.replay import OutOfMemoryError, replay
 
 
@@ -48,13 +48,26 @@ def test_a_storage_that_grows_is_held_twice_for_a_moment() -> None:
 )
 def test_each_pass_has_a_workspace_for_its_products(capability: tuple[int, int] | None, workspace: int) -> None:
     forward, backward = operator(Kind.MATMUL), operator(Kind.MATMUL, in_backward=True)
-    changes = [(0, MIB, Place.DEVICE), (1, MIB, Place.DEVICE)]
+    changes = [(number, MIB, Place.DEVICE) for number in range(3)]
 
-    once = replay(traced(changes, (forward, forward)), capability=capability)
-    twice = replay(traced(changes, (forward, backward)), capability=capability)
+    once = replay(traced(changes, (forward, forward, forward)), capability=capability)
+    twice = replay(traced(changes, (forward, backward, backward)), capability=capability)
 
-    assert once.peak_allocated_bytes == 2 * MIB + workspace
-    assert twice.peak_allocated_bytes == 2 * MIB + 2 * workspace
+    assert once.peak_allocated_bytes == 3 * MIB + workspace
+    assert twice.peak_allocated_bytes == 3 * MIB + 2 * workspace
+
+
+def test_a_product_into_a_tensor_that_is_there_has_its_workspace_beside_what_is_freed_next() -> None:
+    events = (
+        MemoryEvent(64 * MIB, Place.DEVICE, 0, 0),
+        MemoryEvent(0, Place.DEVICE, A_WORKSPACE, 1),
+        MemoryEvent(-64 * MIB, Place.DEVICE, 0),
+        MemoryEvent(MIB, Place.DEVICE, 1, 2),
+    )
+    operators = (operator(Kind.ELEMENTWISE), operator(Kind.MATMUL), operator(Kind.ELEMENTWISE))
+    found = replay(replace(traced([], operators), events=events), capability=(9, 0))
+
+    assert found.peak_allocated_bytes == (64 + 32) * MIB
 
 
 def test_without_products_there_is_no_workspace() -> None:

@@ -129,17 +129,18 @@ def virtual_model(
     architecture = model_class(config)
     name = init_kwargs["dtype"] or "float32"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
-    if quantization_config is None and device.type != "cpu" and world_size() == 1:
-        _warm_up_allocator(architecture, config, dtype, device)
     # As transformers loads a model: tied weights are one before any weight is on the device.
     with torch.device("meta"), no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
+    warms_up = device.type != "cpu" and world_size() == 1
     if quantization_config is not None:
-        _quantize(model, quantization_config, dtype, device)
-    else:
-        _place(model, device)
+        _quantize(model, quantization_config, dtype, device, warms_up=warms_up)
+        return model
+    if warms_up:
+        _warm_up_allocator(model, device)
+    _place(model, device)
     return model
 
 
@@ -156,22 +157,21 @@ def _place(model: torch.nn.Module, device: torch.device) -> None:
                 setattr(module, name, placed[tensor])
 
 
-def _warm_up_allocator(architecture: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+def _warm_up_allocator(model: Any, device: torch.device, quantized: Mapping[str, float] | None = None) -> None:
     """Allocate and free one block for all weights, as transformers does before it loads them to a GPU.
 
     The caching allocator keeps the block, and weights, gradients and activations are placed within it
     (``caching_allocator_warmup`` and ``get_total_byte_count`` of ``transformers/modeling_utils.py``). It is left out
     where weights are loaded to the host, as TRL does with several processes.
+
+    Args:
+        quantized: bytes of an element, by the name of each weight that is quantised.
     """
-    with torch.device("meta"), no_init_weights():
-        model = architecture._from_config(config, dtype=dtype)
-        model.tie_weights()
-    weights = {id(tensor): tensor for tensor in (*model.parameters(), *_saved_buffers(model))}
-    torch.empty(
-        sum(tensor.numel() * tensor.element_size() for tensor in weights.values()) // 2,
-        dtype=torch.float16,
-        device=device,
-    )
+    sizes = quantized or {}
+    weights = dict(model.named_parameters())
+    weights |= {str(number): tensor for number, tensor in enumerate(_saved_buffers(model))}
+    total = sum(tensor.numel() * sizes.get(name, tensor.element_size()) for name, tensor in weights.items())
+    torch.empty(int(total // 2), dtype=torch.float16, device=device)
 
 
 def _saved_buffers(model: Any) -> Iterator[torch.Tensor]:
@@ -179,12 +179,15 @@ def _saved_buffers(model: Any) -> Iterator[torch.Tensor]:
     return (tensor for tensor in saved.values() if not isinstance(tensor, torch.nn.Parameter))
 
 
-def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device, *, warms_up: bool) -> None:
     """Replace a fake model's weights by quantised ones and set the attributes that training checks for."""
-    from autotune.virtual.quantized import quantize
+    from autotune.virtual.quantized import quantize, quantized_modules
 
     quantizer = AutoHfQuantizer.from_config(config)
     kept = quantizer.get_modules_to_not_convert(model, config.llm_int8_skip_modules, model._keep_in_fp32_modules)
+    if warms_up:
+        each = quantizer.quantized_element_size
+        _warm_up_allocator(model, device, {f"{name}.weight": each for name, _ in quantized_modules(model, kept)})
     quantize(model, config, dtype, device, kept)
     _place(model, device)
     quantizer._process_model_after_weight_loading(model)
