@@ -9,9 +9,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._pytree import tree_map_only
 
-from autotune.virtual.tensors import tensors_of, type_of_device
+from autotune.virtual.tensors import replaced, tensors_of, type_of_device
 
 _KEY = "AutocastPrivateUse1"
 _LOWER = (
@@ -50,7 +49,7 @@ def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
             _casts[key] = (tensor, tensor.to(dtype))
         return _casts[key][1]
 
-    return tree_map_only(torch.Tensor, one, value)
+    return replaced(value, torch.Tensor, one)
 
 
 @contextmanager

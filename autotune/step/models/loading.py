@@ -147,15 +147,22 @@ def _warm_up_allocator(architecture: Any, config: Any, dtype: torch.dtype, devic
     (``caching_allocator_warmup`` and ``get_total_byte_count`` of ``transformers/modeling_utils.py``). It is left out
     where weights are loaded to the host, as TRL does with several processes.
     """
-    with torch.device("meta"), no_init_weights():
-        model = architecture._from_config(config, dtype=dtype)
-        model.tie_weights()
-    weights = {id(tensor): tensor for tensor in (*model.parameters(), *_saved_buffers(model))}
-    torch.empty(
-        sum(tensor.numel() * tensor.element_size() for tensor in weights.values()) // 2,
-        dtype=torch.float16,
-        device=device,
-    )
+    torch.empty(_bytes_of_weights(architecture, config, dtype) // 2, dtype=torch.float16, device=device)
+
+
+def _bytes_of_weights(architecture: type[Any], config: Any, dtype: torch.dtype) -> int:
+    key = (architecture, config.to_json_string(), dtype)
+    if key not in _weights:
+        with torch.device("meta"), no_init_weights():
+            model = architecture._from_config(config, dtype=dtype)
+            model.tie_weights()
+        weights = {id(tensor): tensor for tensor in (*model.parameters(), *_saved_buffers(model))}
+        _weights[key] = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    return _weights[key]
+
+
+_weights: dict[tuple[type[Any], str, torch.dtype], int] = {}
+"""Bytes of all weights, by architecture, configuration and type; a model of them takes long to build."""
 
 
 def _saved_buffers(model: Any) -> Iterator[torch.Tensor]:
