@@ -97,7 +97,7 @@ def _compared(folder: Path, model: str, trainer: str, longest: int, gpu: str, sa
     batch = global_batch_of(options, planned.machine)
     with ServerTracer(planned.cores, ignore) as tracer:
         cache = Cache(folder / "cache")
-        rows = dataset_source(str(written(folder / "rows.jsonl", trainer, longest)))
+        rows = dataset_source(str(_written(folder / "rows.jsonl", trainer, longest)))
         workload = planned_workload(options, model_source(model, "random"), rows, tracer, cache, ignore)
         problem = problem_of(options, workload, planned.machine, batch)
         candidates = estimated_candidates(problem)
@@ -127,7 +127,7 @@ def _drawn(planner: Planner, candidates: Sequence[Candidate], samples: int) -> l
     return list(by_group.values())[:samples]
 
 
-def written(file: Path, trainer: str, longest: int) -> Path:
+def _written(file: Path, trainer: str, longest: int) -> Path:
     """Write rows of log-normal lengths, one of them the longest."""
     chance = random.Random(_SEED)
     lengths = [min(longest, int(chance.lognormvariate(0, 0.9) * longest / 16) + 16) for _ in range(_ROWS - 1)]
