@@ -167,9 +167,11 @@ class JobServer:
         """
         while True:
             try:
-                return self._ready_channel().send(fork=str(folder))
+                self._ready_channel().send(fork=str(folder))
             except Gone:
                 self._count_death()
+            else:
+                return
 
     @property
     def is_running(self) -> bool:

@@ -165,17 +165,17 @@ class ServerTracer:
         asked = [requests[index] for index in group.indices]
         while True:
             worker = self._worker(group.libraries)
-            was_new, folder, failure = not worker.jobs, self.new_folder(), None
+            was_new, usable, folder = not worker.jobs, False, self.new_folder()
             folders.append(folder)
-            replies: Sequence[TraceReply] | None = None
             try:
                 replies, failure = trace_all(worker, asked, folder, _LONGEST_SECONDS * len(asked))
+                usable = failure is None
             except JobLostError as error:
                 if was_new or self._given_up:
                     return dict.fromkeys(group.indices, Untraceable(error.message, lasting=False))
                 continue
             finally:
-                self._release(group.libraries, worker, usable=replies is not None and failure is None)
+                self._release(group.libraries, worker, usable=usable)
             found: dict[int, Traced] = dict(zip(group.indices, replies, strict=False))
             for index in group.indices[len(replies) :]:
                 found[index] = Untraceable(failure.message if failure is not None else "")

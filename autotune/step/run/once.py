@@ -33,4 +33,4 @@ def computed_once() -> Iterator[None]:
 
 
 def _named(*_: object) -> str:
-    return datasets.fingerprint.generate_random_fingerprint()
+    return str(datasets.fingerprint.generate_random_fingerprint())
