@@ -60,7 +60,7 @@ def predicting(
     if options.timeout_seconds is not None:
         seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
     hardware = problem.setting.machine.hardware
-    lent = (server,) if hardware.kind == "cpu" else ()
+    lent = server if hardware.kind == "cpu" else None
     with ServerTracer(hardware.cores, _without_stages(listener), lent) as tracer:
         cache = user_cache()
         measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)

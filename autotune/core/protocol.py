@@ -26,6 +26,8 @@ REPLY_FILE = "reply.json"
 LOG_FILE = "log.txt"
 RANK_FOLDER = "rank-{rank}"
 """The folder of a rank in the folder of a job with several processes: it has request, reply and log of its own."""
+COMMANDS_FIFO, EVENTS_FIFO = "commands", "events"
+"""Named pipes of a process that runs one job after another: see :mod:`autotune.step.__main__`."""
 TRACED_FILE = "traced"
 """A job that traces writes a byte to it after each trace."""
 

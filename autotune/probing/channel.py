@@ -7,7 +7,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -66,10 +65,6 @@ class Channel(ABC):
     def close(self) -> str:
         """End the server and return the end of its standard error."""
 
-    def status(self) -> int | None:
-        """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
-        return None
-
     def send(self, **command: object) -> None:
         """Send a command.
 
@@ -121,36 +116,25 @@ def environment_of(further: Mapping[str, str]) -> dict[str, str]:
 
 
 class Started(Channel):
-    """A server that was started as a process of its own.
+    """A server that was started as a process of its own."""
 
-    Attributes:
-        twins: the servers that it forks as soon as it is ready, which have all imports from it.
-    """
-
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], twins: int = 0) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start ``python -m autotune.step`` with ``arguments``; does not wait until it is ready.
 
         Args:
             arguments: of its command line.
             environment: variables beside those of this process.
-            twins: number of servers to fork from it.
         """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
-        pairs = [socket.socketpair() for _ in range(twins)]
-        theirs = [their.fileno() for _, their in pairs]
         self._process = subprocess.Popen(
             # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
-            [sys.executable, "-P", "-m", _SERVER, *arguments, *(f"--twin={number}" for number in theirs)],
+            [sys.executable, "-P", "-m", _SERVER, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment_of(environment),
             start_new_session=True,
-            pass_fds=theirs,
         )
-        for _, their in pairs:
-            their.close()
-        self.twins = tuple(Twin(own, os.dup(self._errors.fileno())) for own, _ in pairs)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._streams = self._process.stdin, self._process.stdout
@@ -160,6 +144,11 @@ class Started(Channel):
     def pid(self) -> int:
         """The server's process id."""
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
 
     def status(self) -> int | None:
         """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
@@ -183,57 +172,6 @@ class Started(Channel):
             self._process.wait()
         with self._errors as errors:
             return _end_of(errors.fileno())
-
-
-class Twin(Channel):
-    """A server that another one has forked from itself, at the other end of a socket; it ends with that one.
-
-    Args:
-        own: this end of the socket.
-        errors: file descriptor of the standard error of both.
-    """
-
-    def __init__(self, own: socket.socket, errors: int) -> None:
-        super().__init__(own.fileno(), own.fileno())
-        self._socket = own
-        self._errors = errors
-        self._pid: int | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process id; None until it is ready."""
-        return self._pid
-
-    def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
-        """Return the next event, or None when none came in time.
-
-        Raises:
-            Gone: the server has ended.
-        """
-        event = super().receive(timeout_seconds)
-        if event is not None and event["event"] == "ready":
-            self._pid = event["pid"]
-        return event
-
-    def close(self) -> str:
-        """End the server and return the end of its standard error, which is that of the other one too."""
-        with self._socket, contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-            # Until it is ready there is no process to wait for.
-            if self._pid is not None and not self._ended():
-                os.kill(self._pid, signal.SIGKILL)
-        said = _end_of(self._errors)
-        os.close(self._errors)
-        return said
-
-    def _ended(self) -> bool:
-        """Wait until the server has ended, for a while."""
-        deadline = time.monotonic() + _CLOSING_SECONDS
-        with contextlib.suppress(Gone):
-            while self.receive(max(0.0, deadline - time.monotonic())) is not None:
-                pass
-            return False
-        return True
 
 
 def signal_name(number: int | None) -> str:

@@ -39,6 +39,7 @@ from autotune.probing.cgroup import out_of_memory_kills
 from autotune.probing.classify import classify
 from autotune.probing.log import last_lines
 from autotune.probing.server import Ending, JobServer
+from autotune.probing.worker import Worker
 from autotune.units import format_duration
 
 R = TypeVar("R")
@@ -89,7 +90,7 @@ def trace(server: JobServer, request: TraceRequest, folder: Path, timeout_second
 
 
 def trace_all(
-    server: JobServer, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
+    server: JobServer | Worker, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
 ) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
     """Trace plans one after another in one process, which is faster than one process each, until one fails.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import os
 import signal
@@ -17,7 +16,7 @@ from autotune.core.exchange import write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.errors import InputError, ProbeServerError
 from autotune.inspection.cpu import openmp_waiting
-from autotune.probing.channel import Channel, Gone, Started, Twin, signal_name
+from autotune.probing.channel import Channel, Gone, Started, signal_name
 
 # Time within which the server has to report the end of a process that it has killed.
 _KILLING_SECONDS = 10.0
@@ -58,12 +57,7 @@ class JobServer:
         spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
             uninitialised.
         jobs_module: name of a module whose ``JOBS`` the server runs too.
-        twins: number of further servers that this one forks once it has imported everything: imports take five seconds
-            of processor time, a fork none.
         early: start the first job, which is one that reads a model and rows, before all is imported: it runs meanwhile.
-
-    Attributes:
-        twins: the further servers; they end with this one.
     """
 
     def __init__(
@@ -75,7 +69,6 @@ class JobServer:
         share: Share = WHOLE,
         spawn: bool = False,
         jobs_module: str | None = None,
-        twins: int = 0,
         early: bool = False,
     ) -> None:
         self._arguments = ["--device", device, "--processes", str(processes)]
@@ -88,14 +81,7 @@ class JobServer:
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
         self._interrupted = False
-        started = Started(self._arguments, self._environment, twins)
-        self._channel: Channel | None = started
-        self.twins: tuple[JobServer, ...] = tuple(map(self._twin, started.twins))
-
-    def _twin(self, channel: Twin) -> JobServer:
-        twin = copy.copy(self)
-        twin._channel, twin.twins = channel, ()
-        return twin
+        self._channel: Started | None = Started(self._arguments, self._environment)
 
     def __enter__(self) -> JobServer:
         return self
@@ -106,9 +92,7 @@ class JobServer:
         self.close()
 
     def close(self) -> None:
-        """End the server, its twins, and their running jobs."""
-        for twin in self.twins:
-            twin.close()
+        """End the server and its running job."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
@@ -129,7 +113,7 @@ class JobServer:
         """
         while True:
             channel = self._ready_channel()
-            sent_seconds = _send(job, request, folder)
+            sent_seconds = send_request(job, request, folder)
             try:
                 channel.send(start=str(folder.resolve()))
                 pid = self._started(channel)
@@ -164,6 +148,36 @@ class JobServer:
             timed_out=timed_out,
         )
 
+    def wait(self) -> None:
+        """Wait until the server accepts jobs.
+
+        Raises:
+            ProbeServerError: it could not be started, or died and could not be replaced.
+        """
+        self._ready_channel()
+
+    def fork(self, folder: Path) -> None:
+        """Fork a process from the server that runs jobs in itself; see :class:`autotune.probing.worker.Worker`.
+
+        Args:
+            folder: has the named pipes that it is to use.
+
+        Raises:
+            ProbeServerError: the server could not be started, or died and could not be replaced.
+        """
+        while True:
+            try:
+                self._ready_channel().send(fork=str(folder))
+            except Gone:
+                self._count_death()
+            else:
+                return
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's process has been started and has not ended."""
+        return self._channel is not None and self._channel.is_running
+
     def interrupt(self) -> None:
         """Kill the running job if there is one; for another thread than the one that waits for its end."""
         channel = self._channel
@@ -176,7 +190,7 @@ class JobServer:
                 self._interrupted = True
                 os.kill(channel.pid, signal.SIGKILL)
 
-    def _ready_channel(self) -> Channel:
+    def _ready_channel(self) -> Started:
         if self._channel is None:
             self._channel = Started(self._arguments, self._environment)
         try:
@@ -230,8 +244,12 @@ class JobServer:
         return ProbeServerError(f"The process that starts probes {what}.", hint="\n".join(["It said:", *said]))
 
 
-def _send(job: str, request: object, folder: Path) -> float:
-    """Write a request and return when it was sent."""
+def send_request(job: str, request: object, folder: Path) -> float:
+    """Write a request and return when it was sent.
+
+    Raises:
+        InputError: the folder cannot be written, or the disk is full.
+    """
     try:
         return write_request(folder, job, request)
     except OSError as error:

@@ -1,15 +1,17 @@
-"""Runs traces in separate processes, several at a time if there are enough cores."""
+"""Runs traces in processes that stay, several at a time if there are enough cores."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from math import ceil
 from pathlib import Path
-from queue import SimpleQueue
+from threading import Lock
 from types import TracebackType
 
 from autotune.core.events import Listener, StageStarted, Tracing, ignore
@@ -18,6 +20,7 @@ from autotune.errors import JobLostError
 from autotune.probing.jobs import trace_all
 from autotune.probing.scratch import ScratchFolder
 from autotune.probing.server import JobServer
+from autotune.probing.worker import Worker
 from autotune.techniques.traits import libraries_of, same_step
 
 
@@ -35,33 +38,48 @@ class Untraceable:
 
 
 Traced = TraceReply | Untraceable
-Way = list[int]
-"""The indices of the requests of one technique combination, which differ only in sizes."""
-# Additional time of the first trace of a process, in which all operators are new, compared with its later ones, in
-# traces: about 0.6 for Llama-3.1-8B, and the job's own start.
-_START_TRACES = 1.0
-# Most jobs per server, if traces may share a process.
-_MOST_JOBS = 4
-# Each has one of torch's processes, of about half a GiB.
-_MOST_SERVERS = 4
+# Each has about half a GiB, of which it shares half with the server.
+_MOST_AT_ONCE = 4
+# Idle ones keep what was loaded for other models and patched in other libraries.
+_MOST_WORKERS = 8
 _LONGEST_SECONDS = 120.0
 # Between two looks at how many traces have been run.
 _INTERVAL_SECONDS = 0.25
 
 
+@dataclass(frozen=True)
+class Group:
+    """Requests of one technique combination, which differ only in sizes and are traced one after another.
+
+    Attributes:
+        libraries: key of the processes in which they can be traced: what is patched in libraries stays patched.
+        indices: of the requests.
+        layers: that are traced in all.
+    """
+
+    libraries: str
+    indices: tuple[int, ...]
+    layers: int
+
+
 class ServerTracer:
-    """Runs traces on job servers, which are started at the first request and ended with this object.
+    """Runs traces in workers of a job server, which is started at the first request and ended with this object.
+
+    Workers stay until then, one per core for each way in which plans patch libraries.
 
     Args:
         cores: number of cores that may be used.
-        lent: running servers that see no GPU; they are used first, and left running.
+        lent: a running server that sees no GPU, to fork workers from; it is left running. None: one is started.
     """
 
-    def __init__(self, cores: int, listener: Listener, lent: Sequence[JobServer] = ()) -> None:
-        self._count = max(1, min(_MOST_SERVERS, cores))
+    def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None) -> None:
+        self._count = max(1, min(_MOST_AT_ONCE, cores))
         self._listener = listener
-        self._lent = len(lent)
-        self._servers = list(lent)
+        self._lent = lent
+        self._server: JobServer | None = lent
+        self._idle: list[tuple[str, Worker]] = []
+        self._busy: set[Worker] = set()
+        self._lock = Lock()
         self._folder = ScratchFolder()
         self._numbers = count()
         self._given_up = False
@@ -72,8 +90,10 @@ class ServerTracer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for server in reversed(self._servers[self._lent :]):
-            server.close()
+        for _, worker in self._idle:
+            worker.close()
+        if self._server is not None and self._lent is None:
+            self._server.close()
         self._folder.close()
 
     @contextmanager
@@ -92,8 +112,10 @@ class ServerTracer:
 
     @property
     def server(self) -> JobServer:
-        """A server, for other jobs as well."""
-        return self._started(1)[0]
+        """The server, for other jobs as well."""
+        if self._server is None:
+            self._server = JobServer("cpu", threads=1, early=True)
+        return self._server
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
         """Run traces; a step that cannot be traced is returned as :class:`Untraceable`, unusable input is raised.
@@ -104,39 +126,85 @@ class ServerTracer:
         """
         steps = "1 training step" if len(requests) == 1 else f"{len(requests)} training steps"
         self._listener(StageStarted(f"Tracing {steps} with no GPU"))
-        jobs = shared_out(requests, self._count)
-        servers = self._started(min(self._count, len(jobs)))
-        free: SimpleQueue[JobServer] = SimpleQueue()
-        for server in servers:
-            free.put(server)
+        # Not in a thread: an interrupted command has to end while its server starts, too.
+        self.server.wait()
+        left = deque(groups(requests, self._count))
+        found: dict[int, Traced] = {}
         folders: list[Path] = []
         self._given_up = False
 
-        def new_folder() -> Path:
-            if self._given_up:
-                raise CancelledError
-            folders.append(self.new_folder())
-            return folders[-1]
+        def run() -> None:
+            while (group := self._next(left)) is not None:
+                found.update(self._traced(group, requests, folders))
 
-        def run(job: Sequence[Way]) -> dict[int, Traced]:
-            server = free.get()
-            try:
-                return _traced(server, job, requests, new_folder)
-            finally:
-                free.put(server)
-
-        with ThreadPoolExecutor(len(servers)) as pool:
-            running = [pool.submit(run, job) for job in jobs]
+        with ThreadPoolExecutor(min(self._count, len(left))) as pool:
+            running = [pool.submit(run) for _ in range(min(self._count, len(left)))]
             try:
                 self._follow(running, folders, len(requests))
             except BaseException:
-                self._give_up(running, servers)
+                self._give_up(running)
                 raise
-        found = {index: traced for job in running for index, traced in job.result().items()}
         return [found[index] for index in range(len(requests))]
 
-    def _follow(self, running: Sequence[Future[dict[int, Traced]]], folders: Sequence[Path], count: int) -> None:
-        """Wait for the end of all jobs, or the first error, and tell the listener how far they are."""
+    def _next(self, left: deque[Group]) -> Group | None:
+        """Take the next group; one for which a worker is idle, if there is one."""
+        with self._lock:
+            if self._given_up or not left:
+                return None
+            known = {libraries for libraries, _ in self._idle}
+            group = next((group for group in left if group.libraries in known), left[0])
+            left.remove(group)
+            return group
+
+    def _traced(self, group: Group, requests: Sequence[TraceRequest], folders: list[Path]) -> dict[int, Traced]:
+        """Return the results of a group's requests, by their index.
+
+        A failed trace may leave its process in a bad state, so that the worker is not used again. One that is lost may
+        have died of what it ran before, so that the group is tried once more in a new one.
+        """
+        asked = [requests[index] for index in group.indices]
+        while True:
+            worker = self._worker(group.libraries)
+            was_new, usable, folder = not worker.jobs, False, self.new_folder()
+            folders.append(folder)
+            try:
+                replies, failure = trace_all(worker, asked, folder, _LONGEST_SECONDS * len(asked))
+                usable = failure is None
+            except JobLostError as error:
+                if was_new or self._given_up:
+                    return dict.fromkeys(group.indices, Untraceable(error.message, lasting=False))
+                continue
+            finally:
+                self._release(group.libraries, worker, usable=usable)
+            found: dict[int, Traced] = dict(zip(group.indices, replies, strict=False))
+            for index in group.indices[len(replies) :]:
+                found[index] = Untraceable(failure.message if failure is not None else "")
+            return found
+
+    def _worker(self, libraries: str) -> Worker:
+        """Return a worker for a way to patch libraries, which is new if none is idle."""
+        with self._lock:
+            for item in self._idle:
+                if item[0] == libraries:
+                    self._idle.remove(item)
+                    self._busy.add(item[1])
+                    return item[1]
+            while len(self._idle) + len(self._busy) >= _MOST_WORKERS and self._idle:
+                self._idle.pop(0)[1].close()
+            worker = Worker(self.server, self.new_folder())
+            self._busy.add(worker)
+            return worker
+
+    def _release(self, libraries: str, worker: Worker, *, usable: bool) -> None:
+        with self._lock:
+            self._busy.remove(worker)
+            if usable and not self._given_up:
+                self._idle.append((libraries, worker))
+            else:
+                worker.close()
+
+    def _follow(self, running: Sequence[Future[None]], folders: Sequence[Path], count: int) -> None:
+        """Wait until all is traced, or for the first error, and tell the listener how far it is."""
         started, told, left = time.monotonic(), -1, set(running)
         while True:
             # A trace that runs again in another process counts twice.
@@ -151,121 +219,33 @@ class ServerTracer:
             for job in ended:
                 job.result()
 
-    def _give_up(self, running: Sequence[Future[dict[int, Traced]]], servers: Sequence[JobServer]) -> None:
-        """End all jobs: threads wait for them, and an interrupted command has to end now."""
+    def _give_up(self, running: Sequence[Future[None]]) -> None:
+        """End all traces that run: threads wait for them, and an interrupted command has to end now."""
         self._given_up = True
-        for job in running:
-            job.cancel()
         while not all(job.done() for job in running):
-            for server in servers:
-                server.interrupt()
+            with self._lock:
+                for worker in self._busy:
+                    worker.interrupt()
             wait(running, _INTERVAL_SECONDS)
 
     def new_folder(self) -> Path:
         """Return a directory in :attr:`folder` that is not there yet."""
         return self.folder / f"job-{next(self._numbers)}"
 
-    def _started(self, count: int) -> list[JobServer]:
-        if len(self._servers) < count:
-            first = JobServer("cpu", threads=1, twins=self._count - len(self._servers) - 1, early=True)
-            self._servers += [first, *first.twins]
-        return self._servers[:count]
 
-
-def shared_out(requests: Sequence[TraceRequest], servers: int) -> list[list[Way]]:
-    """Return the technique combinations of each job, which may share a process, so that the last job ends early."""
-    by_libraries: dict[str, dict[str, Way]] = {}
+def groups(requests: Sequence[TraceRequest], workers: int) -> list[Group]:
+    """Return the requests in groups, the longest first, and enough of them for all workers if there are enough."""
+    ways: dict[tuple[str, str], list[int]] = {}
     for index, request in enumerate(requests):
-        ways = by_libraries.setdefault(f"{request.target} {request.model.name} {libraries_of(request.plan)}", {})
-        ways.setdefault(same_step(request.plan), []).append(index)
-    kinds = [list(ways.values()) for ways in by_libraries.values()]
-    costs = _costs(requests)
-    given = [kinds, *(_with_halves(kinds, number) for number in range(len(kinds)))]
-    shared = (_jobs(each, servers, times, costs) for each in given for times in range(1, _MOST_JOBS + 1))
-    return min(shared, key=lambda jobs: _length(servers, jobs, costs))
-
-
-def _costs(requests: Sequence[TraceRequest]) -> list[float]:
-    """Return how long each trace takes, in traces of the fewest layers; its time goes with the layers."""
-    layers = [request.layers for request in requests]
-    fewest = min((number for number in layers if number is not None), default=1)
-    return [number / fewest if number is not None else 1.0 for number in layers]
-
-
-def _with_halves(kinds: Sequence[Sequence[Way]], number: int) -> list[list[Way]]:
-    """Return the technique combinations with the last one of a kind divided in two, since most have the same size."""
-    found = [list(ways) for ways in kinds]
-    last = found[number].pop()
-    found[number] += [way for (way,) in _halves([last])] if len(last) > 1 else [last]
-    return found
-
-
-def _jobs(kinds: Sequence[Sequence[Way]], servers: int, times: int, costs: Sequence[float]) -> list[list[Way]]:
-    """Return jobs of about equal length, about ``times`` jobs for each server; the longest first."""
-    enough = sum(_size(ways, costs) for ways in kinds) / (servers * times)
-    jobs = [job for ways in kinds for job in _dealt(ways, max(1, round(_size(ways, costs) / enough)), costs)]
-    while len(jobs) < servers and max(sum(map(len, job)) for job in jobs) > 1:
-        largest = max(jobs, key=lambda job: (sum(map(len, job)) > 1, _size(job, costs)))
-        jobs.remove(largest)
-        jobs += _halves(largest)
-    return sorted(jobs, key=lambda job: _size(job, costs), reverse=True)
-
-
-def _length(servers: int, jobs: Sequence[Sequence[Way]], costs: Sequence[float]) -> float:
-    """Return the time at which the last job ends, in traces of the fewest layers."""
-    ends = [0.0] * servers
-    for job in jobs:
-        ends[ends.index(min(ends))] += _size(job, costs) + _START_TRACES
-    return max(ends)
-
-
-def _dealt(ways: Sequence[Way], count: int, costs: Sequence[float]) -> list[list[Way]]:
-    """Return technique combinations in at most ``count`` jobs of about equal length."""
-    jobs: list[list[Way]] = [[] for _ in range(count)]
-    for way in sorted(ways, key=lambda way: _size([way], costs), reverse=True):
-        min(jobs, key=lambda job: _size(job, costs)).append(way)
-    return [job for job in jobs if job]
-
-
-def _halves(job: Sequence[Way]) -> list[list[Way]]:
-    if len(job) > 1:
-        return [list(job[::2]), list(job[1::2])]
-    half = (len(job[0]) + 1) // 2
-    return [[job[0][:half]], [job[0][half:]]]
-
-
-def _size(job: Iterable[Way], costs: Sequence[float]) -> float:
-    return sum(costs[index] for way in job for index in way)
-
-
-def _traced(
-    server: JobServer, job: Sequence[Way], requests: Sequence[TraceRequest], new_folder: Callable[[], Path]
-) -> dict[int, Traced]:
-    """Return the results of a job's requests, by their index.
-
-    A failed trace may leave its process in a bad state, so the requests after it run in another process. If a process
-    dies, each technique combination gets its own process.
-    """
-    found: dict[int, Traced] = {}
-    left = [list(job)]
-    while left:
-        ways = left.pop()
-        indices = [index for way in ways for index in way]
-        asked = [requests[index] for index in indices]
-        try:
-            replies, failure = trace_all(server, asked, new_folder(), _LONGEST_SECONDS * len(asked))
-        except JobLostError as error:
-            if len(ways) > 1:
-                left += [[way] for way in ways]
-            else:
-                found |= dict.fromkeys(indices, Untraceable(error.message, lasting=False))
-            continue
-        found |= dict(zip(indices, replies, strict=False))
-        if failure is not None:
-            failed = next(number for number, way in enumerate(ways) if indices[len(replies)] in way)
-            found |= dict.fromkeys(ways[failed], Untraceable(failure.message))
-            left += [ways[failed + 1 :]] if ways[failed + 1 :] else []
-    return found
+        libraries = f"{request.target} {request.model.name} {libraries_of(request.plan)}"
+        ways.setdefault((libraries, same_step(request.plan)), []).append(index)
+    most = ceil(len(requests) / workers)
+    parts = [
+        Group(libraries, tuple(part), sum(requests[index].layers or 0 for index in part))
+        for (libraries, _), way in ways.items()
+        for part in (way[first : first + most] for first in range(0, len(way), most))
+    ]
+    return sorted(parts, key=lambda group: group.layers, reverse=True)
 
 
 def _traced_in(folder: Path) -> int:

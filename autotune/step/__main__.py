@@ -7,9 +7,12 @@ output when it started (anything printed later goes to standard error).
                                  {"event": "exited", "code": N or null, "signal": N or null}
     {"kill": true}           ->  the running job's process group is killed and its "exited" follows;
                                  {"event": "idle"} when none is running
+    {"fork": FOLDER}         ->  a copy of the server runs jobs in itself, one after another, beside those of the server
 
 The first line out is {"event": "ready", "pid": N}. At the end of its input the server kills the running job and exits.
-With ``--twin FD``, a copy of the server, forked once all is imported, speaks the same at a socket.
+A copy reads its commands from the named pipe ``commands`` in its folder, and writes its events to the pipe ``events``:
+"ready", then {"event": "exited", "code": N} for each {"start": FOLDER}. It exits at the end of its input, or with the
+server.
 ``python -m autotune.step --once FOLDER`` runs the job in FOLDER in this very process.
 """
 
@@ -31,7 +34,6 @@ def main() -> int:
     parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
     parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
     parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each job instead of forking")
-    parser.add_argument("--twin", metavar="FD", type=int, action="append", help="fork a server that uses this socket")
     parser.add_argument("--early", action="store_true", help="start the first job before all is imported")
     parser.add_argument("--jobs", metavar="MODULE", help="a module whose JOBS are offered too")
     arguments = parser.parse_args()
@@ -56,7 +58,6 @@ def main() -> int:
         device=arguments.device,
         spawn=arguments.spawn,
         jobs_module=arguments.jobs,
-        twins=arguments.twin or (),
         early=arguments.early,
     )
     return server.serve()

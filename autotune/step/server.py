@@ -1,4 +1,4 @@
-"""The job server: preloads the libraries once, then starts one process per job and never runs one itself."""
+"""The job server: preloads the libraries once, then starts processes for jobs and never runs one itself."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import selectors
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.core.protocol import COMMANDS_FIFO, EVENTS_FIFO
 from autotune.step.child import execute, offered_jobs, redirect_output
 from autotune.step.imports import accelerator_is_initialized, preload, preload_early
 from autotune.step.job import JobType
@@ -31,7 +32,6 @@ class Server:
 
     Args:
         arguments: of ``python -m autotune.step``, for jobs that need an interpreter of their own.
-        twins: sockets; for each, a copy of this server is forked that serves there.
         early: whether the first job may start before all is imported.
     """
 
@@ -42,11 +42,9 @@ class Server:
         device: str,
         spawn: bool,
         jobs_module: str | None,
-        twins: Sequence[int] = (),
         early: bool = False,
     ) -> None:
         self._device = device
-        self._twins = twins
         self._early = early
         self._whole = False
         self._spawn = spawn
@@ -54,6 +52,7 @@ class Server:
         self._arguments = arguments
         self._parent = os.getppid()
         self._running: int | None = None
+        self._copies: set[int] = set()
         # Output of libraries must not mix with the events.
         self._events = os.dup(1)
         os.dup2(2, 1)
@@ -71,28 +70,16 @@ class Server:
         except BrokenPipeError:
             return 1
         finally:
-            if self._running is not None:
-                kill_group(self._running)
-                os.waitpid(self._running, 0)
+            for pid in (*self._copies, *filter(None, [self._running])):
+                kill_group(pid)
+                os.waitpid(pid, 0)
         return 0
 
     def _complete(self) -> None:
-        """Import what is not imported yet, and fork the twins."""
-        if self._early:
+        """Import what is not imported yet."""
+        if self._early and not self._whole:
             preload(self._device)
         self._whole = True
-        server = os.getpid()
-        for socket in self._twins:
-            if not os.fork():
-                die_with(server)
-                self._parent, self._running = server, None
-                os.dup2(socket, 0)
-                os.dup2(socket, self._events, inheritable=False)
-                self._be_woken()
-                self._tell(event="ready", pid=os.getpid())
-                break
-        for socket in self._twins:
-            os.close(socket)
 
     def _be_woken(self) -> None:
         """Make ``self._woken`` readable at the end of a child process."""
@@ -128,12 +115,37 @@ class Server:
             folder = Path(command["start"])
             self._running = self._spawned(folder) if self._spawn else self._forked(folder, jobs)
             self._tell(event="started", pid=self._running)
+        elif "fork" in command:
+            self._complete()
+            self._copies.add(self._detached(partial(self._run_all, Path(command["fork"]), jobs)))
         elif self._running is not None:
             kill_group(self._running)
         else:
             self._tell(event="idle")
 
     def _forked(self, folder: Path, jobs: Mapping[str, JobType]) -> int:
+        def run() -> int:
+            redirect_output(folder)
+            return execute(folder, jobs, self._arguments)
+
+        return self._detached(run)
+
+    def _run_all(self, pipes: Path, jobs: Mapping[str, JobType]) -> int:
+        """Run jobs in this process, until its commands end."""
+        # Both fail, instead of waiting, where the parent has closed its ends.
+        commands = os.open(pipes / COMMANDS_FIFO, os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(commands, True)
+        self._events = os.open(pipes / EVENTS_FIFO, os.O_WRONLY | os.O_NONBLOCK)
+        self._tell(event="ready", pid=os.getpid())
+        with os.fdopen(commands, encoding="utf-8") as lines:
+            for line in lines:
+                folder = Path(json.loads(line)["start"])
+                redirect_output(folder)
+                self._tell(event="exited", code=execute(folder, jobs, self._arguments))
+        return 0
+
+    def _detached(self, run: Callable[[], int]) -> int:
+        """Fork a process, with a group of its own, that runs a function and exits; return its process id."""
         server = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -148,8 +160,7 @@ class Server:
                 signal.signal(number, signal.SIG_DFL)
             die_with(server)
             os.close(self._events)
-            redirect_output(folder)
-            status = execute(folder, jobs, self._arguments)
+            status = run()
         except BaseException:  # noqa: BLE001 the forked process must not return into the server's loop
             traceback.print_exc()
         finally:
@@ -161,11 +172,13 @@ class Server:
         return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD, *_ASKING])
 
     def _reap(self) -> None:
-        """Report the end of the running job, after killing the rest of its process group."""
-        if self._running is None:
-            return
-        ended = os.waitid(os.P_PID, self._running, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
+        """Report the end of the running job, after killing the rest of its process group, and reap copies."""
+        for copy in tuple(self._copies):
+            if _has_ended(copy):
+                kill_group(copy)
+                os.waitpid(copy, 0)
+                self._copies.remove(copy)
+        if self._running is None or not _has_ended(self._running):
             return
         # The leader is not reaped yet, so its group id cannot have been reused.
         kill_group(self._running)
@@ -176,6 +189,10 @@ class Server:
 
     def _tell(self, **event: object) -> None:
         os.write(self._events, json.dumps(event).encode() + b"\n")
+
+
+def _has_ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _wake(*_: object) -> None:

@@ -10,7 +10,8 @@ fake tensors, each makes a copy, so the rule for real tensors is applied here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,11 +35,7 @@ class Accumulation:
     """Recognises what would be written in place for real tensors."""
 
     def __init__(self) -> None:
-        with FakeTensorMode():
-            leaf = torch.empty(2, requires_grad=True)
-            index = torch.empty(2, dtype=torch.int64)
-            self._added = _counts_at(_add, leaf * 2.0 + leaf * 3.0)
-            self._filled = {func: _counts_at(func, index_by(leaf, index)) for func, (_, index_by) in _FILLING.items()}
+        self._alone = counts_alone()
 
     def in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator that runs for real tensors in place of one on fake tensors, or None if it is the same.
@@ -52,16 +49,29 @@ class Accumulation:
             return None
         if func is _add:
             return _add_ if not kwargs and self._is_added(args[0], args[1]) else None
-        return _FILLING[func][0] if func in _FILLING and _counts(args[0]) == self._filled[func] else None
+        return _FILLING[func][0] if func in _FILLING and _counts(args[0]) == self._alone[func] else None
 
     def _is_added(self, first: torch.Tensor, second: Any) -> bool:
         return (
             isinstance(second, torch.Tensor)
             and first.shape == second.shape
             and first.dtype == second.dtype
-            and _counts(first) == self._added
+            and _counts(first) == self._alone[_add]
             and is_non_overlapping_and_dense_or_false(first)
         )
+
+
+@cache
+def counts_alone() -> Mapping[Any, tuple[int, int]]:
+    """Return the reference counts, of a tensor and its storage, at which a gradient has no other reference.
+
+    They are by the operator that autograd calls on it. The first call runs a backward pass on the CPU.
+    """
+    with FakeTensorMode():
+        leaf = torch.empty(2, requires_grad=True)
+        index = torch.empty(2, dtype=torch.int64)
+        found = {func: _counts_at(func, index_by(leaf, index)) for func, (_, index_by) in _FILLING.items()}
+        return {**found, _add: _counts_at(_add, leaf * 2.0 + leaf * 3.0)}
 
 
 class _Watch(TorchDispatchMode):

@@ -135,10 +135,12 @@ class VirtualMode(TorchDispatchMode):
             The operator that ran, its result, and the notes on arguments of their metadata.
         """
         if (in_place := self._accumulation.in_place(func, args, kwargs)) is not None:
-            return in_place, in_place(*args, **kwargs), None
+            return in_place, *memo.run(in_place, args, kwargs, self._fake)
         if (stand_in := STAND_INS.get(operator_name(func))) is not None:
             with self._fake:
-                return func, stand_in(*args, **kwargs), None
+                return func, *memo.run(func, args, kwargs, self._fake, stand_in)
+        if func is _aten.lift_fresh.default and (copy := memo.copied(args[0], self._fake)) is not None:
+            return func, copy, None
         return func, *memo.run(func, args, kwargs, self._fake)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:

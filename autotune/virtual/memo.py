@@ -6,7 +6,7 @@ cases: operators that return nothing or an argument that they changed, new tenso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from autotune.virtual.tensors import tensors_of
 
 _aten = torch.ops.aten
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_VALUES = (int, float, type(None))
 # Operators that give their first argument another size or storage, or that wrap an existing tensor.
 _SPECIAL = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_, _aten.lift, _aten.lift_fresh, _aten.lift_fresh_copy})
 # Operators whose result shares the storage of an argument, which their schema does not say.
@@ -69,6 +70,31 @@ _attributes: dict[torch.device, dict[str, Any]] = {}
 """The attributes of a new fake tensor, except for its mode, by its device."""
 
 
+def copied(tensor: torch.Tensor, fake: FakeTensorMode) -> FakeTensor | None:
+    """Return a fake tensor like a real one, or None where its storage is not spanned by it alone.
+
+    The fake tensor mode's own conversion takes fifty times as long, for cases that are not these.
+    """
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.dtype.is_complex:
+        return None
+    if tensor.storage_offset() or tensor.requires_grad:
+        return None
+    with torch._C._DisableTorchDispatch():
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        spanned = made.untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
+        return _faked(made, tensor.device, fake) if spanned else None
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A result that is a number, or nothing."""
+
+    value: Any
+
+    def make(self, args: Any, fake: FakeTensorMode) -> Any:
+        return self.value
+
+
 @dataclass(frozen=True)
 class _Given:
     """A result that is an argument itself, at a position or under a name."""
@@ -104,8 +130,13 @@ class _NotPlainError(Exception):
     pass
 
 
-def run(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> tuple[Any, Notes | None]:
+def run(
+    func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, kernel: Callable[..., Any] | None = None
+) -> tuple[Any, Notes | None]:
     """Run an operator on fake tensors, under the fake tensor mode that is on the stack.
+
+    Args:
+        kernel: runs in the operator's place, if given; its result depends on the metadata of its arguments alone.
 
     Returns:
         Its result, and the notes on arguments of this metadata; None where its result is not one of the simple cases.
@@ -113,11 +144,11 @@ def run(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> tuple[Any, N
     try:
         key = (func, torch.get_default_dtype(), *_metadata(args, kwargs))
     except _NotPlainError:
-        return func(*args, **kwargs), None
+        return (kernel or func)(*args, **kwargs), None
     kept = _kept.get(key)
     if kept is not None:
         return _recreated(kept.rule, args, kwargs, fake), kept.notes
-    result = func(*args, **kwargs)
+    result = (kernel or func)(*args, **kwargs)
     rule = _rule(func, args, kwargs, result)
     # An operator may give a tensor that it writes to another size.
     if rule is None or _metadata(args, kwargs) != key[2:]:
@@ -165,11 +196,14 @@ def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     if func._schema.is_mutable:
         return None
     results = [result] if isinstance(result, torch.Tensor) else result
-    if type(results) not in (tuple, list) or not all(isinstance(one, FakeTensor) for one in results):
+    if type(results) not in (tuple, list) or not all(isinstance(one, (FakeTensor, *_VALUES)) for one in results):
         return None
-    views = func.is_view or func.overloadpacket in _UNDECLARED_VIEWS
-    rules = [_viewed(one, args) for one in results] if views else _fresh(results, (args, kwargs))
-    if not rules or None in rules:
+    rules: Sequence[_Made | _Value | None]
+    if func.is_view or func.overloadpacket in _UNDECLARED_VIEWS:
+        rules = [_viewed(one, args) if isinstance(one, FakeTensor) else None for one in results]
+    else:
+        rules = _fresh(results, (args, kwargs))
+    if None in rules or not any(isinstance(rule, _Made) for rule in rules):
         return None
     return rules[0] if isinstance(result, torch.Tensor) else type(result)(rules)
 
@@ -188,12 +222,15 @@ def _viewed(tensor: FakeTensor, args: Any) -> _Made | None:
     return None
 
 
-def _fresh(tensors: Sequence[FakeTensor], given: tuple[Any, Any]) -> list[_Made | None]:
-    """Return how to recreate tensors, each of which has to span a storage that no other tensor shares."""
+def _fresh(results: Sequence[Any], given: tuple[Any, Any]) -> list[_Made | _Value | None]:
+    """Return how to recreate results; each tensor has to span a storage that no other tensor shares."""
     args, kwargs = given
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, tuple(kwargs.values())))}
-    found: list[_Made | None] = []
-    for tensor in tensors:
+    found: list[_Made | _Value | None] = []
+    for tensor in results:
+        if not isinstance(tensor, FakeTensor):
+            found.append(_Value(tensor))
+            continue
         storage = tensor.untyped_storage()
         made = _made(tensor, None) if storage._cdata not in taken and not tensor.storage_offset() else None
         if made is not None and made.make((), tensor.fake_mode).untyped_storage().nbytes() != storage.nbytes():

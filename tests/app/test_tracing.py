@@ -1,4 +1,4 @@
-"""How traces are shared out among processes, and what becomes of those beside one that fails."""
+"""How traces are given to processes, and what becomes of those beside one that fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.core.events import Event, StageStarted, Tracing, ignore
@@ -14,7 +15,9 @@ from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, JobLostError
 from autotune.probing import JobServer, trace_all
-from autotune.probing.tracing import ServerTracer, Untraceable, shared_out
+from autotune.probing.tracing import ServerTracer, Untraceable, groups
+from autotune.probing.worker import Worker
+from tests.probing.processes import running, wait_until
 from tests.small import write_small_model
 
 
@@ -23,48 +26,58 @@ def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest
     return TraceRequest(plan, ModelSource(model), "cuda", ((64,),) * rows)
 
 
-def test_plans_that_differ_in_sizes_alone_share_a_process() -> None:
+def indices(requests: Sequence[TraceRequest], workers: int) -> list[tuple[int, ...]]:
+    return [group.indices for group in groups(requests, workers)]
+
+
+def test_plans_that_differ_in_sizes_alone_are_traced_one_after_another() -> None:
     requests = [request(1), request(1, use_liger_kernel=True), request(4), request(4, use_liger_kernel=True)]
-    assert shared_out(requests, servers=2) == [[[0, 2]], [[1, 3]]]
+    assert indices(requests, workers=1) == indices(requests, workers=2) == [(0, 2), (1, 3)]
 
 
-def test_so_do_those_for_which_libraries_are_the_same() -> None:
+def test_those_for_which_libraries_are_the_same_can_be_traced_in_the_same_process() -> None:
     requests = [request(), request(optim="adafactor"), request(bf16=True), request(use_liger_kernel=True)]
-    assert shared_out(requests, servers=1) == [[[0], [1], [2]], [[3]]]
-
-
-def test_a_trace_of_a_whole_model_has_a_job_of_its_own_which_starts_first() -> None:
-    few = [replace(request(rows), layers=2) for rows in (1, 2, 3, 4)]
-    whole = replace(request(gradient_checkpointing=False), layers=32)
-    assert shared_out([*few, whole], servers=2) == [[[4]], [[0, 1, 2, 3]]]
+    first, second, third, liger = groups(requests, workers=1)
+    assert first.libraries == second.libraries == third.libraries != liger.libraries
 
 
 def test_what_is_not_known_to_leave_libraries_alone_has_a_process_of_its_own() -> None:
     requests = [request(), request(something_new=True), request(optim="adafactor", something_new=True)]
-    assert shared_out(requests, servers=1) == [[[1], [2]], [[0]]]
+    plain, new, other = groups(requests, workers=1)
+    assert plain.libraries != new.libraries == other.libraries
+
+
+def test_a_trace_of_a_whole_model_starts_first() -> None:
+    few = [replace(request(rows), layers=2) for rows in (1, 2, 3, 4)]
+    whole = replace(request(gradient_checkpointing=False), layers=32)
+    assert indices([*few, whole], workers=2) == [(4,), (0, 1, 2), (3,)]
 
 
 def test_no_process_is_left_without_work_while_there_is_some() -> None:
     requests = [request(rows) for rows in (1, 2, 4)]
-    assert sorted(shared_out(requests, servers=2)) == [[[0, 1]], [[2]]]
-    assert sorted(shared_out(requests, servers=8)) == [[[0]], [[1]], [[2]]]
+    assert indices(requests, workers=2) == [(0, 1), (2,)]
+    assert indices(requests, workers=8) == [(0,), (1,), (2,)]
 
 
-def test_jobs_end_at_about_the_same_time() -> None:
-    plain = [request(rows, optim=optim) for optim in "abcdefgh" for rows in (1, 2, 4, 8, 16)]
-    liger = [request(rows, optim=optim, use_liger_kernel=True) for optim in "abcd" for rows in (1, 2, 4, 8, 16)]
-    jobs = [sum(map(len, job)) for job in shared_out([*plain, *liger], servers=2)]
-    assert jobs == sorted(jobs, reverse=True)
-    ends = [0, 0]
-    for size in jobs:
-        ends[ends.index(min(ends))] += size
-    assert max(ends) <= 35
+def test_processes_stay_for_the_next_traces(job_server: JobServer, tmp_path: Path) -> None:
+    model = str(write_small_model(tmp_path / "model", weights=False))
+    with ServerTracer(1, ignore, job_server) as tracer:
+        pids = []
+        for optim in ("adamw_torch", "adafactor", "lomo", "adamw_torch"):
+            (traced,) = tracer([request(model=model, optim=optim)])
+            assert isinstance(traced, TraceReply) == (optim != "lomo"), traced
+            pids.append([child.pid for child in psutil.Process(tracer.server.pid).children()])
+        assert len(pids[0]) == 1
+        assert pids[0] == pids[1]
+        # One that failed is not used again.
+        assert wait_until(lambda: not running(pids[0]), seconds=5)
+        assert pids[3] != pids[0]
 
 
-def test_one_that_cannot_be_traced_takes_none_with_it(tmp_path: Path) -> None:
+def test_one_that_cannot_be_traced_takes_none_with_it(job_server: JobServer, tmp_path: Path) -> None:
     model = str(write_small_model(tmp_path / "model", weights=False))
     requests = [request(model=model), request(model=model, optim="lomo"), request(model=model, optim="adafactor")]
-    with ServerTracer(1, ignore) as tracer:
+    with ServerTracer(1, ignore, job_server) as tracer:
         first, failed, last = tracer(requests)
 
     assert isinstance(first, TraceReply)
@@ -75,10 +88,10 @@ def test_one_that_cannot_be_traced_takes_none_with_it(tmp_path: Path) -> None:
 
 
 def test_of_a_process_that_is_lost_each_way_to_train_is_tried_on_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed_by_adafactor(
-        server: JobServer, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
+        server: JobServer | Worker, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
     ) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
         if any(one.plan.args.get("optim") == "adafactor" for one in requests):
             raise JobLostError("killed")
@@ -86,16 +99,16 @@ def test_of_a_process_that_is_lost_each_way_to_train_is_tried_on_its_own(
 
     monkeypatch.setattr("autotune.probing.tracing.trace_all", killed_by_adafactor)
     model = str(write_small_model(tmp_path / "model", weights=False))
-    with ServerTracer(1, ignore) as tracer:
+    with ServerTracer(1, ignore, job_server) as tracer:
         kept, lost = tracer([request(model=model), request(model=model, optim="adafactor")])
 
     assert isinstance(kept, TraceReply)
     assert lost == Untraceable("killed", lasting=False)
 
 
-def test_how_many_have_been_run_is_told_up_to_the_last(tmp_path: Path) -> None:
+def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, tmp_path: Path) -> None:
     model, told = str(write_small_model(tmp_path / "model", weights=False)), list[Event]()
-    with ServerTracer(1, told.append) as tracer:
+    with ServerTracer(1, told.append, job_server) as tracer:
         tracer([request(model=model), request(model=model, optim="adafactor")])
     stage, *counts = told
     assert stage == StageStarted("Tracing 2 training steps with no GPU")
@@ -106,12 +119,12 @@ def test_how_many_have_been_run_is_told_up_to_the_last(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_traces_that_run_and_starts_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, asked = str(write_small_model(tmp_path / "model", weights=False)), list[int]()
 
     def without_end(
-        server: JobServer, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
+        server: JobServer | Worker, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
     ) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
         asked.append(len(requests))
         return trace_all(server, [*requests] * 10_000, folder, timeout_seconds)
@@ -122,7 +135,7 @@ def test_an_interrupt_ends_the_traces_that_run_and_starts_no_more(
 
     monkeypatch.setattr("autotune.probing.tracing.trace_all", without_end)
     requests = [request(model=model), request(model=model, something_new=True)]
-    with ServerTracer(1, interrupt) as tracer:
+    with ServerTracer(1, interrupt, job_server) as tracer:
         server = tracer.server
         with pytest.raises(KeyboardInterrupt):
             tracer(requests)

@@ -121,7 +121,8 @@ FORKED = """
         while running.is_alive():
             running.join(0.05)
             children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-            seen |= {Path(f"/proc/{child}/cmdline").read_text() for child in children if Path(f"/proc/{child}").exists()}
+            ran = [Path(f"/proc/{child}/cmdline") for child in children]
+            seen |= {each.read_text() for each in ran if each.exists()}
         print(json.dumps([len(seen) > 0, any("--once" in each for each in seen), (asked[2] / "reply.json").exists()]))
 """
 

@@ -47,7 +47,7 @@ def model(tmp_path: Path) -> ModelSource:
 
 @pytest.fixture
 def tracer(job_server: JobServer) -> Iterator[ServerTracer]:
-    with ServerTracer(1, ignore, lent=[job_server]) as running:
+    with ServerTracer(1, ignore, lent=job_server) as running:
         yield running
 
 

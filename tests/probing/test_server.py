@@ -19,9 +19,11 @@ import pytest
 
 from autotune.core import exchange
 from autotune.core.machine import Share
+from autotune.core.protocol import Job
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing import JobServer, probe
+from autotune.probing.worker import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, PROGRAM_FILE, request
 from tests.probing.processes import running, wait_until
 from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
@@ -81,30 +83,10 @@ def test_a_server_that_died_between_jobs_is_not_noticed(tmp_path: Path) -> None:
         assert probe(server, request("behave"), tmp_path / "2").ok
 
 
-@pytest.mark.usefixtures("quick_start")
-def test_a_twin_runs_jobs_beside_its_server_from_which_it_has_all_imports(tmp_path: Path) -> None:
-    with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
-        (twin,) = server.twins
-        assert probe(twin, request("behave"), tmp_path / "1").ok
-        assert probe(server, request("behave"), tmp_path / "2").ok
-        pids = [server.pid or 0, twin.pid or 0]
-        assert running(pids) == pids
-    assert wait_until(lambda: not running(pids), seconds=5)
-
-
-@pytest.mark.usefixtures("quick_start")
-def test_a_twin_that_died_is_replaced_at_the_next_job(tmp_path: Path) -> None:
-    with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
-        (twin,) = server.twins
-        assert probe(twin, request("kill_the_server"), tmp_path / "1").status is ProbeStatus.CRASHED
-        assert probe(twin, request("behave"), tmp_path / "2").ok
-        assert probe(server, request("behave"), tmp_path / "3").ok
-
-
 def test_a_job_that_starts_early_runs_while_the_rest_is_imported(tmp_path: Path) -> None:
-    with JobServer("cpu", jobs_module=MODULE, twins=1, early=True) as server:
+    with JobServer("cpu", jobs_module=MODULE, early=True) as server:
         assert probe(server, request("behave"), tmp_path / "1").ok
-        assert all(probe(each, request("behave"), tmp_path / "2").ok for each in (server, *server.twins))
+        assert probe(server, request("behave"), tmp_path / "2").ok
 
 
 @pytest.mark.usefixtures("quick_start")
@@ -159,6 +141,7 @@ def test_nothing_is_left_running_when_the_parent_is_killed(tmp_path: Path) -> No
     script = f"""
 from pathlib import Path
 from autotune.probing import JobServer, channel, probe
+from autotune.probing.worker import Worker
 from tests.probing.misbehaving import MODULE, request
 channel._SERVER = {WITHOUT_LIBRARIES!r}
 server = JobServer("cpu", jobs_module=MODULE)
@@ -202,8 +185,11 @@ def test_a_process_with_many_open_files_can_run_jobs(tmp_path: Path) -> None:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
         while stack.enter_context(open(os.devnull)).fileno() < 1100:  # noqa: PTH123
             pass
-        with JobServer("cpu", jobs_module=MODULE, twins=1) as server:
-            assert all(probe(each, request("behave"), tmp_path).ok for each in (server, *server.twins))
+        with JobServer("cpu", jobs_module=MODULE) as server:
+            assert probe(server, request("behave"), tmp_path / "1").ok
+            worker = Worker(server, tmp_path / "worker")
+            assert worker.run(Job.PROBE, request("behave"), tmp_path / "2").code == 0
+            worker.close()
 
 
 def test_modules_of_the_working_directory_do_not_stand_in_for_libraries(

@@ -42,7 +42,7 @@ def _search(connection: Connection) -> None:
     assert isinstance(assignment, Assignment)
     share, hardware = assignment.share, assignment.hardware
     with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=share) as server:
-        lent = (server,) if hardware.kind == "cpu" else ()
+        lent = server if hardware.kind == "cpu" else None
         with ServerTracer(hardware.cores, ignore, lent) as tracer:
             run = unpacked(connection.recv_bytes(), server, tracer)
             threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()

@@ -27,7 +27,9 @@ from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
-from autotune.step.models.loading import load_config, load_processor
+from autotune.step.models.loading import load_config
+from autotune.step.models.processors import processor_for
+from autotune.step.run.once import computed_once
 from autotune.step.run.traced_training import TracedRows, Trained, traced_training, world_of
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
@@ -76,15 +78,16 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     trained = Trained()
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
     rows = TracedRows(request.worst, request.typical, request.trainable, once=not request.plan.in_group)
-    processor = load_processor(request.model, known.processor)
+    processor = processor_for(request.model, known.processor)
     steps = traced_training(request.plan, model_config, processor, rows, trained, beside=folder)
-    traced = run_virtually(
-        steps,
-        target=request.target,
-        capability=_capability(request.gpu),
-        others=[_capability(gpu) for gpu in request.others],
-        world=world_of(request.plan),
-    )
+    with computed_once():
+        traced = run_virtually(
+            steps,
+            target=request.target,
+            capability=_capability(request.gpu),
+            others=[_capability(gpu) for gpu in request.others],
+            world=world_of(request.plan),
+        )
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart
     if rows.once:

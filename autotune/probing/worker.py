@@ -1,0 +1,121 @@
+"""A process that runs one job after another, so that all but the first find it warm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.core.protocol import COMMANDS_FIFO, EVENTS_FIFO
+from autotune.probing.channel import Channel, Gone
+from autotune.probing.server import Ending, JobServer, send_request
+
+# Between two looks whether the server that is to fork the process has ended.
+_INTERVAL_SECONDS = 0.25
+
+
+class Worker:
+    """A process forked from a job server, beside the server's own jobs. It ends with the server.
+
+    A job that fails may leave it in a bad state, and it is up to the caller to close it then. After a time-out, or if
+    its process has ended, it runs no further job.
+
+    Args:
+        server: the server, which may still be starting.
+        folder: a new folder, for the named pipes by which it gets commands and sends events.
+
+    Attributes:
+        jobs: the number of jobs that it has run.
+
+    Raises:
+        ProbeServerError: the server could not be started, or died and could not be replaced.
+    """
+
+    def __init__(self, server: JobServer, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for name in (COMMANDS_FIFO, EVENTS_FIFO):
+            os.mkfifo(folder / name, 0o600)
+        self._server = server
+        self._channel = _Pipes(folder)
+        self._interrupted = False
+        self.jobs = 0
+        server.fork(folder)
+
+    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> Ending:
+        """Run a job in ``folder`` and wait for its end.
+
+        Args:
+            timeout_seconds: time after which the process is killed, from the start of the job; None: never.
+
+        Raises:
+            InputError: the folder cannot be written, or the disk is full.
+        """
+        sent_seconds = send_request(job, request, folder)
+        try:
+            while not self._channel.ready:
+                ready = self._channel.receive(_INTERVAL_SECONDS)
+                if ready is None and (self._interrupted or not self._server.is_running):
+                    raise Gone
+            self._channel.send(start=str(folder.resolve()))
+            ended = self._channel.receive(timeout_seconds)
+        except Gone:
+            self._channel.close()
+            return Ending(time.monotonic() - sent_seconds, server_died=True)
+        self.jobs += 1
+        if ended is None:
+            self.close()
+            return Ending(time.monotonic() - sent_seconds, timed_out=True)
+        return Ending(time.monotonic() - sent_seconds, code=ended["code"])
+
+    def interrupt(self) -> None:
+        """Kill the process; for another thread than the one that waits for a job."""
+        self._interrupted = True
+        if self._channel.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._channel.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, with every process that it started."""
+        self.interrupt()
+        self._channel.close()
+
+
+class _Pipes(Channel):
+    """The named pipes in a folder, opened before the process that uses their other ends exists."""
+
+    def __init__(self, folder: Path) -> None:
+        # For reading, too, as a pipe that nobody reads cannot be opened for writing without waiting.
+        commands = os.open(folder / COMMANDS_FIFO, os.O_RDWR | os.O_CLOEXEC)
+        events = os.open(folder / EVENTS_FIFO, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        super().__init__(commands, events)
+        self._open = True
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None until it is ready, and after it was closed."""
+        return self._pid
+
+    def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
+        """Return the next event, or None when none came in time.
+
+        Raises:
+            Gone: the process has ended.
+        """
+        if not self._open:
+            raise Gone
+        event = super().receive(timeout_seconds)
+        if event is not None and event["event"] == "ready":
+            self._pid = event["pid"]
+        return event
+
+    def close(self) -> str:
+        """Close the pipes, at whose end the process ends if it is not ready yet."""
+        if self._open:
+            self._open, self._pid = False, None
+            os.close(self._commands)
+            os.close(self._events)
+        return ""
