@@ -136,5 +136,5 @@ def _tell(study: optuna.Study, trial: optuna.Trial, estimate: Estimate) -> None:
         study.tell(trial, state=TrialState.FAIL)
         return
     trial.set_user_attr(_NEED, memory.device_bytes)
-    trial.set_constraint(_NEED, -spare_bytes / (memory.device_bytes + spare_bytes))
+    trial.set_constraint(_NEED, -spare_bytes / max(1, memory.device_bytes + spare_bytes))
     study.tell(trial, estimate.tokens_per_second or 0.0)

@@ -97,12 +97,6 @@ def geometry_knobs() -> frozenset[str]:
 
 
 @cache
-def size_knobs() -> frozenset[str]:
-    """Return the names of the techniques that change only the sizes of micro-batches."""
-    return frozenset(technique.name for technique in catalogue() if technique.only_sizes)
-
-
-@cache
 def allocator_knobs() -> frozenset[str]:
     """Return the names of the techniques that change only how the caching allocator serves a step."""
     return frozenset(technique.name for technique in catalogue() if technique.only_allocator)

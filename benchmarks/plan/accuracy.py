@@ -19,7 +19,7 @@ from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import ignore
 from autotune.core.protocol import TraceReply, TraceRequest
@@ -30,7 +30,7 @@ from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
-from autotune.techniques.traits import size_knobs
+from autotune.techniques.traits import same_step
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 from benchmarks.shapes import LLAMA_8B, write_model
@@ -99,12 +99,12 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
 
 
 def _drawn(problem: TrainerProblem, samples: int) -> Iterator[Candidate]:
-    seen = set[tuple[Choice, ...]]()
+    seen = set[str]()
     chance = random.Random(_SEED)
     while len(seen) < samples:
         chosen = {knob: chance.choice(choices) for knob, choices in problem.choices.items()}
         candidate = problem.normal(Candidate(chosen))
-        way = tuple(choice for knob, choice in candidate.items() if knob not in size_knobs())
+        way = same_step(problem.trainer.plan(candidate, problem.setting))
         if way not in seen and problem.illegal(candidate) is None:
             seen.add(way)
             yield candidate

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.app.ahead import Ahead, speeds_of, target_of, traced_ahead
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
 from autotune.core.events import Event, Noted
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
@@ -249,6 +249,19 @@ def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:
     traced_ahead(problem_of(), LIMIT_BYTES, patient, Cache(tmp_path / "b"), unknown_speeds, 600.0, lambda _: None)
     assert len(hurried.requests) == 0
     assert len(patient.requests) > 10
+
+
+def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    ahead = traced_ahead(problem_of(), LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
+    assert ahead.predictor is not None
+    assert ahead.evaluator is not None
+    smallest = ahead.predictor.least()
+    assert smallest is not None
+    traced, needs = len(tracer.requests), [need(found) for found in ahead.evaluator.ranked()]
+    assert need(ahead.evaluator.estimate(smallest)) == min(needs)
+    assert ahead.predictor.least() == smallest
+    assert len(tracer.requests) == traced
 
 
 def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
