@@ -74,13 +74,14 @@ def job_server() -> Iterator[JobServer]:
 @pytest.fixture(scope="session", autouse=True)
 def traces_on_one_server(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let what is traced in the tests' own process share the server above: imports take seconds of each that starts."""
-    started = ServerTracer._started
 
-    def shared(tracer: ServerTracer, count: int) -> list[JobServer]:
-        return started(tracer, count) if tracer._servers else [request.getfixturevalue("job_server")]
+    def shared(tracer: ServerTracer) -> JobServer:
+        if tracer._server is None:
+            tracer._server = tracer._lent = request.getfixturevalue("job_server")
+        return tracer._server
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServerTracer, "_started", shared)
+        patch.setattr(ServerTracer, "server", property(shared))
         yield
 
 

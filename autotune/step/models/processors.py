@@ -59,7 +59,8 @@ def vocabularies_read_once() -> Iterator[None]:
                 if not loaded.vocabulary:
                     loaded.vocabulary.update(read(tokenizer))
                 return loaded.vocabulary
-        return read(tokenizer)
+        words: dict[str, int] = read(tokenizer)
+        return words
 
     with mock.patch.object(PreTrainedTokenizerFast, "get_vocab", get_vocab):
         yield
