@@ -25,8 +25,8 @@ null GPUs (`autotune/step/jobs/probe.py`; [what a null GPU is](../../autotune/nu
 build, whose caching allocator counts. Allocated and reserved bytes are the peaks of a process; with several ranks, of
 the one that needs the most. Errors are those of the trace: negative where it has too little.
 
-transformers allocates random weights in the order of a set of names, which differs from run to run. What is left of a
-block of the cache, up to 1 MiB, counts as allocated, and depends on that order: up to 0.3 % of the smallest models."""
+What is left in most rows, 0.01 to 0.03 %, are the tensors of a batch: accelerate's loader has those of all micro-batches
+of a step on the device, and a trace has them one after another."""
 
 _NOT = """\
 ## What a null GPU cannot say

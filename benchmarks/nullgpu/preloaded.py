@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 
 from transformers.models.auto.configuration_auto import model_type_to_module_name
