@@ -95,7 +95,8 @@ FORKED = """
         while running.is_alive():
             running.join(0.05)
             children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-            seen |= {Path(f"/proc/{child}/cmdline").read_text() for child in children if Path(f"/proc/{child}").exists()}
+            files = [Path(f"/proc/{child}/cmdline") for child in children]
+            seen |= {file.read_text() for file in files if file.exists()}
         print(json.dumps([len(seen) > 0, any("--once" in each for each in seen), (asked[2] / "reply.json").exists()]))
 """
 
