@@ -123,13 +123,13 @@ def _cast(device: torch.device) -> None:
 def _offloaded(device: torch.device) -> None:
     known = getattr(torch, device.type)
     with known.stream(known.Stream()):
-        returned = torch.empty(32 << 20, dtype=torch.uint8, device=device)
+        returned = torch.empty(48 << 20, dtype=torch.uint8, device=device)
     del returned
-    torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    torch.empty(48 << 20, dtype=torch.uint8, device=device)
 
 
 def _emptied(device: torch.device) -> None:
-    torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    torch.empty(48 << 20, dtype=torch.uint8, device=device)
     getattr(torch, device.type).empty_cache()
     torch.empty(64 << 20, dtype=torch.uint8, device=device)
 
