@@ -171,6 +171,24 @@ def test_the_nearest_legal_candidates_are_those_of_brute_force(table: Table) -> 
             assert {len(each.differences(start)) for each in found} <= {nearest, (nearest or 0) + 1}
 
 
+def test_of_what_is_as_fast_the_one_that_needs_less_is_looked_at() -> None:
+    here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})))
+
+    class Allocating(Formulas):
+        """The rows alone decide speed; the allocator takes a little of the memory that they take."""
+
+        def estimate(self, candidate: Candidate) -> Estimate:
+            rows = int(candidate["per_device_train_batch_size"])
+            need_bytes = 100 * rows + (candidate["allocator"] == "default")
+            memory = MemoryEstimate(need_bytes, need_bytes, 0, {"activation": need_bytes}, 0, 1.0, 0.1)
+            return Estimate(candidate, Origin.TRACED, memory, 10.0 - 1.0 / rows, 450 - need_bytes)
+
+    runner = Allocating()
+    search_by_traces(here, runner)
+    best = best_of(map(runner.estimate, runner.asked)).candidate
+    assert (best["per_device_train_batch_size"], best["allocator"]) == (4, "expandable_segments")
+
+
 def test_what_may_not_fit_by_its_error_is_shown_beside_what_does() -> None:
     runner = Formulas(budget_bytes=600)
     search_by_traces(TableProblem(), runner)
