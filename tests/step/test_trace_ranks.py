@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.core.achieved import AchievedRates
 from autotune.core.candidate import Candidate
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
@@ -35,7 +36,10 @@ ACCUMULATED = {"gradient_accumulation_steps": 2}
 TO_HOST = {"device": "cpu", "pin_memory": True}
 GATHERED = {"stage3_gather_16bit_weights_on_model_save": True}
 LORA: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
-A100 = find_gpu("A100-80GB")
+_LISTED = find_gpu("A100-80GB")
+assert _LISTED.speeds is not None
+FULL_SPEED = replace(_LISTED.speeds, achieved=AchievedRates())
+A100 = replace(_LISTED, speeds=FULL_SPEED)
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 pytestmark = pytest.mark.slow
 
@@ -169,6 +173,13 @@ def test_zero_1_keeps_whole_gradients_between_micro_batches_and_zero_2_its_share
     assert 0 <= grown[1] <= 4 * PARAMETERS / RANKS
 
 
+def sending(reply: TraceReply) -> float:
+    """Return the bytes that a rank sends in a step over links that reach all of their speed."""
+    assert reply.step is not None
+    assert FULL_SPEED.nvlink is not None
+    return reply.step.communication_seconds * FULL_SPEED.nvlink
+
+
 def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> None:
     whole, half, quarter = (traced(args) for args in (fsdp2(), context_parallel(2, 4), context_parallel(4, 2)))
 
@@ -177,9 +188,7 @@ def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> No
     assert activations[2] == pytest.approx(activations[1] / 2, rel=0.25)
     # In each layer, all ranks of a row get the keys and values of the others in both passes, in bfloat16; gradients of
     # them go round among these ranks once, in float32. Keys and values are half as wide as the model.
-    speed = A100.speeds.nvlink if A100.speeds else None
-    assert speed is not None
-    sent = [(reply.step.communication_seconds - whole.step.communication_seconds) * speed for reply in (half, quarter)]
+    sent = [(sending(reply) - sending(whole)) for reply in (half, quarter)]
     keys_and_values = 2 * ROWS * LENGTH * WIDTH // 2
     for ranks, measured in ((2, sent[0]), (4, sent[1])):
         assert measured == pytest.approx(LAYERS * keys_and_values / ranks * (2 * 2 * (ranks - 1) + 4 * ranks), rel=0.01)
@@ -264,16 +273,13 @@ def test_adapters_are_sharded_too(traced: Any, args: dict[str, Any]) -> None:
 
 
 def test_ranks_send_what_their_engine_reduces_and_gathers(traced: Any) -> None:
-    speed = A100.speeds.nvlink if A100.speeds else None
-    assert speed is not None
-
     # A ring: float32 gradients are reduced in pieces, then the pieces gathered.
-    sent = traced({}).step.communication_seconds * speed
+    sent = sending(traced({}))
     assert sent == pytest.approx(2 * (RANKS - 1) / RANKS * 4 * PARAMETERS, rel=0.02)
     # bfloat16 weights are gathered for each pass, and gradients are reduced to shards. The tail of the model (the
     # words and a norm) is kept after the forward pass.
     tail = (VOCABULARY + 1) * WIDTH
-    sent = traced(fsdp2()).step.communication_seconds * speed
+    sent = sending(traced(fsdp2()))
     assert sent == pytest.approx((RANKS - 1) / RANKS * 2 * (3 * PARAMETERS - tail), rel=0.02)
 
 

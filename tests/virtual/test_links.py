@@ -10,6 +10,7 @@ import torch
 from accelerate import ParallelismConfig
 from torch.distributed.device_mesh import DeviceMesh
 
+from autotune.core.achieved import AchievedRates
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.plan import Launch
 from autotune.inspection.gpus import find_gpu
@@ -26,10 +27,10 @@ REPLICAS = Collective((0, 8, 16, 24))
 
 
 def speeds(name: str, gbits: float | None = None) -> GpuSpeeds:
-    """Return the speeds of a GPU in a machine with a network of so many Gbit/s."""
+    """Return the speeds of a GPU in a machine with a network of so many Gbit/s, whose links reach all of theirs."""
     found = find_gpu(name).networked(gbits * GBIT if gbits is not None else None).speeds
     assert found is not None
-    return found
+    return replace(found, achieved=AchievedRates())
 
 
 @pytest.mark.parametrize(("gbits", "bandwidth"), [(None, 450e9), (400, 50e9), (3200, 400e9), (6400, 450e9)])
