@@ -87,7 +87,8 @@ class Ascent:
             if not _better(here, start):
                 break
         if here is not None:
-            yield from self._around(here)
+            # By less than what counts, another may be better.
+            yield from self._around(self._best() or here)
 
     def _best(self) -> Estimate | None:
         """Return the best legal candidate that is known."""
@@ -318,7 +319,7 @@ class Ascent:
         free = {
             knob: choice
             for (knob, before, choice), effect in self._effects.items()
-            if here.candidate[knob] == before and effect.rate > -_WORTH and effect.need_bytes < 0
+            if here.candidate[knob] == before and effect.rate >= 0 and effect.need_bytes < 0
         }
         if here.fits and free:
             yield from self._new([here.candidate.but(**free)])

@@ -157,10 +157,9 @@ def test_gpus_that_run_the_same_kernels_share_their_traces(model: str, tracer: F
     table = autotune.rent(model, seq_len=96, fix=ONE_WAY)
     run = len(tracer.requests) - before
     assert run == table.new_trace_count == table.trace_count
-    autotune.plan(model, seq_len=97, gpu="H200", fix=ONE_WAY)
-    alone = len(tracer.requests) - before - run
-    # One more for a plan: what batches of varied lengths add.
-    assert run <= alone
+    # A smaller GPU may need a smaller candidate, and none is traced for a second GPU.
+    assert len({(request.layers, request.worst) for request in tracer.requests[before:]}) == run
+    assert run < len(table.offers)
 
 
 def test_a_plan_is_of_one_gpu(model: str) -> None:
