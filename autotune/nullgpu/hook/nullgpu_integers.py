@@ -16,7 +16,9 @@ import atexit
 import contextlib
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 # Operators, in-place forms included, whose results programs look at.
@@ -54,7 +56,7 @@ _MOST_NUMBERS = 1 << 15
 
 # Registrations last as long as this does.
 _libraries: list[Any] = []
-_held: list[Any] = []
+_SETTLED_SECONDS, _LONGEST_SETTLING_SECONDS = 0.02, 20.0
 
 
 def hook() -> None:
@@ -92,20 +94,31 @@ def install() -> int:
 
 
 def _settle() -> None:
-    """Wait until autograd's thread holds no tensor that Python has seen.
+    """Wait until autograd's threads are idle, for some seconds at most.
 
-    Freeing one takes the interpreter's lock, and a thread that asks for it while the interpreter ends is ended in the
-    midst of a destructor, which aborts the process. The thread does one thing after another, so it is through with what
-    it had before when this backward is. What it still holds then is the record of this backward, which has no tensor:
-    the gradient is accumulated, not returned.
+    A kernel of this module that ran in one of them leaves Python objects there to be freed. That takes the lock of the
+    interpreter, and a thread that asks for it while the interpreter ends is ended in the midst of a destructor, which
+    aborts the process.
     """
-    import torch
+    before, deadline = None, time.monotonic() + _LONGEST_SETTLING_SECONDS
+    while (now := _autograd_threads()) and time.monotonic() < deadline:
+        if now == before and all(state == "S" for state, _ in now.values()):
+            return
+        before = now
+        # Longer than the interval at which a thread that waits for the lock asks for it again (sys.getswitchinterval).
+        time.sleep(_SETTLED_SECONDS)
 
-    with contextlib.suppress(RuntimeError), torch.enable_grad():
-        leaf = torch.empty(1, device="cuda", requires_grad=True)
-        given = torch.empty(1, 1, device="cuda")
-        _held.append((leaf, given))
-        leaf.unsqueeze(0).backward(given)
+
+def _autograd_threads() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return the state of autograd's threads, and how often they were switched, by their number."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            if lines["Name"].startswith("pt_autograd"):
+                switches = tuple(lines[name] for name in ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"))
+                found[task.name] = lines["State"][0], switches
+    return found
 
 
 def _overloads(name: str) -> Iterator[Any]:
