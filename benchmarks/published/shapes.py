@@ -75,7 +75,7 @@ class Published:
 
 
 def published(row: Mapping[str, str]) -> Published:
-    """Return a row of ``data/speeds.csv``."""
+    """Return a row of ``speeds.csv``."""
     count, card = row["hardware"].split("x ", 1)
     found = Published(
         row["source"], row["row"], row["kind"], float(row["seconds_measured"]), _CARDS.get(card, card), gpus=int(count)

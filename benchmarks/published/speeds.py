@@ -28,7 +28,7 @@ from autotune.virtual.costs import Access, Kind, Work, step_seconds
 from benchmarks.published.shapes import Published, published
 
 PAGE = Path(__file__).with_name("speeds.md")
-DATA = Path(__file__).with_name("data") / "speeds.csv"
+DATA = Path(__file__).with_name("speeds.csv")
 _ROOFLINE_LAUNCH_SECONDS = 1e-5
 """The host's time for an operator beside the roofline, before rates were known."""
 
@@ -198,7 +198,7 @@ def page(rows: Sequence[Predicted], left_out: Sequence[Published]) -> str:
         "# Published speeds, predicted",
         "",
         "Times of training steps as others measured them on GPUs, and as they are predicted. Written by",
-        "`python -m benchmarks.published.speeds` from `data/speeds.csv`. No GPU took part.",
+        "`python -m benchmarks.published.speeds` from `speeds.csv`. No GPU took part.",
         "",
         "- **roofline**: the peaks of data sheets, and 10 µs of the host for each operator: before rates were known.",
         "- **operators alone**: shares of these peaks that single operators reach, measured by others",

@@ -69,7 +69,7 @@ def test_steps_are_traced_before_the_first_probe_and_stand_beside_what_was_measu
     trial = next(trial for trial in ended.document["trials"] if trial["number"] == baseline)
     assert trial["predicted_bytes"] > 0
     assert trial["predicted_tokens_per_second"] > 0
-    assert ended.err.index("Traced in") < ended.err.index("probe 0 started")
+    assert ended.err.index("note: Traced") < ended.err.index("probe 0 started")
 
 
 def test_the_study_of_a_run_is_shown_by_optuna_s_own_dashboard(found: tuple[Ended, Path]) -> None:

@@ -129,8 +129,10 @@ def virtual_model(
     architecture = model_class(config)
     name = init_kwargs["dtype"] or "float32"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
-    # As transformers loads a model: tied weights are one before any weight is on the device.
-    with torch.device("meta"), no_init_weights():
+    # As transformers loads a model to a GPU: tied weights are one before any weight is on the device. On a CPU, buffers
+    # that constructors compute keep their values.
+    built_on = device if device.type == "cpu" and quantization_config is None else torch.device("meta")
+    with built_on, no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
