@@ -20,6 +20,10 @@ _TOGETHER = 8
 """Single changes that are run at once, about: with fewer, tracing processes wait for each other more often."""
 _PAIRS = 6
 """Pairs of changes that are run at once, those with the best expected result."""
+_TOO_LARGE = 2
+"""Faster candidates that do not fit, beside which all other choices are tried."""
+_APART = 0.02
+"""Share of speed by which such candidates differ at least."""
 _FAMILY = 12
 """Most candidates of one choice that is legal with further changes alone."""
 _WORTH = 0.002
@@ -45,8 +49,8 @@ class Ascent:
 
     Knobs are swept in their order: all other choices of several knobs at once, neighbours of ordered ones. What is
     faster and does not fit is repaired by smaller choices of ordered knobs, by as much as its memory at the peak
-    suggests. Then pairs are tried of a change that frees memory and one that spends it. A choice that rules forbid
-    beside the best candidate is tried with the changes that make it legal.
+    suggests. Then pairs are tried of a change that frees memory and one that spends it, and all other choices beside
+    what would be faster and does not fit. A choice that rules forbid is tried with the changes that make it legal.
 
     Args:
         known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
@@ -83,6 +87,7 @@ class Ascent:
             for knobs in self._portions(self._knobs):
                 here = yield from self._swept(here, knobs)
             here = yield from self._paired(here)
+            here = yield from self._fitted(here)
             here = yield from self._with_further_changes(here)
             if not _better(here, start):
                 break
@@ -272,6 +277,35 @@ class Ascent:
                 candidate = self._problem.normal(here.candidate.but(**{knob: choice, other_knob: other_choice}))
                 if candidate not in self._asked and candidate not in self._known and self._is_legal(candidate):
                     yield (-rate if here.fits else float(added_bytes)), candidate
+
+    def _fitted(self, here: Estimate) -> Found:
+        """Return the best of what other choices make fit of candidates that would be faster.
+
+        A choice may free memory beside these alone: there is little to offload where all layers are checkpointed.
+        """
+        best = here
+        for start in self._too_large(here)[:_TOO_LARGE]:
+            knobs = [knob for knob in self._knobs if not self._is_ordered(knob)]
+            changes = ((knob, choice) for knob in knobs for choice in self._next_choices(start, knob))
+            found = yield from self._new(start.candidate.but(**{knob: choice}) for knob, choice in changes)
+            freed: dict[str, Choice] = {}
+            for each in sorted((each for each in found if _would_be_faster(each, best)), key=rank)[:2]:
+                freed.update(each.candidate.differences(start.candidate))
+            both = yield from self._new([start.candidate.but(**freed)])
+            repaired = yield from self._repaired(best, [*found, *both])
+            best = min((best, *found, *both, *repaired), key=rank)
+        return best
+
+    def _too_large(self, here: Estimate) -> list[Estimate]:
+        """Return the candidates that would be faster and do not fit, the fastest first; of equally fast ones, the one
+        that needs the least."""
+        faster = [
+            each for each in self._known.values() if _would_be_faster(each, here) and self._is_legal(each.candidate)
+        ]
+        found: dict[int, Estimate] = {}
+        for each in sorted(faster, key=rank):
+            found.setdefault(round(math.log(each.tokens_per_second or 1.0) / _APART), each)
+        return [found[rate] for rate in sorted(found, reverse=True)]
 
     def _with_further_changes(self, here: Estimate) -> Found:
         """Return the best of what choices lead to that rules forbid beside ``here`` without further changes."""

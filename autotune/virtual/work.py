@@ -151,9 +151,16 @@ def _kind(packet: Any) -> Kind:
 
 
 def _length(func: Any, args: Any, kwargs: Any) -> int:
-    """Return the tokens of each row of queries: [batch, heads, tokens, width]; of rows end to end, the longest."""
-    longest = _argument(func, args, kwargs, "max_q")
-    query = _argument(func, args, kwargs, "query")
+    """Return the tokens of each row of queries: [batch, heads, tokens, width]; of rows end to end, the longest.
+
+    Of kernels that PyTorch has no formula for, the pairs of queries and keys are known: causal rows of T tokens have
+    T * T / 2 of them for T queries.
+    """
+    query, pairs = _argument(func, args, kwargs, "q"), _argument(func, args, kwargs, "pairs")
+    if isinstance(query, torch.Tensor) and isinstance(pairs, int):
+        per_query = query.size(-1) * query.size(1 if "flex" in operator_name(func) else -2)
+        return 2 * pairs * per_query // max(1, query.numel())
+    longest, query = _argument(func, args, kwargs, "max_q"), _argument(func, args, kwargs, "query")
     if isinstance(longest, int):
         return longest
     return int(query.shape[-2]) if isinstance(query, torch.Tensor) and query.dim() == 4 else 0

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from autotune.virtual import trace
+from autotune.virtual import flash, flex, trace
 from autotune.virtual.costs import Access, Kind
+from autotune.virtual.work import operator_work
 
 ROWS, WIDTH = 256, 512
+DEFINED = flash, flex
+"""Modules that define operators."""
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,18 @@ def test_attention_knows_its_length_and_its_direction() -> None:
 
     works = [each.work for each in trace(attend).operators if each.work.kind is Kind.ATTENTION]
     assert [(work.length, work.backward) for work in works] == [(96, False), (96, True)]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "size", "more"),
+    [
+        ("autotune_flex_attention", (2, 4, 1024, 64), ()),
+        ("autotune_flash_attn", (2, 1024, 4, 64), (2,)),
+    ],
+    ids=["flex", "flash"],
+)
+def test_the_length_of_causal_rows_follows_from_their_pairs(namespace: str, size: tuple[int, ...], more: Any) -> None:
+    tokens, rows, operator = 1024, 2, getattr(torch.ops, namespace).forward.default
+    query = torch.empty(size, dtype=torch.bfloat16, device="meta")
+    args = (query, query, query, rows * tokens**2 // 2, *more)
+    assert operator_work(operator, args, {}, operator(*args), device_type="meta").length == tokens
