@@ -159,7 +159,7 @@ def _length(func: Any, args: Any, kwargs: Any) -> int:
     query, pairs = _argument(func, args, kwargs, "q"), _argument(func, args, kwargs, "pairs")
     if isinstance(query, torch.Tensor) and isinstance(pairs, int):
         per_query = query.size(-1) * query.size(1 if "flex" in operator_name(func) else -2)
-        return 2 * pairs * per_query // max(1, query.numel())
+        return int(2 * pairs * per_query // max(1, query.numel()))
     longest, query = _argument(func, args, kwargs, "max_q"), _argument(func, args, kwargs, "query")
     if isinstance(longest, int):
         return longest
