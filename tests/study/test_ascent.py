@@ -198,3 +198,22 @@ def test_what_may_not_fit_by_its_error_is_shown_beside_what_does() -> None:
     safe = [each for each in found if each.fits and each.sure]
     assert best.sure or (safe and rank(best_of(safe)) > rank(best))
     assert replace(best, reason="") == best
+
+
+@pytest.mark.parametrize("seed", ORDERS)
+def test_a_choice_that_frees_memory_beside_another_one_alone_is_found(seed: int) -> None:
+    here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})))
+
+    class Coupled(Formulas):
+        """Without checkpointing a step is faster and does not fit, but with an optimizer that costs speed."""
+
+        def estimate(self, candidate: Candidate) -> Estimate:
+            stored, slower = candidate["gradient_checkpointing"] == "off", candidate["optimizer"] == "adamw_torch"
+            need_bytes = (1500 if slower else 5000) if stored else 1000
+            memory = MemoryEstimate(need_bytes, need_bytes, 0, {"parameter": need_bytes}, 0, 1.0, 0.1)
+            rate = (140.0 if stored else 100.0) - 5 * slower
+            return Estimate(candidate, Origin.TRACED, memory, rate, 2000 - need_bytes)
+
+    runner = Coupled()
+    search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
+    assert best_of(map(runner.estimate, runner.asked)).tokens_per_second == 135.0
