@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -50,6 +51,13 @@ def datasets_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("datasets-cache")
     os.environ["HF_DATASETS_CACHE"] = str(directory)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def visible_gpus() -> Iterator[None]:
+    """Restore after each test which GPUs this process sees: a job that runs in it hides them all."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ class Worker:
         for name in (COMMANDS_FIFO, EVENTS_FIFO):
             os.mkfifo(folder / name, 0o600)
         self._server = server
+        self._folder = folder
         self._channel = _Pipes(folder)
         self._interrupted = False
         self.jobs = 0
@@ -52,13 +53,13 @@ class Worker:
 
         Raises:
             InputError: the folder cannot be written, or the disk is full.
+            ProbeServerError: the server died before it forked the process, and could not be replaced.
         """
         sent_seconds = send_request(job, request, folder)
         try:
             while not self._channel.ready:
-                ready = self._channel.receive(_INTERVAL_SECONDS)
-                if ready is None and (self._interrupted or not self._server.is_running):
-                    raise Gone
+                if self._channel.receive(_INTERVAL_SECONDS) is None:
+                    self._require_server()
             self._channel.send(start=str(folder.resolve()))
             ended = self._channel.receive(timeout_seconds)
         except Gone:
@@ -69,6 +70,17 @@ class Worker:
             self.close()
             return Ending(time.monotonic() - sent_seconds, timed_out=True)
         return Ending(time.monotonic() - sent_seconds, code=ended["code"])
+
+    def _require_server(self) -> None:
+        """Have a new server fork the process if the former one ended before it did.
+
+        Raises:
+            Gone: this worker was interrupted, or the server closed.
+        """
+        if self._interrupted or self._server.pid is None:
+            raise Gone
+        if not self._server.is_running:
+            self._server.fork(self._folder)
 
     def interrupt(self) -> None:
         """Kill the process; for another thread than the one that waits for a job."""

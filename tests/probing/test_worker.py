@@ -97,6 +97,15 @@ def test_it_ends_with_its_server_and_the_next_one_gets_another(tmp_path: Path) -
     assert wait_until(lambda: not running(pids), seconds=5)
 
 
+def test_one_whose_server_dies_before_it_forks_is_forked_by_the_next(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        server.wait()
+        psutil.Process(server.pid).suspend()
+        worker = Worker(server, tmp_path / "worker")
+        psutil.Process(server.pid).kill()
+        assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
+
+
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
         JobServer("cpu", jobs_module="no.such.module") as server,

@@ -79,7 +79,8 @@ def test_a_summary_tells_what_was_found_and_what_to_do(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 80])
-def test_a_command_to_copy_is_one_line_whatever_the_width(width: int) -> None:
+def test_a_command_to_copy_is_one_line_whatever_the_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     folder = "/runs/" + "a-long-name/" * 12
     lines = drawn(a_result(output_directory=folder), width).splitlines()
     assert lines[-1] == f"Train with:  CUDA_VISIBLE_DEVICES=0 trl sft --config {folder}config.yaml"
