@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.speeds import Speeds, compared
 from autotune.core.status import ProbeStatus, RunStatus
-from autotune.reporting.words import MISSING, baseline_name, printable, said_bytes, said_rate, said_share, said_status
+from autotune.reporting.words import (
+    MISSING,
+    baseline_name,
+    number_or_dash,
+    printable,
+    said_bytes,
+    said_rate,
+    said_share,
+    said_status,
+)
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
@@ -22,7 +31,7 @@ _SAME_STEP = 0.1
 
 
 @dataclass(frozen=True)
-class Row:
+class Compared:
     """One property of the recommendation and the baseline, in words.
 
     Attributes:
@@ -54,7 +63,7 @@ class Cost:
         return f"costs {100 * self.share:.0f} %"
 
 
-def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
+def comparison(result: Result, recommended: Choosable) -> tuple[Compared, ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
     rates = [one.tokens_per_second for one in (recommended, baseline) if one is not None]
@@ -62,8 +71,8 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
 
     def row(
         label: str, say: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
-    ) -> Row:
-        return Row(
+    ) -> Compared:
+        return Compared(
             label=label,
             recommended=say(recommended),
             baseline=MISSING if baseline is None else say(baseline),
@@ -90,7 +99,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
         row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
         row("batch x accumulation", _batch),
         row(f"{find_trainer(result.trainer).counted} per step", lambda one: _number(one.documents_per_step)),
-        row("tokens per step", lambda one: _rounded(one.tokens_per_step)),
+        row("tokens per step", lambda one: number_or_dash(one.tokens_per_step)),
         row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
     ]
     return tuple(row for row in rows if not (row.label == "status" and _both_ran(result)) and not _empty(row))
@@ -224,10 +233,6 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
-def _rounded(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.0f}"
-
-
 def _over(value: float | None, whole: float | None) -> float | None:
     return value / whole if value is not None and whole else None
 
@@ -236,5 +241,5 @@ def _both_ran(result: Result) -> bool:
     return result.baseline is not None and result.baseline.status is ProbeStatus.OK
 
 
-def _empty(row: Row) -> bool:
+def _empty(row: Compared) -> bool:
     return row.recommended == MISSING and row.baseline == MISSING

@@ -1,24 +1,42 @@
-"""``autotune plan --gpu all`` in a terminal: GPUs with speed and cost, and those that do not fit."""
+"""The report of ``autotune plan --gpu all``: GPUs with speed and cost, and those that do not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
-from autotune.reporting.listing import listing
-from autotune.reporting.words import BASELINE_NAME, MISSING, said_bytes, said_rate
+from autotune.reporting.document import Column, Document, Kind, Paragraph, Row, Section, Table, Tone, Verdict, listing
+from autotune.reporting.words import BASELINE_NAME, MISSING, number_or_dash, said_bytes, said_rate
 from autotune.units import format_duration
 
 
-def show_rent(found: Rent, console: Console) -> None:
-    """Print a table of GPUs."""
-    for part in drawn_rent(found, console.width):
-        console.print(part)
+def rent_report(found: Rent) -> Document:
+    """Return the report about a comparison of GPUs."""
+    fitting = [offer for offer in found.offers if offer.fits]
+    return Document(
+        subject=said_asked(found),
+        verdict=Verdict(said_best(found), Tone.GOOD if fitting else Tone.BAD),
+        sections=(
+            *_fitting(found, fitting),
+            *listing("Does not fit", said_unfit(found)),
+            Section("Traces", (Paragraph(said_traces(found)),)),
+            *listing("Notes", found.notes),
+        ),
+    )
+
+
+def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
+    """Yield the figures of what fits, and each configuration once, with the GPUs on which it is the fastest."""
+    if not fitting:
+        return
+    first, *others = titles(found)
+    columns = (Column(first, Kind.WORDS), *map(Column, others))
+    yield Section("GPUs", (Table(columns, tuple(Row(cells(offer, found)) for offer in fitting)),))
+    names: dict[str, list[str]] = {}
+    for offer in fitting:
+        names.setdefault(said_configuration(offer), []).append(said_gpus(offer))
+    title = "The fastest configuration there, by what differs from TRL's default"
+    yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 
 def said_asked(found: Rent) -> str:
@@ -85,15 +103,14 @@ def titles(found: Rent) -> tuple[str, ...]:
 def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
     """Return the figures of an offer that fits, as long as :func:`titles`."""
     memory = offer.estimate.memory if offer.estimate is not None else None
-    rate = offer.tokens_per_second
     costs = (said_cost(offer),) if found.priced else ()
     return (
         said_gpus(offer),
         said_bytes(memory.device_bytes if memory is not None else None),
         said_bytes(offer.estimate.spare_bytes if offer.estimate is not None else None),
         said_bytes(memory.host_need_bytes if memory is not None else None),
-        MISSING if rate is None else f"{rate:,.0f}",
-        MISSING if offer.rate_of_each is None else f"{offer.rate_of_each:,.0f}",
+        number_or_dash(offer.tokens_per_second),
+        number_or_dash(offer.rate_of_each),
         said_time(offer),
         *costs,
     )
@@ -112,47 +129,6 @@ def said_unfit(found: Rent) -> tuple[str, ...]:
 def said_traces(found: Rent) -> str:
     """Return what the table stands on."""
     return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}."
-
-
-def drawn_rent(found: Rent, width: int) -> Iterable[RenderableType]:
-    """Return the parts of the table for a console of ``width`` characters, top to bottom."""
-    fitting = [offer for offer in found.offers if offer.fits]
-    yield Text(said_asked(found))
-    yield Text()
-    yield Text(said_best(found), style="bold green" if fitting else "bold red")
-    if fitting:
-        yield Text()
-        yield _table(found, fitting)
-        yield Text()
-        yield Text("The fastest configuration there, by what differs from TRL's default:", style="bold")
-        yield from _configurations(fitting, width)
-    yield listing("Does not fit", said_unfit(found))
-    yield Text()
-    yield Text(said_traces(found))
-    yield listing("Notes", found.notes)
-
-
-def _table(found: Rent, fitting: Sequence[Offer]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, title in enumerate(titles(found)):
-        table.add_column(title, justify="right" if number else "left")
-    for offer in fitting:
-        table.add_row(*cells(offer, found))
-    return table
-
-
-def _configurations(fitting: Sequence[Offer], width: int) -> Iterable[RenderableType]:
-    """Return each configuration once, with the GPUs on which it is the fastest."""
-    names: dict[str, list[str]] = {}
-    for offer in fitting:
-        names.setdefault(said_configuration(offer), []).append(said_gpus(offer))
-    for words, gpus in names.items():
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=1)
-        grid.add_column(overflow="fold", max_width=width - 2)
-        grid.add_row("", Text(", ".join(gpus)))
-        grid.add_row("", Text(f"  {words}", style="bold"))
-        yield grid
 
 
 def _short(found: Rent) -> str:

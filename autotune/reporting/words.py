@@ -50,6 +50,11 @@ def said_rate(tokens_per_second: float | None) -> str:
     return MISSING if tokens_per_second is None else format_rate(tokens_per_second)
 
 
+def number_or_dash(value: float | None) -> str:
+    """Return a number without digits behind the point, or a dash where it is not known."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
 def said_share(share: float) -> str:
     """Return a share, 0 to 1, as a percentage that shows 100 % only for the whole."""
     percent = min(100 * share, 99.99) if share < 1 else 100 * share

@@ -27,7 +27,8 @@ from autotune.emit.bundle import write_bundle
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import unified_diff
 from autotune.probing import JobServer
-from autotune.reporting.summary import show_summary
+from autotune.reporting.probe import probe_report
+from autotune.reporting.terminal import show
 from tests.app.bases import a_base, started
 from tests.reporting.examples import a_result
 from tests.settings import CPU
@@ -134,7 +135,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     for form in ("html", "markdown"):
         write_page(result, out / f"report.{form}", form)
     console = Console(record=True, width=120, file=io.StringIO())
-    show_summary(result, console)
+    show(probe_report(result), console)
     files = [file for file in out.rglob("*") if file.is_file()]
     names = {"result.json", "train.py", "config.yaml", "accelerate.yaml", "report.html", "request.json", "reply.json"}
     assert names <= {file.name for file in files}

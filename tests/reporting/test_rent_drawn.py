@@ -8,7 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from autotune.reporting.rent import cells, said_best, said_unfit, show_rent, titles
+from autotune.reporting.rent import cells, rent_report, said_best, said_unfit, titles
+from autotune.reporting.terminal import show
 from autotune.reporting.words import said_bytes
 from autotune.units import GIB
 from tests.reporting.rents import CHEAPEST, FASTEST, TOO_SMALL, UNPRICED, a_rent
@@ -16,7 +17,7 @@ from tests.reporting.rents import CHEAPEST, FASTEST, TOO_SMALL, UNPRICED, a_rent
 
 def drawn(width: int, **changes: object) -> str:
     console = Console(width=width, record=True, file=StringIO())
-    show_rent(a_rent(**changes), console)
+    show(rent_report(a_rent(**changes)), console)
     return console.export_text()
 
 

@@ -1,0 +1,279 @@
+"""The report about a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.core.candidate import Candidate
+from autotune.core.length_report import histogram as length_bins
+from autotune.core.result import Choosable, Result, Trial
+from autotune.core.status import ProbeStatus, RunStatus
+from autotune.reporting.comparison import (
+    comparison,
+    costs,
+    costs_title,
+    headline,
+    said_confirmed,
+    said_contribution,
+    said_runs,
+    said_steps,
+)
+from autotune.reporting.document import (
+    Bar,
+    CandidateRow,
+    Candidates,
+    Charts,
+    Code,
+    Column,
+    Command,
+    Diff,
+    Document,
+    Factor,
+    Kind,
+    Paragraph,
+    Place,
+    Plane,
+    Point,
+    Predicted,
+    Row,
+    Section,
+    Table,
+    Tone,
+    Verdict,
+    front,
+    listing,
+)
+from autotune.reporting.outlook import (
+    next_command,
+    said_all,
+    said_interrupted,
+    said_left_out,
+    said_trials,
+    said_unlockable,
+    said_vetoes,
+    said_ways_out,
+)
+from autotune.reporting.phases import phase_rows
+from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
+from autotune.reporting.steps import Step, said_untraced
+from autotune.reporting.unfit import said_nothing_fits
+from autotune.reporting.words import MISSING, baseline_name, number_or_dash, said, said_bytes, said_path, said_status
+from autotune.units import format_bytes, format_seconds
+
+
+def probe_report(result: Result, trl: str = "trl") -> Document:
+    """Return the report about a search; ``trl`` is the command that starts TRL on this machine."""
+    chosen, name = result.recommended, baseline_name(own=result.base is not None)
+    nothing_fits = chosen is None and result.status is not RunStatus.INTERRUPTED
+    model, dataset = result.workload.model.name, result.workload.dataset.name
+    legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
+    plane = Plane(_points(result), result.budget_bytes, legend, "peak memory")
+    return Document(
+        title=f"{result.trainer}: {short(model)} on {short(dataset)}",
+        verdict=_verdict(result, trl),
+        sections=(
+            *listing("What might change this (not measured)", said_ways_out(result) if nothing_fits else ()),
+            *_figures(result, name),
+            Section("Charts", (_charts(result, plane, *_steps(result, name)),), Place.PAGES),
+            *_contributions(result),
+            *_file(result),
+            Section("Nothing needs less memory and is as fast", (plane,)),
+            Section("Trials", (_trials(result),)),
+            *listing("Not searched", said_left_out(result.left_out)),
+            *listing(
+                "Not measured, since it changes training", () if nothing_fits else said_unlockable(result.unlockable)
+            ),
+            *listing("Notes", filter(None, (said_steps(result), *result.notes))),
+            *_bundle(result, trl),
+            closing("Measured with", _facts(result), "Search again with", command_again("probe", result.settings)),
+        ),
+    )
+
+
+def _named(result: Result, candidate: Candidate) -> str:
+    """Return what differs from the baseline; all choices where that was never measured."""
+    if result.baseline is None:
+        return said_all(candidate)
+    return said(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
+
+
+def _verdict(result: Result, trl: str) -> Verdict:
+    chosen = result.recommended
+    if chosen is None and result.status is RunStatus.INTERRUPTED:
+        return Verdict(said_interrupted(result), Tone.UNSURE)
+    if chosen is None:
+        return Verdict(said_nothing_fits(result), Tone.BAD)
+    same = result.baseline is not None and chosen.candidate == result.baseline.candidate
+    done = result.confirmed and result.status is not RunStatus.INTERRUPTED
+    return Verdict(
+        headline(result, chosen),
+        Tone.GOOD,
+        choices="" if same else _named(result, chosen.candidate),
+        remarks=(
+            Paragraph(said_confirmed(result), Tone.GOOD if done else Tone.UNSURE),
+            Paragraph(said_runs(result, chosen)),
+        ),
+        command=next_command(result, trl),
+    )
+
+
+def _figures(result: Result, name: str) -> Iterator[Section]:
+    if result.recommended is None:
+        return
+    yield from compared_section(name, "recommended", comparison(result, result.recommended))
+    phases = phase_rows(result.recommended)
+    if phases:
+        figures = (Column("peak memory"), Column(kind=Kind.BARS), Column("in a step"), Column(kind=Kind.BARS))
+        rows = [
+            (
+                row.name,
+                said_bytes(row.peak_bytes),
+                Bar(row.peak_share),
+                MISSING if row.seconds is None else format_seconds(row.seconds),
+                Bar(row.time_share),
+            )
+            for row in phases
+        ]
+        yield Section("Phases of a step", (Table((Column("phase", Kind.WORDS), *figures), tuple(map(Row, rows))),))
+
+
+def _steps(result: Result, name: str) -> tuple[tuple[Step, ...], str]:
+    """Return memory through one step of the compared candidates, and why it is not known of one of them."""
+    chosen, baseline = result.recommended, result.baseline
+    compared = (("recommended", "recommended", chosen), ("default", name, baseline))
+    known = [(role, name, one) for role, name, one in compared if one is not None]
+    steps = tuple(
+        Step(role, name, one.timeline, _measured(one))
+        for role, name, one in known
+        if one.timeline is not None
+        and one.timeline.moments
+        and (role == "recommended" or one.timeline != (chosen and chosen.timeline))
+    )
+    untraced = (name for _, name, one in known if one.timeline is None)
+    return steps, said_untraced(untraced, predicted=result.settings.get("plan") is not False)
+
+
+def _charts(result: Result, plane: Plane, steps: tuple[Step, ...], untraced: str) -> Charts:
+    chosen = result.recommended
+    memory, speed = _predicted(result)
+    bins = length_bins(result.workload.dataset.documents)
+    return Charts(
+        plane,
+        steps,
+        untraced,
+        phase_rows(chosen) if chosen is not None else (),
+        tuple(
+            Factor(f"{item.knob}={item.choice}", said_contribution(item), item.speedup, item.told_apart is not False)
+            for item in result.contributions
+            if item.speedup is not None
+        ),
+        histogram(bins, chosen.max_length if chosen is not None else None, "the recommendation"),
+        memory,
+        speed,
+    )
+
+
+def _contributions(result: Result) -> Iterator[Section]:
+    rows = [
+        Row((Code(f"{item.knob}={item.choice}"), Code(str(item.instead_of)), said_contribution(item)))
+        for item in result.contributions
+    ]
+    columns = tuple(Column(title, Kind.WORDS) for title in ("what it chose", "changed back to", "measured"))
+    if rows:
+        yield Section("What it chose", (Table(columns, tuple(rows), stacked=True),))
+
+
+def _file(result: Result) -> Iterator[Section]:
+    """Yield what the user's own file sets and costs most, and what changes in it."""
+    base, found = result.base, costs(result)
+    if base is None:
+        return
+    yield from listing(costs_title(base.file), ((Code(cost.written), cost.said) for cost in found))
+    if base.diff:
+        yield Section(f"What changes in {base.file}", (Diff(base.diff),))
+
+
+def _points(result: Result) -> tuple[Point, ...]:
+    """Return a point for every candidate that ran; the two compared ones with their compared figures."""
+    found: dict[Candidate, tuple[str, Trial | Choosable]] = {
+        trial.candidate: ("other", trial) for trial in result.trials if trial.status is ProbeStatus.OK
+    }
+    for role, one in (("default", result.baseline), ("recommended", result.recommended)):
+        if one is not None:
+            found[one.candidate] = (role, one)
+    ran = [
+        (role, one, one.peak_bytes, one.tokens_per_second)
+        for role, one in found.values()
+        if one.peak_bytes is not None and one.tokens_per_second is not None
+    ]
+    best = front([(peak, rate) for _, _, peak, rate in ran])
+    return tuple(
+        Point(_named(result, one.candidate), f"trial {one.number}", peak, rate, role, on_front)
+        for (role, one, peak, rate), on_front in zip(ran, best, strict=True)
+    )
+
+
+def _measured(one: Choosable) -> str:
+    if one.reserved_bytes is not None:
+        return f"Probes measured {format_bytes(one.reserved_bytes)} reserved, and the context beside it."
+    if one.peak_bytes is not None:
+        peak = format_bytes(one.peak_bytes)
+        return f"Probes measured {peak}: on a CPU, memory that is never written to is not counted."
+    return ""
+
+
+def _trials(result: Result) -> Candidates:
+    return Candidates(
+        counts=said_trials(result),
+        lines=said_vetoes(result),
+        number="trial",
+        columns=("peak", "tok/s", "predicted"),
+        last="candidate, and why it was not tried or ended",
+        rows=tuple(
+            CandidateRow(
+                number=str(trial.number),
+                name=_named(result, trial.candidate),
+                outcome=said_status(trial.status),
+                cells=(
+                    said_bytes(trial.peak_bytes),
+                    number_or_dash(trial.tokens_per_second),
+                    said_bytes(trial.predicted_bytes),
+                ),
+                reason=trial.reason or trial.illegal,
+            )
+            for trial in result.trials
+        ),
+        in_terminal=False,
+    )
+
+
+def _predicted(result: Result) -> tuple[tuple[Predicted, ...], tuple[Predicted, ...]]:
+    """Return memory and speed of the probes that were predicted before they ran."""
+    memory, speed = [], []
+    for trial in result.trials:
+        if trial.status is not ProbeStatus.OK:
+            continue
+        name = _named(result, trial.candidate)
+        measured = trial.reserved_bytes if trial.reserved_bytes is not None else trial.peak_bytes
+        if trial.predicted_bytes is not None and measured is not None:
+            memory.append(Predicted(name, trial.predicted_bytes, measured))
+        if trial.predicted_tokens_per_second and trial.tokens_per_second:
+            speed.append(Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
+    return tuple(memory), tuple(speed)
+
+
+def _bundle(result: Result, trl: str) -> Iterator[Section]:
+    if result.output_directory:
+        blocks = [Command("The bundle is in ", said_path(Path(result.output_directory)))]
+        if result.recommended is not None:
+            blocks.append(Command("Train with:  ", next_command(result, trl)))
+        yield Section("Bundle", tuple(blocks), Place.TERMINAL)
+
+
+def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    model, dataset, hardware = result.workload.model, result.workload.dataset, result.hardware
+    yield "model", f"{model.name} ({model.architecture}, {model.parameters:,} parameters)"
+    yield "dataset", f"{dataset.name} ({dataset.lengths.rows:,} rows, {dataset.lengths.tokens:,} tokens)"
+    yield "device", f"{hardware.name}, {hardware.openmp}" if hardware.openmp else hardware.name
+    yield from sorted(result.environment.items())
