@@ -232,7 +232,7 @@ def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: Asked) -
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
-    yield from problem.trainer.unlike
+    yield from problem.trainer.peculiarities
     yield from notes_on_offloading(problem)
     if gpu is None:
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
