@@ -11,7 +11,7 @@ from autotune.core.protocol import TraceReply
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.shares import with_shares_of
-from autotune.techniques.traits import between_layers, gathers_ahead, layer_period, needs_all_layers, uneven
+from autotune.techniques.traits import between_layers, impact_in
 
 Point = tuple[int, Shape]
 """A depth in layers, and a micro-batch."""
@@ -21,9 +21,10 @@ _FEW_ROWS = 2
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
     """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
-    if needs_all_layers(plan):
+    impact = impact_in(plan)
+    if impact.needs_all_layers:
         return (len(layer_kinds),)
-    return traced_depths(layer_kinds, layer_period(plan), edges=gathers_ahead(plan))
+    return traced_depths(layer_kinds, impact.layer_period, edges=impact.gathers_ahead)
 
 
 def traced_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> Mapping[Point, TrainingPlan]:
@@ -38,7 +39,7 @@ def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape, replies
     few = {depth: replies[depth, shape] for depth in depths_of(plan, layer_kinds)}
     for whole in wholes:
         few = {depth: with_shares_of(whole, reply) for depth, reply in few.items()}
-    return Fit(few, len(layer_kinds), edges=gathers_ahead(plan))
+    return Fit(few, len(layer_kinds), edges=impact_in(plan).gathers_ahead)
 
 
 def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> list[Point]:
@@ -48,6 +49,6 @@ def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) 
     same one for many plans.
     """
     layers = len(layer_kinds)
-    if not uneven(plan) or depths_of(plan, layer_kinds) == (layers,):
+    if not impact_in(plan).uneven or depths_of(plan, layer_kinds) == (layers,):
         return []
     return [(layers, replace(shape, rows=min(shape.rows, _FEW_ROWS)))]
