@@ -23,10 +23,9 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
-from autotune.planning.evaluator import Evaluator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.extrapolation.memory import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
-from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds

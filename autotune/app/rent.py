@@ -36,8 +36,7 @@ from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.target import Accelerator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
