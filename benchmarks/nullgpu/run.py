@@ -24,7 +24,7 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.nullgpu import environment, null_device
-from autotune.planning.requests import trace_request
+from autotune.planning.points import trace_request
 from autotune.probing import JobServer, probe
 from autotune.probing.tracing import ServerTracer, Traced, Untraceable
 from benchmarks.gpu.prepared import Prepared, prepared
