@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,8 @@ def build_virtual(
     def make_model() -> Any:
         quantization = quantization_config(plan)
         place = first_place(device, plan, quantized=quantization is not None)
-        model = virtual_model(configured, kwargs, quantization, place)
+        # Trainers set attributes of the configuration of the model that they train alone.
+        model = virtual_model(deepcopy(configured), kwargs, quantization, place)
         if not is_tracing():
             _draw_weights(model)
         return model
