@@ -1,17 +1,20 @@
-"""The depths at which a training plan is traced: few layers, from which all are extrapolated."""
+"""The traces of a training plan at one micro-batch size: at few layers, from which all are extrapolated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autotune.core.batch_geometry import Shape
-from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import TraceReply
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.gpu import Gpu
+from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.setting import Setting
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.shares import with_shares_of
 from autotune.techniques.traits import between_layers, impact_in
+from autotune.trainers import find_trainer
 
 Point = tuple[int, Shape]
 """A depth in layers, and a micro-batch."""
@@ -52,3 +55,35 @@ def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) 
     if not impact_in(plan).uneven or depths_of(plan, layer_kinds) == (layers,):
         return []
     return [(layers, replace(shape, rows=min(shape.rows, _FEW_ROWS)))]
+
+
+def trace_request(
+    plan: TrainingPlan,
+    layout: Layout,
+    shape: Shape,
+    layers: int,
+    setting: Setting,
+    gpu: Gpu | None,
+    allocators: Sequence[AllocatorUse] = (),
+    filled: float = 1.0,
+) -> TraceRequest:
+    """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
+
+    Args:
+        allocators: the ways to use the caching allocator that figures are wanted for, beside PyTorch's default.
+        filled: share of the micro-batch's tokens that are not padding, which the loss leaves out; 1 needs the most
+            memory.
+    """
+    trainer = find_trainer(plan.trainer)
+    dataset = setting.workload.dataset
+    trainable = round(filled * dataset.trainable_tokens / dataset.documents.tokens, 3)
+    return TraceRequest(
+        plan=trainer.traced_plan(plan, layout, shape),
+        model=setting.workload.model_source,
+        target=setting.machine.hardware.kind,
+        worst=trainer.traced_rows(layout, shape, trainable),
+        trainable=trainable,
+        layers=layers,
+        gpu=gpu,
+        allocators=tuple(allocators),
+    )
