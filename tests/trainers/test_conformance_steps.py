@@ -17,7 +17,7 @@ from autotune.core.program import MICRO_BATCH, Repeat
 from autotune.core.protocol import TraceRequests
 from autotune.core.status import ProbeStatus
 from autotune.core.timeline import Occurrence
-from autotune.planning.requests import trace_request
+from autotune.planning.points import trace_request
 from autotune.step.job import JobContext
 from autotune.step.jobs.probe import probe
 from autotune.step.jobs.trace import trace_all
