@@ -6,56 +6,56 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
 from autotune.reporting import document
-from autotune.reporting.document import Diff, Document, Facts, Listing, Paragraph, Section, Tone
+from autotune.reporting import document as doc
 from autotune.units import format_bytes, format_rate, format_share
 
-_OUTCOMES: Mapping[Outcome, Tone] = {
-    Outcome.FITS: Tone.GOOD,
-    Outcome.READ: Tone.GOOD,
-    Outcome.TOO_CLOSE: Tone.UNSURE,
-    Outcome.UNKNOWN: Tone.UNSURE,
-    Outcome.DOES_NOT_FIT: Tone.BAD,
-    Outcome.CANNOT_RUN: Tone.BAD,
+_OUTCOMES: Mapping[Outcome, doc.Tone] = {
+    Outcome.FITS: doc.Tone.GOOD,
+    Outcome.READ: doc.Tone.GOOD,
+    Outcome.TOO_CLOSE: doc.Tone.UNSURE,
+    Outcome.UNKNOWN: doc.Tone.UNSURE,
+    Outcome.DOES_NOT_FIT: doc.Tone.BAD,
+    Outcome.CANNOT_RUN: doc.Tone.BAD,
 }
 _TITLES: Mapping[Severity, str] = {
     Severity.ERROR: "Wrong",
     Severity.SILENT: "Done without saying so",
     Severity.NOTE: "Notes",
 }
-_SEVERITIES: Mapping[Severity, Tone] = {
-    Severity.ERROR: Tone.BAD,
-    Severity.SILENT: Tone.UNSURE,
-    Severity.NOTE: Tone.PLAIN,
+_SEVERITIES: Mapping[Severity, doc.Tone] = {
+    Severity.ERROR: doc.Tone.BAD,
+    Severity.SILENT: doc.Tone.UNSURE,
+    Severity.NOTE: doc.Tone.PLAIN,
 }
 
 
-def verdict_report(verdict: Verdict, name: str = "") -> Document:
+def verdict_report(verdict: Verdict, name: str = "") -> doc.Document:
     """Return the report about a check, with the name of its file if there are several."""
     headline = f"{name}: {verdict.headline}" if name else verdict.headline
-    return Document(
+    return doc.Document(
         verdict=document.Verdict(headline, _OUTCOMES[verdict.outcome], evidence=tuple(_evidence(verdict))),
         sections=tuple(_sections(verdict)),
     )
 
 
-def _sections(verdict: Verdict) -> Iterator[Section]:
+def _sections(verdict: Verdict) -> Iterator[doc.Section]:
     if verdict.need is not None and verdict.need.memory is not None:
         parts = sorted(verdict.need.memory.breakdown.items(), key=lambda item: -item[1])
-        facts = Facts(tuple((name, format_bytes(size)) for name, size in parts))
-        yield Section("Memory at the peak", (facts,), heading=True)
+        facts = doc.Facts(tuple((name, format_bytes(size)) for name, size in parts))
+        yield doc.Section("Memory at the peak", (facts,), heading=True)
     for severity, title in _TITLES.items():
         found = tuple(item for item in verdict.findings if item.severity is severity)
         yield from _findings(title, found, _SEVERITIES[severity])
     if verdict.remedy is not None:
         yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
-        none = Paragraph("No change of up to three techniques that trains the same was found to fit.")
-        yield Section("Remedy", (none,))
+        none = doc.Paragraph("No change of up to three techniques that trains the same was found to fit.")
+        yield doc.Section("Remedy", (none,))
 
 
-def _findings(title: str, found: Iterable[Finding], tone: Tone) -> list[Section]:
+def _findings(title: str, found: Iterable[Finding], tone: doc.Tone) -> list[doc.Section]:
     lines = tuple(f"{_place(item)}{item.message}" for item in found)
-    return [Section(title, (Listing(lines, tone=tone),), heading=True)] if lines else []
+    return [doc.Section(title, (doc.Listing(lines, tone=tone),), heading=True)] if lines else []
 
 
 def _place(item: Finding) -> str:
@@ -96,18 +96,22 @@ def _rate(need: Need) -> str:
     return f", {format_rate(need.tokens_per_second)}" if need.tokens_per_second is not None else ""
 
 
-def _remedy(remedy: Remedy, budget_bytes: int) -> Section:
+def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
     slower = "; no speed is predicted"
     if remedy.slower is not None:
         slower = f", and a step takes {remedy.slower:.2f} times as long"
     fits = f"{format_bytes(remedy.bytes)}, at most {format_bytes(remedy.most_bytes)} of {format_bytes(budget_bytes)}"
     lead = f"The smallest change that fits: {fits}{slower}"
     keys = () if remedy.diff else tuple(f"{key}: {value}" for key, value in remedy.keys.items())
-    return Section("Remedy", (Listing(keys, lead), Diff(remedy.diff)))
+    return doc.Section("Remedy", (doc.Listing(keys, lead), doc.Diff(remedy.diff)))
 
 
-def fixed_report(fixed: Fixed) -> Document:
+def fixed_report(fixed: Fixed) -> doc.Document:
     """Return the report about what was rewritten in a file, and what is left to do by hand."""
-    written = Paragraph(f"wrote {fixed.file}" if fixed.diff else "No key can be rewritten; the file stays as it is.")
-    blocks = (Diff(fixed.diff), written) if fixed.diff else (written,)
-    return Document(None, (Section("Changes", blocks), *_findings("To be done by hand", fixed.left, Tone.UNSURE)))
+    written = doc.Paragraph(
+        f"wrote {fixed.file}" if fixed.diff else "No key can be rewritten; the file stays as it is."
+    )
+    blocks = (doc.Diff(fixed.diff), written) if fixed.diff else (written,)
+    return doc.Document(
+        None, (doc.Section("Changes", blocks), *_findings("To be done by hand", fixed.left, doc.Tone.UNSURE))
+    )

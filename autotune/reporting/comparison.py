@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.speeds import Speeds, compared
 from autotune.core.status import ProbeStatus, RunStatus
+from autotune.reporting.document import Bar, Cell
 from autotune.reporting.words import (
     MISSING,
     baseline_name,
@@ -31,21 +32,6 @@ _SAME_STEP = 0.1
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One property of the recommendation and the baseline, in words.
-
-    Attributes:
-        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None without a bar.
-    """
-
-    label: str
-    recommended: str
-    baseline: str
-    recommended_share: float | None = None
-    baseline_share: float | None = None
-
-
-@dataclass(frozen=True)
 class Cost:
     """What keys of the user's own configuration cost.
 
@@ -63,7 +49,22 @@ class Cost:
         return f"costs {100 * self.share:.0f} %"
 
 
-def comparison(result: Result, recommended: Choosable) -> tuple[Compared, ...]:
+def compared_row(
+    label: str,
+    recommended: str,
+    baseline: str,
+    recommended_share: float | None = None,
+    baseline_share: float | None = None,
+) -> tuple[Cell, ...]:
+    """Return a property of the recommendation and the baseline in words, with bars.
+
+    Args:
+        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None without a bar.
+    """
+    return label, recommended, Bar(recommended_share), baseline, Bar(baseline_share, "default")
+
+
+def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
     rates = [one.tokens_per_second for one in (recommended, baseline) if one is not None]
@@ -71,13 +72,13 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Compared, ...]:
 
     def row(
         label: str, say: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
-    ) -> Compared:
-        return Compared(
-            label=label,
-            recommended=say(recommended),
-            baseline=MISSING if baseline is None else say(baseline),
-            recommended_share=share(recommended) if share else None,
-            baseline_share=share(baseline) if share and baseline is not None else None,
+    ) -> tuple[Cell, ...]:
+        return compared_row(
+            label,
+            say(recommended),
+            MISSING if baseline is None else say(baseline),
+            share(recommended) if share else None,
+            share(baseline) if share and baseline is not None else None,
         )
 
     drops = any(one.row_coverage < 1 for one in (recommended, baseline) if one is not None)
@@ -102,7 +103,7 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Compared, ...]:
         row("tokens per step", lambda one: number_or_dash(one.tokens_per_step)),
         row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
     ]
-    return tuple(row for row in rows if not (row.label == "status" and _both_ran(result)) and not _empty(row))
+    return tuple(row for row in rows if not (row[0] == "status" and _both_ran(result)) and not _empty(row))
 
 
 def said_contribution(contribution: Contribution) -> str:
@@ -241,5 +242,6 @@ def _both_ran(result: Result) -> bool:
     return result.baseline is not None and result.baseline.status is ProbeStatus.OK
 
 
-def _empty(row: Compared) -> bool:
-    return row.recommended == MISSING and row.baseline == MISSING
+def _empty(row: tuple[Cell, ...]) -> bool:
+    _, recommended, _, baseline, _ = row
+    return recommended == MISSING and baseline == MISSING

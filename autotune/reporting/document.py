@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TypeVar
 
 from autotune.core.length_report import LengthBin
-from autotune.reporting.phases import PhaseRow
 from autotune.reporting.steps import Step
 
 
@@ -71,42 +70,33 @@ class Listing:
     tone: Tone = Tone.PLAIN
 
 
-class Kind(Enum):
-    """What a column of a table has: words stand at the left, figures at the right."""
-
-    WORDS = "words"
-    FIGURES = "figures"
-    BARS = "bars"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table."""
-
-    title: str = ""
-    kind: Kind = Kind.FIGURES
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table; ``marked`` rows stand out, and ``total`` rows are below a rule."""
-
-    cells: tuple[Cell, ...]
-    marked: bool = False
-    total: bool = False
-
-
 @dataclass(frozen=True)
 class Table:
     """A table whose first column names its rows.
 
     Attributes:
+        columns: their titles.
+        words: places of the columns of words, which stand at the left; figures stand at the right.
+        marked: place of a row that stands out.
+        total: place of the first row below a rule.
         stacked: whether a narrow page has each row as a paragraph.
     """
 
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    words: tuple[int, ...] = (0,)
+    marked: int | None = None
+    total: int | None = None
     stacked: bool = False
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each column: ``words``, ``figures`` or ``bars``."""
+        bars = {place for row in self.rows for place, cell in enumerate(row) if isinstance(cell, Bar)}
+        return tuple(
+            "bars" if place in bars else "words" if place in self.words else "figures"
+            for place in range(len(self.columns))
+        )
 
 
 @dataclass(frozen=True)
@@ -265,14 +255,14 @@ class Charts:
     Attributes:
         steps: memory through one step of the compared candidates.
         untraced: why it is not known of one of them, in a sentence; empty where it is.
-        phases: memory of the phases of the recommendation.
+        phases: most bytes that the recommendation held in each phase.
         memory, speed: predictions beside measurements.
     """
 
     plane: Plane
     steps: tuple[Step, ...] = ()
     untraced: str = ""
-    phases: tuple[PhaseRow, ...] = ()
+    phases: Mapping[str, int] = field(default_factory=dict)
     factors: tuple[Factor, ...] = ()
     lengths: Histogram | None = None
     memory: tuple[Predicted, ...] = ()

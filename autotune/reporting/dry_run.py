@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.core.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
-from autotune.reporting.document import Bar, Column, Document, Kind, Row, Section, Table, Tone, Verdict, listing
+from autotune.reporting.document import Bar, Document, Section, Table, Tone, Verdict, listing
 from autotune.reporting.words import said_path
 from autotune.units import format_bytes
 
@@ -73,17 +73,15 @@ def _failed(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
 
 
 def _table(rows: Sequence[tuple[Followed, Span]], *, several: bool) -> Table:
-    where = (Column("rank"), Column("GPU")) if several else ()
-    sizes = map(Column, ("allocated", "reserved", "held of the GPU"))
-    return Table(
-        (*where, Column("step", Kind.WORDS), *sizes, Column(kind=Kind.BARS)),
-        tuple(
-            Row((
-                *((str(each.rank), str(span.device)) if several else ()),
-                str(span.step) if span.step else "before",
-                *map(format_bytes, (span.allocated_bytes, span.reserved_bytes, span.held_bytes)),
-                Bar(span.held_bytes / span.total_bytes),
-            ))
-            for each, span in rows
-        ),
-    )  # fmt: skip
+    cells = tuple(
+        (
+            *((str(each.rank), str(span.device)) if several else ()),
+            str(span.step) if span.step else "before",
+            *map(format_bytes, (span.allocated_bytes, span.reserved_bytes, span.held_bytes)),
+            Bar(span.held_bytes / span.total_bytes),
+        )
+        for each, span in rows
+    )
+    where = ("rank", "GPU") if several else ()
+    columns = (*where, "step", "allocated", "reserved", "held of the GPU", "")
+    return Table(columns, cells, words=(len(where),))

@@ -10,21 +10,7 @@ from autotune.core.estimate import Estimate, Plan
 from autotune.core.explanation import Explanation, Subject, TracedPoint
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
-from autotune.reporting.document import (
-    Block,
-    Column,
-    Document,
-    Facts,
-    Kind,
-    Listing,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Tone,
-    Verdict,
-    listing,
-)
+from autotune.reporting import document as doc
 from autotune.reporting.plan_words import BASIS, said_choices, said_target
 from autotune.reporting.words import BASELINE_NAME, said_bytes, said_rate
 from autotune.units import format_bytes, format_seconds, format_share
@@ -36,37 +22,37 @@ _SUBJECTS = {
 }
 
 
-def explanation_report(explanation: Explanation, plan: Plan) -> Document:
+def explanation_report(explanation: Explanation, plan: Plan) -> doc.Document:
     """Return the report about one estimate of a plan."""
     everything = (*plan.estimates, plan.baseline)
     estimate = next(estimate for estimate in everything if estimate.candidate == explanation.candidate)
-    return Document(
+    return doc.Document(
         subject=said_target(plan),
-        verdict=Verdict(
+        verdict=doc.Verdict(
             f"How the estimate of {_SUBJECTS[explanation.subject]} came about",
-            Tone.PLAIN,
+            doc.Tone.PLAIN,
             said_choices(explanation.candidate, plan),
         ),
-        sections=(*_stages(explanation, plan, estimate), *listing("Notes", plan.notes)),
+        sections=(*_stages(explanation, plan, estimate), *doc.listing("Notes", plan.notes)),
     )
 
 
-def _stages(explanation: Explanation, plan: Plan, estimate: Estimate) -> Iterator[Section]:
-    yield _stage("Training plan", Facts(tuple(_plan_rows(explanation))))
-    yield _stage("Documents and batch geometry", Facts(tuple(_geometry_rows(explanation, plan))))
+def _stages(explanation: Explanation, plan: Plan, estimate: Estimate) -> Iterator[doc.Section]:
+    yield _stage("Training plan", doc.Facts(tuple(_plan_rows(explanation))))
+    yield _stage("Documents and batch geometry", doc.Facts(tuple(_geometry_rows(explanation, plan))))
     if not explanation.traces:
-        yield _stage("Traces", Paragraph(f"None: {estimate.reason}"))
+        yield _stage("Traces", doc.Paragraph(f"None: {estimate.reason}"))
         return
     yield _stage(f"Traces ({BASIS[estimate.origin]})", *_traces(explanation))
     whole = f"{explanation.layers} layers, {_said_shape(explanation.geometry.worst)}"
     title = f"Extrapolated to {whole}: the most bytes of tensors in each part of the step"
     yield _stage(title, _peaks(explanation))
-    yield _stage("Memory of the device", Facts(tuple(_memory_rows(explanation, estimate))))
+    yield _stage("Memory of the device", doc.Facts(tuple(_memory_rows(explanation, estimate))))
     yield _stage("Time of a typical optimizer step", *_times(explanation, estimate))
 
 
-def _stage(title: str, *blocks: Block) -> Section:
-    return Section(title, blocks, heading=True)
+def _stage(title: str, *blocks: doc.Block) -> doc.Section:
+    return doc.Section(title, blocks, heading=True)
 
 
 def _plan_rows(explanation: Explanation) -> Iterator[_Pair]:
@@ -96,48 +82,47 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Pair]:
     yield "optimizer step", f"{micro_batches}, {geometry.documents:,.1f} documents on average, {asked}"
 
 
-def _traces(explanation: Explanation) -> Iterator[Block]:
+def _traces(explanation: Explanation) -> Iterator[doc.Block]:
     points = explanation.traces
     new = sum(point.new for point in points)
-    yield Paragraph(f"{_said_count(len(points), 'trace', 'traces')}, {new} run now, {len(points) - new} from the cache")
+    yield doc.Paragraph(
+        f"{_said_count(len(points), 'trace', 'traces')}, {new} run now, {len(points) - new} from the cache"
+    )
     yield _points(points)
     if not explanation.aligned:
-        yield Paragraph("Moments differ between the traces, so that only their peaks were followed.")
+        yield doc.Paragraph("Moments differ between the traces, so that only their peaks were followed.")
     assumed = Counter(what for point in points for what in point.assumptions)
-    yield Listing(tuple(f"Assumed in {traces} of {len(points)}: {what}" for what, traces in sorted(assumed.items())))
+    yield doc.Listing(
+        tuple(f"Assumed in {traces} of {len(points)}: {what}" for what, traces in sorted(assumed.items()))
+    )
 
 
-def _points(points: Sequence[TracedPoint]) -> Table:
-    titles = ("weight", "tensors", "allocated", "reserved", "")
-    return Table(
-        (Column("layers, micro-batch", Kind.WORDS), *map(Column, titles)),
-        tuple(
-            Row((
-                f"{point.layers}, {_said_shape(point.shape)}",
-                f"{round(point.weight, 3) + 0.0:+.3f}",
-                format_bytes(point.tensor_bytes),
-                format_bytes(point.allocated_bytes),
-                said_bytes(point.reserved_bytes),
-                "new" if point.new else "cache",
-            ))
-            for point in points
-        ),
-    )  # fmt: skip
+def _points(points: Sequence[TracedPoint]) -> doc.Table:
+    rows = tuple(
+        (
+            f"{point.layers}, {_said_shape(point.shape)}",
+            f"{round(point.weight, 3) + 0.0:+.3f}",
+            format_bytes(point.tensor_bytes),
+            format_bytes(point.allocated_bytes),
+            said_bytes(point.reserved_bytes),
+            "new" if point.new else "cache",
+        )
+        for point in points
+    )
+    return doc.Table(("layers, micro-batch", "weight", "tensors", "allocated", "reserved", ""), rows)
 
 
-def _peaks(explanation: Explanation) -> Table:
-    rows = []
+def _peaks(explanation: Explanation) -> doc.Table:
+    rows, marked = list[tuple[str, ...]](), None
     for peak in explanation.peaks:
         ordered = sorted(peak.categories.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered)
         direction = ", backward" if peak.backward else ", forward"
         name = _said_part(peak.part) + (direction if peak.part.phase == MICRO_BATCH else "")
-        highest = peak is explanation.peak
-        rows.append(
-            Row((f"{name}{'  <- peak' if highest else ''}", format_bytes(peak.total_bytes), parts), marked=highest)
-        )
-    columns = (Column("part of the step", Kind.WORDS), Column("tensors"), Column("of these", Kind.WORDS))
-    return Table(columns, tuple(rows))
+        if peak is explanation.peak:
+            name, marked = f"{name}  <- peak", len(rows)
+        rows.append((name, format_bytes(peak.total_bytes), parts))
+    return doc.Table(("part of the step", "tensors", "of these"), tuple(rows), words=(0, 2), marked=marked)
 
 
 def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair]:
@@ -161,23 +146,22 @@ def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair
         yield "  host memory of a machine", format_bytes(memory.host_need_bytes)
 
 
-def _times(explanation: Explanation, estimate: Estimate) -> Iterator[Block]:
+def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:
     if not explanation.times or estimate.memory is None or estimate.memory.step_seconds is None:
-        yield Paragraph("Not predicted: the speed of the device is not known.")
+        yield doc.Paragraph("Not predicted: the speed of the device is not known.")
         return
     rows = [
-        Row((
+        (
             _said_part(time.part),
             format_seconds(time.seconds),
             f"{time.times:,}",
             format_seconds(time.seconds * time.times),
-        ))
+        )
         for time in explanation.times
-    ]  # fmt: skip
-    rows.append(Row(("optimizer step", "", "", format_seconds(estimate.memory.step_seconds)), total=True))
-    titles = ("seconds", "times", "together")
-    yield Table((Column("part of the step", Kind.WORDS), *map(Column, titles)), tuple(rows))
-    yield Paragraph(f"= {said_rate(estimate.tokens_per_second)} of the dataset, padding excluded")
+    ]
+    rows.append(("optimizer step", "", "", format_seconds(estimate.memory.step_seconds)))
+    yield doc.Table(("part of the step", "seconds", "times", "together"), tuple(rows), total=len(rows) - 1)
+    yield doc.Paragraph(f"= {said_rate(estimate.tokens_per_second)} of the dataset, padding excluded")
 
 
 def _said_part(part: Part) -> str:

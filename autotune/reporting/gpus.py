@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.core.gpu import Gpu
-from autotune.reporting.document import Column, Document, Kind, Paragraph, Row, Section, Table
+from autotune.reporting.document import Document, Paragraph, Section, Table
 from autotune.reporting.words import MISSING
 from autotune.units import GIB
 
@@ -27,10 +27,9 @@ _SOURCES = "The source of every figure: autotune plan --gpu list --json"
 def gpus_report(gpus: Sequence[Gpu], width: int) -> Document:
     """Return the catalogue for a terminal of ``width`` characters; a narrow one omits links."""
     titles = [title for title in _columns(gpus[0]) if width >= _WIDE or title not in _LINKS]
-    columns = tuple(Column(title, Kind.WORDS if title == "GPU" else Kind.FIGURES) for title in titles)
-    rows = tuple(Row(tuple(_columns(gpu)[title] for title in titles)) for gpu in gpus)
+    rows = tuple(tuple(_columns(gpu)[title] for title in titles) for gpu in gpus)
     notes = tuple(map(Paragraph, (_MEANINGS, *_exceptions(gpus), _SOURCES)))
-    return Document(None, (Section("GPUs", (Table(columns, rows),)), Section("Notes", notes)))
+    return Document(None, (Section("GPUs", (Table(tuple(titles), rows),)), Section("Notes", notes)))
 
 
 def _exceptions(gpus: Iterable[Gpu]) -> Iterable[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from autotune.core.length_report import LengthReport
-from autotune.reporting.document import Bar, Cell, Column, Document, Kind, Paragraph, Row, Section, Table, Tone, Verdict
+from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.reporting.words import said_share
 
 _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
@@ -35,17 +35,16 @@ def lengths_report(report: LengthReport) -> Document:
 def _histogram(report: LengthReport) -> Table:
     single = report.workload.dataset.documents.sequences == 1
     most = max(part.rows for part in report.histogram)
-    columns = ("tokens in a row" if single else "longest sequence", "rows", "share of tokens")
     rows = tuple(
-        Row((
+        (
             f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}",
             f"{part.rows:,}",
             said_share(part.tokens / report.tokens) if report.tokens else "-",
             Bar(part.rows / most, "default"),
-        ))
+        )
         for part in report.histogram
-    )  # fmt: skip
-    return Table((*map(Column, columns), Column(kind=Kind.BARS)), rows)
+    )
+    return _table(("tokens in a row" if single else "longest sequence", "rows", "share of tokens", ""), rows)
 
 
 def _limits(report: LengthReport) -> Table:
@@ -61,8 +60,8 @@ def _limits(report: LengthReport) -> Table:
     return _table(("max_length", "tokens kept", "tokens dropped", *dropping, *cutting), rows)
 
 
-def _table(titles: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> Table:
-    return Table(tuple(map(Column, titles)), tuple(map(Row, rows)))
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[Cell, ...]]) -> Table:
+    return Table(titles, tuple(rows), words=())
 
 
 def _drops(report: LengthReport) -> bool:

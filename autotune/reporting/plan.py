@@ -5,27 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autotune.core.estimate import Estimate, MemoryEstimate, Plan, distinct
-from autotune.reporting.comparison import Compared
-from autotune.reporting.document import (
-    Bar,
-    CandidateRow,
-    Candidates,
-    Charts,
-    Column,
-    Document,
-    Kind,
-    Paragraph,
-    Place,
-    Plane,
-    Point,
-    Row,
-    Section,
-    Table,
-    Tone,
-    Verdict,
-    front,
-    listing,
-)
+from autotune.reporting import document as doc
+from autotune.reporting.comparison import compared_row
 from autotune.reporting.explanation import explanation_report
 from autotune.reporting.outlook import said_left_out, said_unlockable
 from autotune.reporting.plan_words import (
@@ -49,7 +30,7 @@ from autotune.units import format_bytes
 _MOST_ROWS = (250, 150, 50)
 """Most rows of a page that fit, do not fit, and are unknown. A plan may have tens of thousands of candidates; the
 document of ``--json`` has all."""
-_CELLS = 80
+_GRID = 80
 """Columns and rows of a grid over the chart; of the candidates in one cell, one is drawn."""
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
@@ -61,7 +42,7 @@ _SMALLEST_SHARE = 1e-3
 _CROWDED = 1 / 3
 
 
-def plan_report(plan: Plan, top: int | None = None) -> Document:
+def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     """Return the report about a plan.
 
     Where the plan explains an estimate, its stages take the place of the candidates.
@@ -76,35 +57,35 @@ def plan_report(plan: Plan, top: int | None = None) -> Document:
     subject = "the fastest that fits" if fits or best is None else "what needs the least"
     steps, untraced = _steps(plan, chosen)
     legend = (("recommended", chosen), ("default", BASELINE_NAME), ("other", "other candidates"))
-    plane = Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
+    plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
     length = best.candidate.get("max_length") if best is not None else None
     lengths = histogram(plan.lengths, length if isinstance(length, int) else None, subject)
-    return Document(
+    return doc.Document(
         title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
         subject=said_target(plan),
         verdict=_verdict(plan),
         sections=(
-            *listing("What might change this (not predicted)", () if fits else said_ways_out(plan)),
-            *compared_section(BASELINE_NAME, chosen, _compared(plan), Place.PAGES),
-            Section("Charts", (Charts(plane, steps, untraced, lengths=lengths),), Place.PAGES),
-            Section("Nothing needs less memory and is as fast", (plane,), Place.PAGES),
-            Section("Candidates", (_candidates(plan, top),)),
+            *doc.listing("What might change this (not predicted)", () if fits else said_ways_out(plan)),
+            *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Place.PAGES),
+            doc.Section("Charts", (doc.Charts(plane, steps, untraced, lengths=lengths),), doc.Place.PAGES),
+            doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Place.PAGES),
+            doc.Section("Candidates", (_candidates(plan, top),)),
             *_breakdown(plan, best),
-            *listing("Left out", said_left_out(plan.left_out)),
-            *listing("Not looked at, since it changes training", said_unlockable(plan.unlockable) if fits else ()),
-            *listing("Notes", plan.notes),
+            *doc.listing("Left out", said_left_out(plan.left_out)),
+            *doc.listing("Not looked at, since it changes training", said_unlockable(plan.unlockable) if fits else ()),
+            *doc.listing("Notes", plan.notes),
             closing("Predicted with", _facts(plan), "Plan again with", command_again("plan", plan.settings)),
         ),
     )
 
 
-def _verdict(plan: Plan) -> Verdict:
+def _verdict(plan: Plan) -> doc.Verdict:
     best, doubt = plan.best, said_doubt(plan)
-    return Verdict(
+    return doc.Verdict(
         headline(plan),
-        Tone.BAD if plan.fastest is None else Tone.GOOD,
+        doc.Tone.BAD if plan.fastest is None else doc.Tone.GOOD,
         choices=said_choices(best.candidate, plan) if best is not None and len(plan.estimates) > 1 else "",
-        remarks=(Paragraph(doubt, Tone.UNSURE),) if doubt else (),
+        remarks=(doc.Paragraph(doubt, doc.Tone.UNSURE),) if doubt else (),
     )
 
 
@@ -118,7 +99,7 @@ def _steps(plan: Plan, chosen: str) -> tuple[tuple[Step, ...], str]:
     return tuple(Step(role, name, timeline) for role, name, timeline in compared if timeline is not None), untraced
 
 
-def _compared(plan: Plan) -> tuple[Compared, ...]:
+def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
     best = plan.best
     if best is None:
         return ()
@@ -132,15 +113,15 @@ def _compared(plan: Plan) -> tuple[Compared, ...]:
     speeds = [rate / fastest if rate and fastest else None for rate in rates]
     errors = [f"{100 * memory.error:.0f} %" if memory is not None else MISSING for memory in memories]
     return (
-        Compared("memory needed", said_bytes(needs[0]), said_bytes(needs[1]), *shares),
-        Compared("to spare", said_bytes(best.spare_bytes), said_bytes(plan.baseline.spare_bytes)),
-        Compared("memory may be off by", errors[0], errors[1]),
-        Compared("host memory of a machine", said_bytes(hosts[0]), said_bytes(hosts[1])),
-        Compared("speed", said_rate(rates[0]), said_rate(rates[1]), *speeds),
+        compared_row("memory needed", said_bytes(needs[0]), said_bytes(needs[1]), *shares),
+        compared_row("to spare", said_bytes(best.spare_bytes), said_bytes(plan.baseline.spare_bytes)),
+        compared_row("memory may be off by", errors[0], errors[1]),
+        compared_row("host memory of a machine", said_bytes(hosts[0]), said_bytes(hosts[1])),
+        compared_row("speed", said_rate(rates[0]), said_rate(rates[1]), *speeds),
     )
 
 
-def _points(plan: Plan) -> tuple[Point, ...]:
+def _points(plan: Plan) -> tuple[doc.Point, ...]:
     """Return the candidates with their figures: the front, the compared ones, and one of those that lie together."""
     known = {estimate.candidate: estimate for estimate in (*plan.estimates, plan.baseline)}
     sized = [
@@ -150,21 +131,21 @@ def _points(plan: Plan) -> tuple[Point, ...]:
     ]
     most = max((size for _, size, _ in sized), default=0) or 1
     fastest = max((rate for _, _, rate in sized), default=0.0) or 1.0
-    best = front([(size, rate) for _, size, rate in sized])
+    best = doc.front([(size, rate) for _, size, rate in sized])
     roles = {plan.baseline.candidate: "default"} | ({plan.best.candidate: "recommended"} if plan.best else {})
     cells = set[tuple[int, int]]()
     points = []
     for (estimate, size, rate), on_front in zip(sized, best, strict=True):
         role = roles.get(estimate.candidate, "other")
-        cell = (size * _CELLS // most, int(rate * _CELLS / fastest))
+        cell = (size * _GRID // most, int(rate * _GRID / fastest))
         if role != "other" or on_front or cell not in cells:
             cells.add(cell)
             name = said_choices(estimate.candidate, plan)
-            points.append(Point(name, BASIS[estimate.origin], size, rate, role, on_front))
+            points.append(doc.Point(name, BASIS[estimate.origin], size, rate, role, on_front))
     return tuple(points)
 
 
-def _candidates(plan: Plan, top: int | None) -> Candidates:
+def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     listed = _listed(plan, top)
     numbered = [(str(number), one) for number, one in enumerate(listed, 1)]
     if plan.baseline.candidate not in [one.candidate for one in listed]:
@@ -172,7 +153,7 @@ def _candidates(plan: Plan, top: int | None) -> Candidates:
     changes = {change.candidate: said_change(change) for change in plan.changes}
     part = f" {len(numbered):,} of them are below." if top is None and len(numbered) < len(plan.estimates) else ""
     shown = [one for _, one in numbered]
-    return Candidates(
+    return doc.Candidates(
         counts=f"{said_counts(plan)}{part}",
         lines=(
             f"{said_traces(plan)}; of candidates that predict the same, one is shown",
@@ -202,7 +183,7 @@ def _outcome(one: Estimate) -> str:
     return "unknown" if one.memory is None else "fits" if one.fits else "does not fit"
 
 
-def _row(number: str, one: Estimate, plan: Plan, reason: str) -> CandidateRow:
+def _row(number: str, one: Estimate, plan: Plan, reason: str) -> doc.CandidateRow:
     memory = one.memory
     cells = (
         said_bytes(memory.device_bytes if memory is not None else None),
@@ -211,16 +192,16 @@ def _row(number: str, one: Estimate, plan: Plan, reason: str) -> CandidateRow:
         number_or_dash(one.tokens_per_second),
         BASIS[one.origin],
     )
-    tone = Tone.PLAIN if one.fits else Tone.BAD
-    return CandidateRow(number, said_choices(one.candidate, plan), _outcome(one), cells, reason, tone)
+    tone = doc.Tone.PLAIN if one.fits else doc.Tone.BAD
+    return doc.CandidateRow(number, said_choices(one.candidate, plan), _outcome(one), cells, reason, tone)
 
 
-def _breakdown(plan: Plan, best: Estimate | None) -> Iterator[Section]:
+def _breakdown(plan: Plan, best: Estimate | None) -> Iterator[doc.Section]:
     """Yield the memory at the peak of the best candidate and the baseline by category; a page has it as a chart."""
-    columns = {} if best is None else {"fastest" if best.fits else "least": best.memory}
+    memories = {} if best is None else {"fastest" if best.fits else "least": best.memory}
     if best is None or best.candidate != plan.baseline.candidate:
-        columns["default"] = plan.baseline.memory
-    known = {name: memory for name, memory in columns.items() if memory is not None}
+        memories["default"] = plan.baseline.memory
+    known = {name: memory for name, memory in memories.items() if memory is not None}
     if not known:
         return
     needs = [memory.device_bytes for memory in known.values()]
@@ -228,18 +209,20 @@ def _breakdown(plan: Plan, best: Estimate | None) -> Iterator[Section]:
     crowded = max(needs) <= plan.budget_bytes * _CROWDED
     scale_bytes = max(needs) if crowded else max(plan.budget_bytes, *needs)
 
-    def row(name: str, sizes: Sequence[int], *, total: bool = False) -> Row:
-        bars = [Bar(size / scale_bytes, role) for size, role in zip(sizes, ("recommended", "default"), strict=False)]
-        shown = [format_bytes(size) if size else MISSING for size in sizes]
-        return Row((name, *(cell for pair in zip(shown, bars, strict=True) for cell in pair)), total=total)
-
-    rows = [row(name, sizes) for name, sizes in _parts(list(known.values())).items()]
-    rows.append(row("needs", needs, total=True))
+    parts = _parts(list(known.values()))
+    total = len(parts)
+    parts["needs"] = needs
     if not crowded and plan.budget_bytes <= scale_bytes:
-        rows.append(row("of", [plan.budget_bytes] * len(known)))
-    figures = (column for name in known for column in (Column(name), Column(kind=Kind.BARS)))
-    table = Table((Column("memory at peak", Kind.WORDS), *figures), tuple(rows))
-    yield Section("Memory at the peak", (table,), Place.TERMINAL)
+        parts["of"] = [plan.budget_bytes] * len(known)
+    columns = ("memory at peak", *(title for name in known for title in (name, "")))
+    rows = tuple((name, *_cells(sizes, scale_bytes)) for name, sizes in parts.items())
+    yield doc.Section("Memory at the peak", (doc.Table(columns, rows, total=total),), doc.Place.TERMINAL)
+
+
+def _cells(sizes: Sequence[int], scale_bytes: int) -> Iterator[doc.Cell]:
+    for size, role in zip(sizes, ("recommended", "default"), strict=False):
+        yield format_bytes(size) if size else MISSING
+        yield doc.Bar(size / scale_bytes, role)
 
 
 def _parts(memories: Sequence[MemoryEstimate]) -> dict[str, list[int]]:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate
 from autotune.core.length_report import histogram as length_bins
+from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
+from autotune.reporting import document as doc
 from autotune.reporting.comparison import (
     comparison,
     costs,
@@ -18,31 +20,6 @@ from autotune.reporting.comparison import (
     said_contribution,
     said_runs,
     said_steps,
-)
-from autotune.reporting.document import (
-    Bar,
-    CandidateRow,
-    Candidates,
-    Charts,
-    Code,
-    Column,
-    Command,
-    Diff,
-    Document,
-    Factor,
-    Kind,
-    Paragraph,
-    Place,
-    Plane,
-    Point,
-    Predicted,
-    Row,
-    Section,
-    Table,
-    Tone,
-    Verdict,
-    front,
-    listing,
 )
 from autotune.reporting.outlook import (
     next_command,
@@ -54,37 +31,39 @@ from autotune.reporting.outlook import (
     said_vetoes,
     said_ways_out,
 )
-from autotune.reporting.phases import phase_rows
 from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
 from autotune.reporting.steps import Step, said_untraced
 from autotune.reporting.unfit import said_nothing_fits
 from autotune.reporting.words import MISSING, baseline_name, number_or_dash, said, said_bytes, said_path, said_status
 from autotune.units import format_bytes, format_seconds
 
+_USUAL_PHASES = frozenset({CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
+"""Phases that every training has; those of one that has no others are not shown."""
 
-def probe_report(result: Result, trl: str = "trl") -> Document:
+
+def probe_report(result: Result, trl: str = "trl") -> doc.Document:
     """Return the report about a search; ``trl`` is the command that starts TRL on this machine."""
     chosen, name = result.recommended, baseline_name(own=result.base is not None)
     nothing_fits = chosen is None and result.status is not RunStatus.INTERRUPTED
     model, dataset = result.workload.model.name, result.workload.dataset.name
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
-    plane = Plane(_points(result), result.budget_bytes, legend, "peak memory")
-    return Document(
+    plane = doc.Plane(_points(result), result.budget_bytes, legend, "peak memory")
+    return doc.Document(
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
         verdict=_verdict(result, trl),
         sections=(
-            *listing("What might change this (not measured)", said_ways_out(result) if nothing_fits else ()),
+            *doc.listing("What might change this (not measured)", said_ways_out(result) if nothing_fits else ()),
             *_figures(result, name),
-            Section("Charts", (_charts(result, plane, *_steps(result, name)),), Place.PAGES),
+            doc.Section("Charts", (_charts(result, plane, *_steps(result, name)),), doc.Place.PAGES),
             *_contributions(result),
             *_file(result),
-            Section("Nothing needs less memory and is as fast", (plane,)),
-            Section("Trials", (_trials(result),)),
-            *listing("Not searched", said_left_out(result.left_out)),
-            *listing(
+            doc.Section("Nothing needs less memory and is as fast", (plane,)),
+            doc.Section("Trials", (_trials(result),)),
+            *doc.listing("Not searched", said_left_out(result.left_out)),
+            *doc.listing(
                 "Not measured, since it changes training", () if nothing_fits else said_unlockable(result.unlockable)
             ),
-            *listing("Notes", filter(None, (said_steps(result), *result.notes))),
+            *doc.listing("Notes", filter(None, (said_steps(result), *result.notes))),
             *_bundle(result, trl),
             closing("Measured with", _facts(result), "Search again with", command_again("probe", result.settings)),
         ),
@@ -98,44 +77,46 @@ def _named(result: Result, candidate: Candidate) -> str:
     return said(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
 
 
-def _verdict(result: Result, trl: str) -> Verdict:
+def _verdict(result: Result, trl: str) -> doc.Verdict:
     chosen = result.recommended
     if chosen is None and result.status is RunStatus.INTERRUPTED:
-        return Verdict(said_interrupted(result), Tone.UNSURE)
+        return doc.Verdict(said_interrupted(result), doc.Tone.UNSURE)
     if chosen is None:
-        return Verdict(said_nothing_fits(result), Tone.BAD)
+        return doc.Verdict(said_nothing_fits(result), doc.Tone.BAD)
     same = result.baseline is not None and chosen.candidate == result.baseline.candidate
     done = result.confirmed and result.status is not RunStatus.INTERRUPTED
-    return Verdict(
+    return doc.Verdict(
         headline(result, chosen),
-        Tone.GOOD,
+        doc.Tone.GOOD,
         choices="" if same else _named(result, chosen.candidate),
         remarks=(
-            Paragraph(said_confirmed(result), Tone.GOOD if done else Tone.UNSURE),
-            Paragraph(said_runs(result, chosen)),
+            doc.Paragraph(said_confirmed(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
+            doc.Paragraph(said_runs(result, chosen)),
         ),
         command=next_command(result, trl),
     )
 
 
-def _figures(result: Result, name: str) -> Iterator[Section]:
+def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     if result.recommended is None:
         return
     yield from compared_section(name, "recommended", comparison(result, result.recommended))
-    phases = phase_rows(result.recommended)
-    if phases:
-        figures = (Column("peak memory"), Column(kind=Kind.BARS), Column("in a step"), Column(kind=Kind.BARS))
-        rows = [
-            (
-                row.name,
-                said_bytes(row.peak_bytes),
-                Bar(row.peak_share),
-                MISSING if row.seconds is None else format_seconds(row.seconds),
-                Bar(row.time_share),
-            )
-            for row in phases
-        ]
-        yield Section("Phases of a step", (Table((Column("phase", Kind.WORDS), *figures), tuple(map(Row, rows))),))
+    peaks, seconds = result.recommended.peaks, result.recommended.seconds
+    names = dict.fromkeys((*peaks, *seconds))
+    if set(names) <= _USUAL_PHASES:
+        return
+    highest, step = max(peaks.values(), default=0), sum(seconds.values())
+    rows = tuple(
+        (
+            name,
+            said_bytes(peaks.get(name)),
+            doc.Bar(peaks[name] / highest if highest and name in peaks else None),
+            format_seconds(seconds[name]) if name in seconds else MISSING,
+            doc.Bar(seconds[name] / step if step and name in seconds else None),
+        )
+        for name in names
+    )
+    yield doc.Section("Phases of a step", (doc.Table(("phase", "peak memory", "", "in a step", ""), rows),))
 
 
 def _steps(result: Result, name: str) -> tuple[tuple[Step, ...], str]:
@@ -154,17 +135,19 @@ def _steps(result: Result, name: str) -> tuple[tuple[Step, ...], str]:
     return steps, said_untraced(untraced, predicted=result.settings.get("plan") is not False)
 
 
-def _charts(result: Result, plane: Plane, steps: tuple[Step, ...], untraced: str) -> Charts:
+def _charts(result: Result, plane: doc.Plane, steps: tuple[Step, ...], untraced: str) -> doc.Charts:
     chosen = result.recommended
     memory, speed = _predicted(result)
     bins = length_bins(result.workload.dataset.documents)
-    return Charts(
+    return doc.Charts(
         plane,
         steps,
         untraced,
-        phase_rows(chosen) if chosen is not None else (),
+        {} if chosen is None or set(chosen.peaks) <= _USUAL_PHASES else chosen.peaks,
         tuple(
-            Factor(f"{item.knob}={item.choice}", said_contribution(item), item.speedup, item.told_apart is not False)
+            doc.Factor(
+                f"{item.knob}={item.choice}", said_contribution(item), item.speedup, item.told_apart is not False
+            )
             for item in result.contributions
             if item.speedup is not None
         ),
@@ -174,27 +157,27 @@ def _charts(result: Result, plane: Plane, steps: tuple[Step, ...], untraced: str
     )
 
 
-def _contributions(result: Result) -> Iterator[Section]:
-    rows = [
-        Row((Code(f"{item.knob}={item.choice}"), Code(str(item.instead_of)), said_contribution(item)))
+def _contributions(result: Result) -> Iterator[doc.Section]:
+    rows = tuple(
+        (doc.Code(f"{item.knob}={item.choice}"), doc.Code(str(item.instead_of)), said_contribution(item))
         for item in result.contributions
-    ]
-    columns = tuple(Column(title, Kind.WORDS) for title in ("what it chose", "changed back to", "measured"))
+    )
+    columns = ("what it chose", "changed back to", "measured")
     if rows:
-        yield Section("What it chose", (Table(columns, tuple(rows), stacked=True),))
+        yield doc.Section("What it chose", (doc.Table(columns, rows, words=(0, 1, 2), stacked=True),))
 
 
-def _file(result: Result) -> Iterator[Section]:
+def _file(result: Result) -> Iterator[doc.Section]:
     """Yield what the user's own file sets and costs most, and what changes in it."""
     base, found = result.base, costs(result)
     if base is None:
         return
-    yield from listing(costs_title(base.file), ((Code(cost.written), cost.said) for cost in found))
+    yield from doc.listing(costs_title(base.file), ((doc.Code(cost.written), cost.said) for cost in found))
     if base.diff:
-        yield Section(f"What changes in {base.file}", (Diff(base.diff),))
+        yield doc.Section(f"What changes in {base.file}", (doc.Diff(base.diff),))
 
 
-def _points(result: Result) -> tuple[Point, ...]:
+def _points(result: Result) -> tuple[doc.Point, ...]:
     """Return a point for every candidate that ran; the two compared ones with their compared figures."""
     found: dict[Candidate, tuple[str, Trial | Choosable]] = {
         trial.candidate: ("other", trial) for trial in result.trials if trial.status is ProbeStatus.OK
@@ -207,9 +190,9 @@ def _points(result: Result) -> tuple[Point, ...]:
         for role, one in found.values()
         if one.peak_bytes is not None and one.tokens_per_second is not None
     ]
-    best = front([(peak, rate) for _, _, peak, rate in ran])
+    best = doc.front([(peak, rate) for _, _, peak, rate in ran])
     return tuple(
-        Point(_named(result, one.candidate), f"trial {one.number}", peak, rate, role, on_front)
+        doc.Point(_named(result, one.candidate), f"trial {one.number}", peak, rate, role, on_front)
         for (role, one, peak, rate), on_front in zip(ran, best, strict=True)
     )
 
@@ -223,15 +206,15 @@ def _measured(one: Choosable) -> str:
     return ""
 
 
-def _trials(result: Result) -> Candidates:
-    return Candidates(
+def _trials(result: Result) -> doc.Candidates:
+    return doc.Candidates(
         counts=said_trials(result),
         lines=said_vetoes(result),
         number="trial",
         columns=("peak", "tok/s", "predicted"),
         last="candidate, and why it was not tried or ended",
         rows=tuple(
-            CandidateRow(
+            doc.CandidateRow(
                 number=str(trial.number),
                 name=_named(result, trial.candidate),
                 outcome=said_status(trial.status),
@@ -248,7 +231,7 @@ def _trials(result: Result) -> Candidates:
     )
 
 
-def _predicted(result: Result) -> tuple[tuple[Predicted, ...], tuple[Predicted, ...]]:
+def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Predicted, ...]]:
     """Return memory and speed of the probes that were predicted before they ran."""
     memory, speed = [], []
     for trial in result.trials:
@@ -257,18 +240,18 @@ def _predicted(result: Result) -> tuple[tuple[Predicted, ...], tuple[Predicted, 
         name = _named(result, trial.candidate)
         measured = trial.reserved_bytes if trial.reserved_bytes is not None else trial.peak_bytes
         if trial.predicted_bytes is not None and measured is not None:
-            memory.append(Predicted(name, trial.predicted_bytes, measured))
+            memory.append(doc.Predicted(name, trial.predicted_bytes, measured))
         if trial.predicted_tokens_per_second and trial.tokens_per_second:
-            speed.append(Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
+            speed.append(doc.Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
     return tuple(memory), tuple(speed)
 
 
-def _bundle(result: Result, trl: str) -> Iterator[Section]:
+def _bundle(result: Result, trl: str) -> Iterator[doc.Section]:
     if result.output_directory:
-        blocks = [Command("The bundle is in ", said_path(Path(result.output_directory)))]
+        blocks = [doc.Command("The bundle is in ", said_path(Path(result.output_directory)))]
         if result.recommended is not None:
-            blocks.append(Command("Train with:  ", next_command(result, trl)))
-        yield Section("Bundle", tuple(blocks), Place.TERMINAL)
+            blocks.append(doc.Command("Train with:  ", next_command(result, trl)))
+        yield doc.Section("Bundle", tuple(blocks), doc.Place.TERMINAL)
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
-from autotune.reporting.document import Column, Document, Kind, Paragraph, Row, Section, Table, Tone, Verdict, listing
+from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
 from autotune.reporting.words import BASELINE_NAME, MISSING, number_or_dash, said_bytes, said_rate
 from autotune.units import format_duration
 
@@ -29,9 +29,7 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     """Yield the figures of what fits, and each configuration once, with the GPUs on which it is the fastest."""
     if not fitting:
         return
-    first, *others = titles(found)
-    columns = (Column(first, Kind.WORDS), *map(Column, others))
-    yield Section("GPUs", (Table(columns, tuple(Row(cells(offer, found)) for offer in fitting)),))
+    yield Section("GPUs", (Table(titles(found), tuple(cells(offer, found) for offer in fitting)),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
         names.setdefault(said_configuration(offer), []).append(said_gpus(offer))

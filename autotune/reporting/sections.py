@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.length_report import LengthBin
-from autotune.reporting.comparison import Compared
-from autotune.reporting.document import (
-    Bar,
-    Column,
-    Command,
-    Facts,
-    Histogram,
-    Kind,
-    Place,
-    Row,
-    Section,
-    Table,
-)
+from autotune.reporting.document import Cell, Command, Facts, Histogram, Place, Section, Table
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
 """Units of what the API takes as a number and the command with a unit."""
 
 
 def compared_section(
-    baseline: str, chosen: str, rows: Sequence[Compared], place: Place = Place.EVERYWHERE
+    baseline: str, chosen: str, rows: tuple[tuple[Cell, ...], ...], place: Place = Place.EVERYWHERE
 ) -> Iterator[Section]:
     """Yield the chosen candidate and the baseline, by their names, in one table with bars; nothing without rows."""
-    bars = Column(kind=Kind.BARS)
-    below = [
-        (row.label, row.recommended, Bar(row.recommended_share), row.baseline, Bar(row.baseline_share, "default"))
-        for row in rows
-    ]
-    table = Table((Column(kind=Kind.WORDS), Column(chosen), bars, Column(baseline), bars), tuple(map(Row, below)))
     if rows:
-        yield Section(f"Beside {baseline}", (table,), place)
+        yield Section(f"Beside {baseline}", (Table(("", chosen, "", baseline, ""), rows),), place)
 
 
 def closing(title: str, facts: Iterable[tuple[str, str]], lead: str, command: str) -> Section:

@@ -13,32 +13,11 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
+from autotune.reporting import document as doc
 from autotune.reporting import picture
-from autotune.reporting.document import (
-    Bar,
-    Block,
-    CandidateRow,
-    Candidates,
-    Cell,
-    Code,
-    Command,
-    Diff,
-    Document,
-    Facts,
-    Kind,
-    Line,
-    Listing,
-    Paragraph,
-    Place,
-    Plane,
-    Section,
-    Table,
-    Tone,
-    Verdict,
-)
 from autotune.reporting.words import bar, printable
 
-_COLOURS = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.UNSURE: "yellow", Tone.BAD: "red"}
+_COLOURS = {doc.Tone.PLAIN: "", doc.Tone.GOOD: "green", doc.Tone.UNSURE: "yellow", doc.Tone.BAD: "red"}
 _BAR_COLOURS = {"recommended": "green", "default": "cyan"}
 _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 _INDENT = 2
@@ -52,7 +31,7 @@ _BESIDE = 40
 """Least characters for the choices of a candidate beside its figures; in fewer, they are below them."""
 
 
-def show(document: Document, console: Console, *, apart: bool = False) -> None:
+def show(document: doc.Document, console: Console, *, apart: bool = False) -> None:
     """Print a report, ``apart`` from what is above it by an empty line."""
     for number, part in enumerate(_sections(document, console.width)):
         if number or apart:
@@ -62,56 +41,56 @@ def show(document: Document, console: Console, *, apart: bool = False) -> None:
             console.print(block, soft_wrap=isinstance(block, Text) and bool(block.no_wrap))
 
 
-def _sections(document: Document, width: int) -> Iterator[list[RenderableType]]:
+def _sections(document: doc.Document, width: int) -> Iterator[list[RenderableType]]:
     if document.subject:
         yield [Text(printable(document.subject))]
     if document.verdict is not None:
         yield list(_verdict(document.verdict))
     for section in document.sections:
-        drawn = list(_section(section, width)) if section.place is not Place.PAGES else []
+        drawn = list(_section(section, width)) if section.place is not doc.Place.PAGES else []
         if drawn:
             yield drawn
 
 
-def _verdict(verdict: Verdict) -> Iterator[RenderableType]:
+def _verdict(verdict: doc.Verdict) -> Iterator[RenderableType]:
     yield Text(printable(verdict.headline), style=f"bold {_COLOURS[verdict.tone]}".strip())
     if verdict.choices:
         yield _Hanging(Text(printable(verdict.choices), style="bold"), _INDENT)
-    yield from _listing(Listing(verdict.evidence))
+    yield from _listing(doc.Listing(verdict.evidence))
     for remark in verdict.remarks:
         yield from _block(remark, 0)
 
 
-def _section(section: Section, width: int) -> Iterator[RenderableType]:
+def _section(section: doc.Section, width: int) -> Iterator[RenderableType]:
     drawn = [part for block in section.blocks for part in _block(block, width)]
     if drawn and section.heading:
         yield Text(printable(section.title) + ":", style="bold")
     yield from drawn
 
 
-def _block(block: Block, width: int) -> Iterator[RenderableType]:
+def _block(block: doc.Block, width: int) -> Iterator[RenderableType]:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             yield Text(printable(block.text), style=_COLOURS[block.tone])
-        case Listing():
+        case doc.Listing():
             yield from _listing(block)
-        case Table():
+        case doc.Table():
             yield _table(block, width)
-        case Facts():
+        case doc.Facts():
             yield _facts(block)
-        case Diff():
+        case doc.Diff():
             yield from _diff(block.text)
-        case Command():
+        case doc.Command():
             yield Text.assemble(block.lead, (block.text, "bold"), no_wrap=True)
-        case Candidates():
+        case doc.Candidates():
             yield from _candidates(block, width)
-        case Plane():
+        case doc.Plane():
             yield from _plane(block, width)
         case _:
             return
 
 
-def _listing(block: Listing) -> Iterator[RenderableType]:
+def _listing(block: doc.Listing) -> Iterator[RenderableType]:
     if block.lead:
         yield Text(printable(block.lead), style="bold")
     yield from (_Hanging(Text(_text(line), style=_COLOURS[block.tone])) for line in block.lines)
@@ -131,42 +110,41 @@ class _Hanging:
             yield Text.assemble(" " * (self.further if number else _INDENT), line)
 
 
-def _text(line: Line) -> str:
+def _text(line: doc.Line) -> str:
     parts = (line,) if isinstance(line, str) else line
     return printable(" ".join(part if isinstance(part, str) else f"`{part.text}`" for part in parts))
 
 
-def _table(table: Table, width: int) -> tables.Table:
+def _table(table: doc.Table, width: int) -> tables.Table:
     narrow = len(table.columns) > _MANY_COLUMNS
     padding = (0, 1, 0, 0) if narrow else (0, 1)
     drawn = tables.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-    cells = zip([column.title for column in table.columns], *(row.cells for row in table.rows), strict=True)
-    widths = [max(cell_len(_plain(cell)) for cell in column) for column in cells]
+    kinds = table.kinds
+    widths = [max(cell_len(_plain(cell)) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
     left = width - sum(widths) - (2 if narrow else 3) * (len(widths) - 1)
-    bars = sum(column.kind is Kind.BARS for column in table.columns)
-    bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, bars))
-    for column in table.columns:
-        justify: Literal["left", "right"] = "right" if column.kind is Kind.FIGURES else "left"
-        size = bar_width if column.kind is Kind.BARS else None
-        drawn.add_column(column.title, justify=justify, overflow="fold", width=size, no_wrap=size is not None)
-    for row in table.rows:
-        if row.total:
+    bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, kinds.count("bars")))
+    for title, kind in zip(table.columns, kinds, strict=True):
+        justify: Literal["left", "right"] = "right" if kind == "figures" else "left"
+        size = bar_width if kind == "bars" else None
+        drawn.add_column(title, justify=justify, overflow="fold", width=size, no_wrap=size is not None)
+    for place, row in enumerate(table.rows):
+        if place == table.total:
             drawn.add_section()
-        drawn.add_row(*(_cell(cell, bar_width) for cell in row.cells), style="bold" if row.marked else "")
+        drawn.add_row(*(_cell(cell, bar_width) for cell in row), style="bold" if place == table.marked else "")
     return drawn
 
 
-def _cell(cell: Cell, bar_width: int) -> Text:
-    if isinstance(cell, Bar):
+def _cell(cell: doc.Cell, bar_width: int) -> Text:
+    if isinstance(cell, doc.Bar):
         share = "" if cell.share is None else bar(cell.share, bar_width)
         return Text(share, style=_BAR_COLOURS[cell.role])
     return Text(_plain(cell))
 
 
-def _plain(cell: Cell) -> str:
-    if isinstance(cell, Bar):
+def _plain(cell: doc.Cell) -> str:
+    if isinstance(cell, doc.Bar):
         return ""
-    return printable(cell.text if isinstance(cell, Code) else cell)
+    return printable(cell.text if isinstance(cell, doc.Code) else cell)
 
 
 def _grid(rows: Iterable[tuple[Text, Text]]) -> tables.Table:
@@ -178,8 +156,8 @@ def _grid(rows: Iterable[tuple[Text, Text]]) -> tables.Table:
     return grid
 
 
-def _facts(facts: Facts) -> Padding:
-    styles = dict.fromkeys(facts.barred, _COLOURS[Tone.BAD])
+def _facts(facts: doc.Facts) -> Padding:
+    styles = dict.fromkeys(facts.barred, _COLOURS[doc.Tone.BAD])
     rows = ((Text(_plain(name)), Text(_plain(value), style=styles.get(name, ""))) for name, value in facts.pairs)
     return _indented(_grid(rows), _INDENT)
 
@@ -194,14 +172,14 @@ def _diff(diff: str) -> Iterator[Text]:
         yield Text(" " * _INDENT + line, style=_DIFF_COLOURS.get(line[:1], ""), no_wrap=True)
 
 
-def _candidates(block: Candidates, width: int) -> Iterator[RenderableType]:
+def _candidates(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
     if block.in_terminal:
         yield from _rows(block, width)
         yield Text()
-    yield from _listing(Listing(block.lines, block.counts))
+    yield from _listing(doc.Listing(block.lines, block.counts))
 
 
-def _rows(block: Candidates, width: int) -> Iterator[RenderableType]:
+def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
     """Yield a line of figures for each candidate, with its choices beside or below it."""
     head = _figures("", (*block.columns[:-1], ""))
     rows = [(Text(head, style="bold"), Text(block.last, style="bold"))]
@@ -219,12 +197,12 @@ def _figures(number: str, cells: Sequence[str]) -> str:
     return f"{number:>3}  " + "".join(f"{cell:>{_FIGURES}}  " for cell in figures) + last
 
 
-def _choices(row: CandidateRow) -> Text:
+def _choices(row: doc.CandidateRow) -> Text:
     reason = f"\n{row.reason}" if row.reason else ""
     return Text.assemble(printable(row.name), (printable(reason), "green" if row.outcome.startswith("does") else ""))
 
 
-def _plane(plane: Plane, width: int) -> Iterator[Text]:
+def _plane(plane: doc.Plane, width: int) -> Iterator[Text]:
     if len(plane.points) < 2:
         return
     lines = picture.scatter(plane.points, plane.budget_bytes, min(width - 2, picture.WIDEST))

@@ -9,6 +9,7 @@ import pytest
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.comparison import comparison, headline, said_contribution, said_runs, said_steps
+from autotune.reporting.document import Bar
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_choosable, a_result, nothing_fits
 
@@ -22,7 +23,7 @@ def recommended(result: Result) -> Choosable:
 def cells(result: Result) -> dict[str, tuple[str, str]]:
     """Return both columns by label."""
     rows = comparison(result, recommended(result))
-    return {row.label.strip(): (row.recommended, row.baseline) for row in rows}
+    return {f"{label}".strip(): (f"{ours}", f"{theirs}") for label, ours, _, theirs, _ in rows}
 
 
 def contribution(
@@ -56,9 +57,10 @@ def test_a_step_counts_what_its_trainer_makes_batches_of(trainer: str, counted: 
 
 def test_memory_is_drawn_against_the_budget_and_speed_against_the_faster() -> None:
     result = a_result()
-    shares = {row.label: (row.recommended_share, row.baseline_share) for row in comparison(result, recommended(result))}
-    assert shares["peak memory"] == (21 / 24, 12 / 24)
-    assert shares["speed"] == (1.0, 10_000.0 / 23_000.0)
+    rows = comparison(result, recommended(result))
+    shares = {label: (ours, theirs) for label, _, ours, _, theirs in rows}
+    assert shares["peak memory"] == (Bar(21 / 24), Bar(12 / 24, "default"))
+    assert shares["speed"] == (Bar(1.0), Bar(10_000.0 / 23_000.0, "default"))
 
 
 def test_what_neither_has_measured_is_left_out() -> None:

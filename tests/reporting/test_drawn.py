@@ -10,7 +10,6 @@ from rich.console import Console
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.length_report import length_report
 from autotune.core.result import Result
-from autotune.core.status import RunStatus
 from autotune.reporting.lengths import lengths_report
 from autotune.reporting.probe import probe_report
 from autotune.reporting.techniques import techniques_report

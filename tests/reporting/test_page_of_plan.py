@@ -50,7 +50,7 @@ def test_the_verdict_is_the_terminal_s_and_says_that_nothing_was_measured() -> N
     assert shown.verdict == Verdict(headline(planned()), Tone.GOOD, said_choices(LONGEST, planned()))
     assert shown.lines("Notes") == ("Nothing was measured.",)
     (table, _) = shown.blocks(Table)
-    assert [row.cells[1] for row in table.rows][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]
+    assert [row[1] for row in table.rows][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]
 
 
 def test_the_charts_are_those_of_a_report() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.reporting.document import Charts, Document, Factor, Histogram, Plane, Point, Predicted
 from autotune.reporting.page.drawing import Chart, Figure, plain, scale, upright
 from autotune.reporting.page.step_charts import step_charts
-from autotune.reporting.phases import PhaseRow
 from autotune.units import format_bytes, format_rate
 
 # The colours of Okabe and Ito, which people who are colour-blind tell apart (https://jfly.uni-koeln.de/color/); marks
@@ -37,7 +36,7 @@ def _charts(shown: Charts) -> Iterator[Chart]:
     if plane.points:
         yield Chart("front", "Memory and speed", _front_caption(plane), _front(plane))
     yield from step_charts(shown.steps, plane.budget_bytes)
-    if any(row.peak_bytes is not None for row in shown.phases):
+    if shown.phases:
         yield Chart("phases", "Memory of each phase", _phases_caption(shown.phases), _phases(shown.phases))
     if shown.factors:
         caption = _choices_caption(shown.factors)
@@ -101,15 +100,15 @@ def _hovered(point: Point) -> str:
     return "<br>".join(map(plain, lines))
 
 
-def _phases(phases: Sequence[PhaseRow]) -> Figure:
-    rows = [row for row in reversed(phases) if row.peak_bytes is not None]
-    unit, name = scale([row.peak_bytes or 0 for row in rows])
+def _phases(phases: Mapping[str, int]) -> Figure:
+    sizes = list(phases.values())[::-1]
+    unit, name = scale(sizes)
     return {
         "data": [
             {
-                "type": "bar", "orientation": "h", "y": [row.name for row in rows],
-                "x": [(row.peak_bytes or 0) / unit for row in rows], "marker": {"color": _RECOMMENDED},
-                "text": [format_bytes(row.peak_bytes or 0) for row in rows], "hoverinfo": "y+text",
+                "type": "bar", "orientation": "h", "y": list(phases)[::-1],
+                "x": [size / unit for size in sizes], "marker": {"color": _RECOMMENDED},
+                "text": [format_bytes(size) for size in sizes], "hoverinfo": "y+text",
             }
         ],
         "layout": {"xaxis": {"title": {"text": f"most memory held ({name})"}}, "yaxis": {"automargin": True}},
@@ -204,8 +203,8 @@ def _front_caption(shown: Plane) -> str:
     )
 
 
-def _phases_caption(phases: Sequence[PhaseRow]) -> str:
-    held = (f"{row.name} {format_bytes(row.peak_bytes)}" for row in phases if row.peak_bytes is not None)
+def _phases_caption(phases: Mapping[str, int]) -> str:
+    held = (f"{name} {format_bytes(size)}" for name, size in phases.items())
     return f"The most memory that the recommendation held in each phase: {', '.join(held)}."
 
 

@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 
-from autotune.reporting.document import (
-    Bar,
-    Block,
-    Candidates,
-    Cell,
-    Code,
-    Command,
-    Diff,
-    Document,
-    Facts,
-    Kind,
-    Line,
-    Listing,
-    Paragraph,
-    Place,
-    Plane,
-    Section,
-    Table,
-    Verdict,
-)
+from autotune.reporting import document as doc
 from autotune.reporting.words import printable
 from autotune.units import format_bytes, format_rate
 
@@ -32,20 +14,20 @@ from autotune.units import format_bytes, format_rate
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~&])")
 
 
-def markdown_page(document: Document) -> str:
+def markdown_page(document: doc.Document) -> str:
     """Return a report as Markdown."""
     return "\n".join(_lines(document)) + "\n"
 
 
-def _lines(document: Document) -> Iterator[str]:
+def _lines(document: doc.Document) -> Iterator[str]:
     if document.verdict is not None:
         yield from _verdict(document.verdict, document.subject)
     for section in document.sections:
-        if section.place is not Place.TERMINAL:
+        if section.place is not doc.Place.TERMINAL:
             yield from _section(section)
 
 
-def _verdict(verdict: Verdict, subject: str) -> Iterator[str]:
+def _verdict(verdict: doc.Verdict, subject: str) -> Iterator[str]:
     yield f"# {_text(verdict.headline)}"
     yield ""
     if verdict.choices:
@@ -60,7 +42,7 @@ def _verdict(verdict: Verdict, subject: str) -> Iterator[str]:
         yield f"Train with {_code(verdict.command)}."
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: doc.Section) -> Iterator[str]:
     blocks = [list(_block(block)) for block in section.blocks]
     if any(blocks):
         yield from ("", f"## {_text(section.title)}")
@@ -69,62 +51,61 @@ def _section(section: Section) -> Iterator[str]:
             yield from lines
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: doc.Block) -> Iterator[str]:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             yield _text(block.text)
-        case Listing():
+        case doc.Listing():
             yield from _listing(block.lead, block.lines)
-        case Table():
+        case doc.Table():
             yield from _table(block)
-        case Facts():
+        case doc.Facts():
             yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
-        case Diff():
+        case doc.Diff():
             yield from _fenced(printable(block.text).splitlines(), "diff")
-        case Command():
+        case doc.Command():
             yield f"{block.lead} {_code(block.text)}"
-        case Candidates():
+        case doc.Candidates():
             yield from _listing(block.counts, block.lines)
-        case Plane():
+        case doc.Plane():
             yield from _front(block)
         case _:
             return
 
 
-def _listing(lead: str, lines: Iterable[Line]) -> Iterator[str]:
+def _listing(lead: str, lines: Iterable[doc.Line]) -> Iterator[str]:
     if lead:
         yield from (_text(lead), "")
     yield from (f"- {_line(line)}" for line in lines)
 
 
-def _front(plane: Plane) -> Iterator[str]:
+def _front(plane: doc.Plane) -> Iterator[str]:
     rows = [[format_bytes(one.peak_bytes), format_rate(one.tokens_per_second), one.name] for one in plane.front]
     if rows:
         yield from _rows([plane.memory, "speed", "candidate"], rows)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: doc.Table) -> Iterator[str]:
     """Yield a table without its bars."""
-    shown = [column.kind is not Kind.BARS for column in table.columns]
-    head = [column.title for column, kept in zip(table.columns, shown, strict=True) if kept]
-    yield from _rows(head, ([cell for cell, kept in zip(row.cells, shown, strict=True) if kept] for row in table.rows))
+    kept = [kind != "bars" for kind in table.kinds]
+    yield from _rows(list(compress(table.columns, kept)), (list(compress(row, kept)) for row in table.rows))
 
 
-def _rows(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
+def _rows(head: Sequence[str], rows: Iterable[Sequence[doc.Cell]]) -> Iterator[str]:
     yield f"| {' | '.join(map(_text, head))} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
         yield f"| {' | '.join(map(_part, row))} |"
 
 
-def _line(line: Line) -> str:
+def _line(line: doc.Line) -> str:
     return _text(line) if isinstance(line, str) else " ".join(map(_part, line))
 
 
-def _part(part: Cell) -> str:
-    if isinstance(part, Bar):
+def _part(part: doc.Cell) -> str:
+    if isinstance(part, doc.Bar):
         return ""
-    return _code(part.text) if isinstance(part, Code) else _text(part)
+    return _code(part.text) if isinstance(part, doc.Code) else _text(part)
 
 
 def _fenced(lines: Sequence[str], language: str) -> Iterator[str]:
