@@ -19,7 +19,7 @@ _OUTCOMES: Mapping[Outcome, doc.Tone] = {
 }
 _TITLES: Mapping[Severity, str] = {
     Severity.ERROR: "Wrong",
-    Severity.SILENT: "Done without saying so",
+    Severity.SILENT: "Silent behaviour",
     Severity.NOTE: "Notes",
 }
 _SEVERITIES: Mapping[Severity, doc.Tone] = {
@@ -85,7 +85,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     if verdict.outcome is Outcome.TOO_CLOSE and verdict.passes is None:
         yield "--probe runs it for real; --when-unsure pass or fail decides without."
     if verdict.from_cache:
-        yield "Nothing has changed since an earlier check, which said this."
+        yield "Nothing has changed since an earlier check, whose verdict this is."
 
 
 def _error(need: Need) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.core.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
 from autotune.reporting.document import Bar, Document, Section, Table, Tone, Verdict, listing
-from autotune.reporting.words import said_path
+from autotune.reporting.words import short_path
 from autotune.units import format_bytes
 
 _TONES: Mapping[DryOutcome, Tone] = {
@@ -60,7 +60,7 @@ def _evidence(found: DryRun) -> Iterator[str]:
 
 def _failed(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
     if failed.place.text:
-        file = said_path(Path(failed.place.file))
+        file = short_path(Path(failed.place.file))
         yield f"{file}:{failed.place.line}, in {failed.place.function}: {failed.place.text}"
     if failed.place.within:
         yield f"below it, {failed.place.within}" if failed.place.file else failed.place.within

@@ -34,9 +34,9 @@ def gpus_report(gpus: Sequence[Gpu], width: int) -> Document:
 
 def _exceptions(gpus: Iterable[Gpu]) -> Iterable[str]:
     for gpu in gpus:
-        said = [_KINDS.get(gpu.memory_kind, ""), "" if gpu.verified else _UNVERIFIED]
-        if any(said):
-            yield f"{gpu.name}: {'; '.join(filter(None, said))}."
+        facts = [_KINDS.get(gpu.memory_kind, ""), "" if gpu.verified else _UNVERIFIED]
+        if any(facts):
+            yield f"{gpu.name}: {'; '.join(filter(None, facts))}."
 
 
 def _columns(gpu: Gpu) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from autotune.core.length_report import LengthReport
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
-from autotune.reporting.words import said_share
+from autotune.reporting.words import share_text
 
 _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 
@@ -27,7 +27,7 @@ def lengths_report(report: LengthReport) -> Document:
         sections=(
             Section("Histogram", (_histogram(report),)),
             Section("Quantiles", (_table(("share of rows", "at most"), quantiles),)),
-            Section("Maximum lengths", (Paragraph(said_of_long_rows(report)), _limits(report))),
+            Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),
         ),
     )
 
@@ -39,7 +39,7 @@ def _histogram(report: LengthReport) -> Table:
         (
             f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}",
             f"{part.rows:,}",
-            said_share(part.tokens / report.tokens) if report.tokens else "-",
+            share_text(part.tokens / report.tokens) if report.tokens else "-",
             Bar(part.rows / most, "default"),
         )
         for part in report.histogram
@@ -53,9 +53,9 @@ def _limits(report: LengthReport) -> Table:
     cutting = ("rows cut", "share of rows") if cuts or not drops else ()
     rows = []
     for limit in report.limits:
-        kept = (f"{limit.max_length:,}", said_share(limit.coverage), f"{limit.tokens_dropped:,}")
-        dropped = (said_share(limit.row_coverage), f"{limit.rows_dropped:,}")
-        cut = (f"{limit.rows_cut:,}", said_share(limit.rows_cut / report.rows))
+        kept = (f"{limit.max_length:,}", share_text(limit.coverage), f"{limit.tokens_dropped:,}")
+        dropped = (share_text(limit.row_coverage), f"{limit.rows_dropped:,}")
+        cut = (f"{limit.rows_cut:,}", share_text(limit.rows_cut / report.rows))
         rows.append((*kept, *(dropped if drops else ()), *(cut if cutting else ())))
     return _table(("max_length", "tokens kept", "tokens dropped", *dropping, *cutting), rows)
 
@@ -72,7 +72,7 @@ def _cuts(report: LengthReport) -> bool:
     return any(limit.rows_cut for limit in report.limits)
 
 
-def said_of_long_rows(report: LengthReport) -> str:
+def long_rows_text(report: LengthReport) -> str:
     """Return what becomes of rows that are longer than the maximum length."""
     if not _drops(report):
         return "Rows that are longer than max_length are cut."

@@ -8,23 +8,23 @@ from autotune.core.estimate import Estimate, MemoryEstimate, Plan, distinct
 from autotune.reporting import document as doc
 from autotune.reporting.comparison import compared_row
 from autotune.reporting.explanation import explanation_report
-from autotune.reporting.outlook import said_left_out, said_unlockable
+from autotune.reporting.outlook import allow_lines, left_out_lines
 from autotune.reporting.plan_words import (
     BASIS,
+    basis_lines,
+    candidate_counts_text,
+    change_text,
+    choices_text,
+    doubt_text,
     headline,
-    said_bases,
-    said_change,
-    said_choices,
-    said_counts,
-    said_doubt,
-    said_target,
-    said_traces,
-    said_unknown,
-    said_ways_out,
+    target_text,
+    traces_text,
+    unknown_lines,
+    way_out_lines,
 )
 from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
-from autotune.reporting.steps import Step, said_untraced
-from autotune.reporting.words import BASELINE_NAME, MISSING, number_or_dash, said_bytes, said_rate
+from autotune.reporting.steps import Step, untraced_text
+from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, number_or_dash, rate_or_dash
 from autotune.units import format_bytes
 
 _MOST_ROWS = (250, 150, 50)
@@ -62,17 +62,17 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     lengths = histogram(plan.lengths, length if isinstance(length, int) else None, subject)
     return doc.Document(
         title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
-        subject=said_target(plan),
+        subject=target_text(plan),
         verdict=_verdict(plan),
         sections=(
-            *doc.listing("What might change this (not predicted)", () if fits else said_ways_out(plan)),
+            *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
             *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Place.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced, lengths=lengths),), doc.Place.PAGES),
             doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Place.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
             *_breakdown(plan, best),
-            *doc.listing("Left out", said_left_out(plan.left_out)),
-            *doc.listing("Not looked at, since it changes training", said_unlockable(plan.unlockable) if fits else ()),
+            *doc.listing("Left out", left_out_lines(plan.left_out)),
+            *doc.listing("Not looked at, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
             closing("Predicted with", _facts(plan), "Plan again with", command_again("plan", plan.settings)),
         ),
@@ -80,11 +80,11 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
 
 
 def _verdict(plan: Plan) -> doc.Verdict:
-    best, doubt = plan.best, said_doubt(plan)
+    best, doubt = plan.best, doubt_text(plan)
     return doc.Verdict(
         headline(plan),
         doc.Tone.BAD if plan.fastest is None else doc.Tone.GOOD,
-        choices=said_choices(best.candidate, plan) if best is not None and len(plan.estimates) > 1 else "",
+        choices=choices_text(best.candidate, plan) if best is not None and len(plan.estimates) > 1 else "",
         remarks=(doc.Paragraph(doubt, doc.Tone.UNSURE),) if doubt else (),
     )
 
@@ -95,7 +95,7 @@ def _steps(plan: Plan, chosen: str) -> tuple[tuple[Step, ...], str]:
     compared = [("recommended", chosen, plan.timeline)] if best is not None else []
     if best is None or best.candidate != plan.baseline.candidate:
         compared.append(("default", BASELINE_NAME, plan.baseline_timeline))
-    untraced = said_untraced((name for _, name, timeline in compared if timeline is None), predicted=True)
+    untraced = untraced_text((name for _, name, timeline in compared if timeline is None), predicted=True)
     return tuple(Step(role, name, timeline) for role, name, timeline in compared if timeline is not None), untraced
 
 
@@ -113,11 +113,11 @@ def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
     speeds = [rate / fastest if rate and fastest else None for rate in rates]
     errors = [f"{100 * memory.error:.0f} %" if memory is not None else MISSING for memory in memories]
     return (
-        compared_row("memory needed", said_bytes(needs[0]), said_bytes(needs[1]), *shares),
-        compared_row("to spare", said_bytes(best.spare_bytes), said_bytes(plan.baseline.spare_bytes)),
+        compared_row("memory needed", bytes_or_dash(needs[0]), bytes_or_dash(needs[1]), *shares),
+        compared_row("to spare", bytes_or_dash(best.spare_bytes), bytes_or_dash(plan.baseline.spare_bytes)),
         compared_row("memory may be off by", errors[0], errors[1]),
-        compared_row("host memory of a machine", said_bytes(hosts[0]), said_bytes(hosts[1])),
-        compared_row("speed", said_rate(rates[0]), said_rate(rates[1]), *speeds),
+        compared_row("host memory of a machine", bytes_or_dash(hosts[0]), bytes_or_dash(hosts[1])),
+        compared_row("speed", rate_or_dash(rates[0]), rate_or_dash(rates[1]), *speeds),
     )
 
 
@@ -140,7 +140,7 @@ def _points(plan: Plan) -> tuple[doc.Point, ...]:
         cell = (size * _GRID // most, int(rate * _GRID / fastest))
         if role != "other" or on_front or cell not in cells:
             cells.add(cell)
-            name = said_choices(estimate.candidate, plan)
+            name = choices_text(estimate.candidate, plan)
             points.append(doc.Point(name, BASIS[estimate.origin], size, rate, role, on_front))
     return tuple(points)
 
@@ -150,15 +150,15 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     numbered = [(str(number), one) for number, one in enumerate(listed, 1)]
     if plan.baseline.candidate not in [one.candidate for one in listed]:
         numbered.append((MISSING, plan.baseline))
-    changes = {change.candidate: said_change(change) for change in plan.changes}
+    changes = {change.candidate: change_text(change) for change in plan.changes}
     part = f" {len(numbered):,} of them are below." if top is None and len(numbered) < len(plan.estimates) else ""
     shown = [one for _, one in numbered]
     return doc.Candidates(
-        counts=f"{said_counts(plan)}{part}",
+        counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
-            f"{said_traces(plan)}; of candidates that predict the same, one is shown",
-            *said_bases(shown),
-            *said_unknown(plan),
+            f"{traces_text(plan)}; of candidates that predict the same, one is shown",
+            *basis_lines(shown),
+            *unknown_lines(plan),
         ),
         number="",
         columns=("needs", "to spare", "host", "tok/s", "basis"),
@@ -186,14 +186,14 @@ def _outcome(one: Estimate) -> str:
 def _row(number: str, one: Estimate, plan: Plan, reason: str) -> doc.CandidateRow:
     memory = one.memory
     cells = (
-        said_bytes(memory.device_bytes if memory is not None else None),
-        said_bytes(one.spare_bytes),
-        said_bytes(memory.host_need_bytes if memory is not None else None),
+        bytes_or_dash(memory.device_bytes if memory is not None else None),
+        bytes_or_dash(one.spare_bytes),
+        bytes_or_dash(memory.host_need_bytes if memory is not None else None),
         number_or_dash(one.tokens_per_second),
         BASIS[one.origin],
     )
     tone = doc.Tone.PLAIN if one.fits else doc.Tone.BAD
-    return doc.CandidateRow(number, said_choices(one.candidate, plan), _outcome(one), cells, reason, tone)
+    return doc.CandidateRow(number, choices_text(one.candidate, plan), _outcome(one), cells, reason, tone)
 
 
 def _breakdown(plan: Plan, best: Estimate | None) -> Iterator[doc.Section]:
@@ -239,5 +239,5 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "model", plan.model
     yield "dataset", plan.dataset
     number = f"{plan.processes} x " if plan.processes > 1 else ""
-    yield "planned for", f"{number}{plan.gpu.name}, {said_bytes(plan.gpu.memory_bytes)} ({plan.gpu.memory_kind})"
+    yield "planned for", f"{number}{plan.gpu.name}, {bytes_or_dash(plan.gpu.memory_bytes)} ({plan.gpu.memory_kind})"
     yield from sorted(plan.environment.items())

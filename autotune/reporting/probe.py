@@ -13,28 +13,36 @@ from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import document as doc
 from autotune.reporting.comparison import (
     comparison,
+    confirmed_text,
+    contribution_text,
     costs,
     costs_title,
     headline,
-    said_confirmed,
-    said_contribution,
-    said_runs,
-    said_steps,
+    runs_text,
+    step_change_text,
 )
 from autotune.reporting.outlook import (
+    all_choices,
+    allow_lines,
+    interrupted_text,
+    left_out_lines,
     next_command,
-    said_all,
-    said_interrupted,
-    said_left_out,
-    said_trials,
-    said_unlockable,
-    said_vetoes,
-    said_ways_out,
+    trial_counts_text,
+    veto_lines,
+    way_out_lines,
 )
 from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
-from autotune.reporting.steps import Step, said_untraced
-from autotune.reporting.unfit import said_nothing_fits
-from autotune.reporting.words import MISSING, baseline_name, number_or_dash, said, said_bytes, said_path, said_status
+from autotune.reporting.steps import Step, untraced_text
+from autotune.reporting.unfit import nothing_fits_text
+from autotune.reporting.words import (
+    MISSING,
+    baseline_name,
+    bytes_or_dash,
+    differences,
+    number_or_dash,
+    short_path,
+    status_text,
+)
 from autotune.units import format_bytes, format_seconds
 
 _USUAL_PHASES = frozenset({CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
@@ -52,18 +60,18 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
         verdict=_verdict(result, trl),
         sections=(
-            *doc.listing("What might change this (not measured)", said_ways_out(result) if nothing_fits else ()),
+            *doc.listing("What might change this (not measured)", way_out_lines(result) if nothing_fits else ()),
             *_figures(result, name),
             doc.Section("Charts", (_charts(result, plane, *_steps(result, name)),), doc.Place.PAGES),
             *_contributions(result),
             *_file(result),
             doc.Section("Nothing needs less memory and is as fast", (plane,)),
             doc.Section("Trials", (_trials(result),)),
-            *doc.listing("Not searched", said_left_out(result.left_out)),
+            *doc.listing("Not searched", left_out_lines(result.left_out)),
             *doc.listing(
-                "Not measured, since it changes training", () if nothing_fits else said_unlockable(result.unlockable)
+                "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
             ),
-            *doc.listing("Notes", filter(None, (said_steps(result), *result.notes))),
+            *doc.listing("Notes", filter(None, (step_change_text(result), *result.notes))),
             *_bundle(result, trl),
             closing("Measured with", _facts(result), "Search again with", command_again("probe", result.settings)),
         ),
@@ -73,16 +81,16 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
 def _named(result: Result, candidate: Candidate) -> str:
     """Return what differs from the baseline; all choices where that was never measured."""
     if result.baseline is None:
-        return said_all(candidate)
-    return said(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
+        return all_choices(candidate)
+    return differences(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
 
 
 def _verdict(result: Result, trl: str) -> doc.Verdict:
     chosen = result.recommended
     if chosen is None and result.status is RunStatus.INTERRUPTED:
-        return doc.Verdict(said_interrupted(result), doc.Tone.UNSURE)
+        return doc.Verdict(interrupted_text(result), doc.Tone.UNSURE)
     if chosen is None:
-        return doc.Verdict(said_nothing_fits(result), doc.Tone.BAD)
+        return doc.Verdict(nothing_fits_text(result), doc.Tone.BAD)
     same = result.baseline is not None and chosen.candidate == result.baseline.candidate
     done = result.confirmed and result.status is not RunStatus.INTERRUPTED
     return doc.Verdict(
@@ -90,8 +98,8 @@ def _verdict(result: Result, trl: str) -> doc.Verdict:
         doc.Tone.GOOD,
         choices="" if same else _named(result, chosen.candidate),
         remarks=(
-            doc.Paragraph(said_confirmed(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
-            doc.Paragraph(said_runs(result, chosen)),
+            doc.Paragraph(confirmed_text(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
+            doc.Paragraph(runs_text(result, chosen)),
         ),
         command=next_command(result, trl),
     )
@@ -109,7 +117,7 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     rows = tuple(
         (
             name,
-            said_bytes(peaks.get(name)),
+            bytes_or_dash(peaks.get(name)),
             doc.Bar(peaks[name] / highest if highest and name in peaks else None),
             format_seconds(seconds[name]) if name in seconds else MISSING,
             doc.Bar(seconds[name] / step if step and name in seconds else None),
@@ -132,7 +140,7 @@ def _steps(result: Result, name: str) -> tuple[tuple[Step, ...], str]:
         and (role == "recommended" or one.timeline != (chosen and chosen.timeline))
     )
     untraced = (name for _, name, one in known if one.timeline is None)
-    return steps, said_untraced(untraced, predicted=result.settings.get("plan") is not False)
+    return steps, untraced_text(untraced, predicted=result.settings.get("plan") is not False)
 
 
 def _charts(result: Result, plane: doc.Plane, steps: tuple[Step, ...], untraced: str) -> doc.Charts:
@@ -146,7 +154,7 @@ def _charts(result: Result, plane: doc.Plane, steps: tuple[Step, ...], untraced:
         {} if chosen is None or set(chosen.peaks) <= _USUAL_PHASES else chosen.peaks,
         tuple(
             doc.Factor(
-                f"{item.knob}={item.choice}", said_contribution(item), item.speedup, item.told_apart is not False
+                f"{item.knob}={item.choice}", contribution_text(item), item.speedup, item.told_apart is not False
             )
             for item in result.contributions
             if item.speedup is not None
@@ -159,7 +167,7 @@ def _charts(result: Result, plane: doc.Plane, steps: tuple[Step, ...], untraced:
 
 def _contributions(result: Result) -> Iterator[doc.Section]:
     rows = tuple(
-        (doc.Code(f"{item.knob}={item.choice}"), doc.Code(str(item.instead_of)), said_contribution(item))
+        (doc.Code(f"{item.knob}={item.choice}"), doc.Code(str(item.instead_of)), contribution_text(item))
         for item in result.contributions
     )
     columns = ("what it chose", "changed back to", "measured")
@@ -172,7 +180,7 @@ def _file(result: Result) -> Iterator[doc.Section]:
     base, found = result.base, costs(result)
     if base is None:
         return
-    yield from doc.listing(costs_title(base.file), ((doc.Code(cost.written), cost.said) for cost in found))
+    yield from doc.listing(costs_title(base.file), ((doc.Code(cost.written), cost.text) for cost in found))
     if base.diff:
         yield doc.Section(f"What changes in {base.file}", (doc.Diff(base.diff),))
 
@@ -208,8 +216,8 @@ def _measured(one: Choosable) -> str:
 
 def _trials(result: Result) -> doc.Candidates:
     return doc.Candidates(
-        counts=said_trials(result),
-        lines=said_vetoes(result),
+        counts=trial_counts_text(result),
+        lines=veto_lines(result),
         number="trial",
         columns=("peak", "tok/s", "predicted"),
         last="candidate, and why it was not tried or ended",
@@ -217,11 +225,11 @@ def _trials(result: Result) -> doc.Candidates:
             doc.CandidateRow(
                 number=str(trial.number),
                 name=_named(result, trial.candidate),
-                outcome=said_status(trial.status),
+                outcome=status_text(trial.status),
                 cells=(
-                    said_bytes(trial.peak_bytes),
+                    bytes_or_dash(trial.peak_bytes),
                     number_or_dash(trial.tokens_per_second),
-                    said_bytes(trial.predicted_bytes),
+                    bytes_or_dash(trial.predicted_bytes),
                 ),
                 reason=trial.reason or trial.illegal,
             )
@@ -248,7 +256,7 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
 
 def _bundle(result: Result, trl: str) -> Iterator[doc.Section]:
     if result.output_directory:
-        blocks = [doc.Command("The bundle is in ", said_path(Path(result.output_directory)))]
+        blocks = [doc.Command("The bundle is in ", short_path(Path(result.output_directory)))]
         if result.recommended is not None:
             blocks.append(doc.Command("Train with:  ", next_command(result, trl)))
         yield doc.Section("Bundle", tuple(blocks), doc.Place.TERMINAL)

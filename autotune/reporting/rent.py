@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
-from autotune.reporting.words import BASELINE_NAME, MISSING, number_or_dash, said_bytes, said_rate
+from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, number_or_dash, rate_or_dash
 from autotune.units import format_duration
 
 
@@ -14,12 +14,12 @@ def rent_report(found: Rent) -> Document:
     """Return the report about a comparison of GPUs."""
     fitting = [offer for offer in found.offers if offer.fits]
     return Document(
-        subject=said_asked(found),
-        verdict=Verdict(said_best(found), Tone.GOOD if fitting else Tone.BAD),
+        subject=target_text(found),
+        verdict=Verdict(best_text(found), Tone.GOOD if fitting else Tone.BAD),
         sections=(
             *_fitting(found, fitting),
-            *listing("Does not fit", said_unfit(found)),
-            Section("Traces", (Paragraph(said_traces(found)),)),
+            *listing("Does not fit", unfit_lines(found)),
+            Section("Traces", (Paragraph(traces_text(found)),)),
             *listing("Notes", found.notes),
         ),
     )
@@ -32,12 +32,12 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     yield Section("GPUs", (Table(titles(found), tuple(cells(offer, found) for offer in fitting)),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
-        names.setdefault(said_configuration(offer), []).append(said_gpus(offer))
+        names.setdefault(configuration_text(offer), []).append(gpus_text(offer))
     title = "The fastest configuration there, by what differs from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 
-def said_asked(found: Rent) -> str:
+def target_text(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
     fixed = found.settings.get("fix")
     words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, dict) else ""
@@ -52,7 +52,7 @@ def said_asked(found: Rent) -> str:
     )
 
 
-def said_best(found: Rent) -> str:
+def best_text(found: Rent) -> str:
     """Return the cheapest and the fastest in one sentence each, or that nothing fits."""
     fitting = [offer for offer in found.offers if offer.fits]
     if not fitting:
@@ -64,28 +64,30 @@ def said_best(found: Rent) -> str:
             "1 of these fits, and its speed is not known." if alone else f"{len(fitting)} fit, and no speed is known."
         )
     if cheapest is not None and cheapest is fastest:
-        return f"The cheapest and the fastest: {_said_offer(fastest, found)}."
-    sentences = [f"The cheapest: {_said_offer(cheapest, found)}."] if cheapest is not None else []
-    return " ".join([*sentences, f"The fastest: {_said_offer(fastest, found)}."])
+        return f"The cheapest and the fastest: {_offer_text(fastest, found)}."
+    sentences = [f"The cheapest: {_offer_text(cheapest, found)}."] if cheapest is not None else []
+    return " ".join([*sentences, f"The fastest: {_offer_text(fastest, found)}."])
 
 
-def _said_offer(offer: Offer, found: Rent) -> str:
-    cost = f" for {said_cost(offer)}" if offer.cost is not None else ""
+def _offer_text(offer: Offer, found: Rent) -> str:
+    cost = f" for {cost_text(offer)}" if offer.cost is not None else ""
     doubt = "" if offer.sure else ", which may not fit (see the notes)"
-    return f"{said_gpus(offer)}, {said_rate(offer.tokens_per_second)}, {said_time(offer)} per {found.unit}{cost}{doubt}"
+    return (
+        f"{gpus_text(offer)}, {rate_or_dash(offer.tokens_per_second)}, {time_text(offer)} per {found.unit}{cost}{doubt}"
+    )
 
 
-def said_gpus(offer: Offer) -> str:
+def gpus_text(offer: Offer) -> str:
     """Return a number of GPUs, such as ``4 x H100-SXM``."""
     return f"{offer.processes} x {offer.gpu.name}"
 
 
-def said_time(offer: Offer) -> str:
+def time_text(offer: Offer) -> str:
     """Return the time of the unit of the table, or a dash."""
     return MISSING if offer.seconds is None else format_duration(offer.seconds)
 
 
-def said_cost(offer: Offer) -> str:
+def cost_text(offer: Offer) -> str:
     """Return the cost in the currency of the user's prices, with two digits at least, or a dash."""
     if offer.cost is None:
         return MISSING
@@ -101,30 +103,30 @@ def titles(found: Rent) -> tuple[str, ...]:
 def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
     """Return the figures of an offer that fits, as long as :func:`titles`."""
     memory = offer.estimate.memory if offer.estimate is not None else None
-    costs = (said_cost(offer),) if found.priced else ()
+    costs = (cost_text(offer),) if found.priced else ()
     return (
-        said_gpus(offer),
-        said_bytes(memory.device_bytes if memory is not None else None),
-        said_bytes(offer.estimate.spare_bytes if offer.estimate is not None else None),
-        said_bytes(memory.host_need_bytes if memory is not None else None),
+        gpus_text(offer),
+        bytes_or_dash(memory.device_bytes if memory is not None else None),
+        bytes_or_dash(offer.estimate.spare_bytes if offer.estimate is not None else None),
+        bytes_or_dash(memory.host_need_bytes if memory is not None else None),
         number_or_dash(offer.tokens_per_second),
         number_or_dash(offer.rate_of_each),
-        said_time(offer),
+        time_text(offer),
         *costs,
     )
 
 
-def said_configuration(offer: Offer) -> str:
+def configuration_text(offer: Offer) -> str:
     """Return the fastest configuration by its differences from TRL's default."""
     return " ".join(f"{knob}={choice}" for knob, choice in offer.differences.items()) or BASELINE_NAME
 
 
-def said_unfit(found: Rent) -> tuple[str, ...]:
+def unfit_lines(found: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
-    return tuple(f"{said_gpus(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
+    return tuple(f"{gpus_text(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
 
 
-def said_traces(found: Rent) -> str:
+def traces_text(found: Rent) -> str:
     """Return what the table stands on."""
     return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}."
 

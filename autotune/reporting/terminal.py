@@ -62,10 +62,14 @@ def _verdict(verdict: doc.Verdict) -> Iterator[RenderableType]:
 
 
 def _section(section: doc.Section, width: int) -> Iterator[RenderableType]:
-    drawn = [part for block in section.blocks for part in _block(block, width)]
+    """Yield the blocks of a section; under a heading, all of them are indented."""
+    inner = width - _INDENT if section.heading else width
+    drawn = [(block, part) for block in section.blocks for part in _block(block, inner)]
     if drawn and section.heading:
         yield Text(printable(section.title) + ":", style="bold")
-    yield from drawn
+    for block, part in drawn:
+        indented = section.heading and isinstance(block, doc.Paragraph | doc.Table)
+        yield _indented(part, _INDENT) if indented else part
 
 
 def _block(block: doc.Block, width: int) -> Iterator[RenderableType]:

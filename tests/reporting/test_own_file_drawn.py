@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import WorkloadReady
 from autotune.core.result import BaseFile, Contribution, Result
 from autotune.core.status import ProbeStatus
-from autotune.reporting.comparison import costs, headline, said_runs
+from autotune.reporting.comparison import costs, headline, runs_text
 from autotune.reporting.document import Diff
 from autotune.reporting.page import html, markdown
 from autotune.reporting.probe import probe_report
@@ -53,7 +53,7 @@ def own() -> Result:
 
 
 def test_what_costs_most_comes_first_and_what_is_not_told_apart_or_not_in_the_file_is_left_out() -> None:
-    assert [(cost.written, cost.said) for cost in costs(own())] == [
+    assert [(cost.written, cost.text) for cost in costs(own())] == [
         ("gradient_checkpointing: true", "costs 34 %"),
         ("dtype: float32", "costs 20 %"),
         ("gradient_accumulation_steps: 4, per_device_train_batch_size: 2", "costs 7 %"),
@@ -65,7 +65,7 @@ def test_the_comparison_is_with_the_user_s_configuration() -> None:
     result = own()
     assert result.recommended is not None
     assert "the speed of your configuration" in headline(result, result.recommended)
-    assert "in turn with your configuration" in said_runs(result, result.recommended)
+    assert "in turn with your configuration" in runs_text(result, result.recommended)
     slow = replace(result, recommended=result.baseline)
     assert result.baseline is not None
     assert headline(slow, result.baseline).startswith("Your configuration is already the fastest")
@@ -83,7 +83,7 @@ def test_the_summary_shows_costs_and_difference_and_not_trl_s_default() -> None:
 def test_progress_names_it() -> None:
     progress = Progress()
     progress.follow(WorkloadReady(a_workload(), 1, 1, own=True))
-    assert progress.said_candidate(Candidate({}), "baseline") == "your configuration"
+    assert progress.candidate_text(Candidate({}), "baseline") == "your configuration"
 
 
 def test_the_page_names_it_too() -> None:

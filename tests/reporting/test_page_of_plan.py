@@ -14,7 +14,7 @@ from autotune.reporting.document import Candidates, Charts, Command, Point, Tabl
 from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.plan import plan_report
-from autotune.reporting.plan_words import headline, said_choices
+from autotune.reporting.plan_words import choices_text, headline
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_timeline
 from tests.reporting.plans import BUDGET_BYTES, DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
@@ -47,7 +47,7 @@ def points(plan: Plan) -> tuple[Point, ...]:
 
 def test_the_verdict_is_the_terminal_s_and_says_that_nothing_was_measured() -> None:
     shown = plan_report(planned())
-    assert shown.verdict == Verdict(headline(planned()), Tone.GOOD, said_choices(LONGEST, planned()))
+    assert shown.verdict == Verdict(headline(planned()), Tone.GOOD, choices_text(LONGEST, planned()))
     assert shown.lines("Notes") == ("Nothing was measured.",)
     (table, _) = shown.blocks(Table)
     assert [row[1] for row in table.rows][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]

@@ -193,13 +193,13 @@ def _rates(_: Sequence[float]) -> tuple[int, str]:
 
 
 def _front_caption(shown: Plane) -> str:
-    told = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in shown.front)
+    best = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in shown.front)
     budget, drawn = format_bytes(shown.budget_bytes), _drawn_up_to(shown)
     beyond = sum(point.peak_bytes > drawn for point in shown.points)
-    told += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
+    best += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
     return (
         f"{len(shown.points):,} candidates by {shown.memory} and speed; the budget is {budget}. "
-        f"Those that nothing beats in both: {told}."
+        f"Those that nothing beats in both: {best}."
     )
 
 
@@ -209,9 +209,9 @@ def _phases_caption(phases: Mapping[str, int]) -> str:
 
 
 def _choices_caption(factors: Sequence[Factor]) -> str:
-    told = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in factors)
+    known = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in factors)
     chance = "" if all(item.told_apart for item in factors) else " Grey: one probe does not tell it from chance."
-    return f"Each choice, changed back alone, as the table below says it: {', '.join(told)}.{chance}"
+    return f"Each choice, changed back alone, with the effects in the table below: {', '.join(known)}.{chance}"
 
 
 def _lengths_caption(shown: Histogram) -> str:

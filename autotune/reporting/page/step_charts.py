@@ -189,8 +189,10 @@ def _step_caption(step: Step, budget_bytes: int) -> str:
 
 
 def _parts_caption(steps: Sequence[Step]) -> str:
-    told = []
+    steps_text = []
     for step in steps:
         parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in shown_parts(step.timeline.breakdown).items())
-        told.append(f"{step.name[:1].upper()}{step.name[1:]} needs {format_bytes(step.timeline.need_bytes)}: {parts}.")
-    return " ".join(told)
+        steps_text.append(
+            f"{step.name[:1].upper()}{step.name[1:]} needs {format_bytes(step.timeline.need_bytes)}: {parts}."
+        )
+    return " ".join(steps_text)
