@@ -19,7 +19,14 @@ from autotune.core.events import (
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement
-from autotune.reporting.words import BASELINE_NAME, baseline_name, bytes_or_dash, differences, rate_or_dash
+from autotune.reporting.words import (
+    BASELINE_NAME,
+    baseline_name,
+    bytes_or_dash,
+    differences,
+    memory_cells,
+    rate_or_dash,
+)
 from autotune.units import format_bytes, format_count, format_duration
 
 _PURPOSES = {
@@ -136,8 +143,7 @@ def tracing_text(tracing: Tracing) -> str:
 def ranked_text(ranked: Ranked) -> str:
     """Return the best candidate of a provisional ranking in one line."""
     best = ranked.best[0]
-    memory, rate = best.memory, best.tokens_per_second
-    needs = bytes_or_dash(memory.device_bytes if memory is not None else None)
+    rate, (needs, _, _) = best.tokens_per_second, memory_cells(best)
     if not best.fits:
         return f"first ranking: nothing of what is traced so far fits; the least needs {needs}"
     figures = needs if rate is None else f"{rate_or_dash(rate)}, {needs}"
