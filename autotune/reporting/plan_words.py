@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.rent import Rent
 from autotune.reporting.outlook import allow_lines
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash, written
 from autotune.units import format_bytes, format_duration
@@ -19,6 +20,18 @@ _MEANINGS = {
 }
 
 
+def subject_text(found: Plan | Rent, target: str) -> str:
+    """Return what was planned for a target: the workload with its fixed choices."""
+    fixed = found.settings.get("fix")
+    words = f", with {written(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
+    return f"{found.model} on {found.dataset}, global batch {found.global_batch_size}{words}, planned for {target}"
+
+
+def traces_text(found: Plan | Rent) -> str:
+    """Return how many traces a plan stands on, and how long it took."""
+    return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}"
+
+
 def target_text(plan: Plan) -> str:
     """Return the workload and the target of the plan."""
     part = plan.budget_bytes < plan.gpu.memory_bytes
@@ -26,12 +39,7 @@ def target_text(plan: Plan) -> str:
     name = f"{plan.processes} x {plan.gpu.name}" if several else plan.gpu.name
     memory = f"{format_bytes(plan.budget_bytes)} of {'each of ' if several else ''}{name}" if part else name
     has = "" if part else f", {'each of which' if several else 'which'} has {format_bytes(plan.budget_bytes)}"
-    fixed = plan.settings.get("fix")
-    words = written(fixed) if isinstance(fixed, Mapping) else ""
-    return (
-        f"{plan.model} on {plan.dataset}, global batch {plan.global_batch_size}"
-        f"{f', with {words}' if words else ''}, planned for {memory}{has}"
-    )
+    return subject_text(plan, f"{memory}{has}")
 
 
 def choices_text(candidate: Candidate, plan: Plan) -> str:
@@ -119,11 +127,6 @@ def candidate_counts_text(plan: Plan) -> str:
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
     return f"{candidates}: {parts or 'none legal'}."
-
-
-def traces_text(plan: Plan) -> str:
-    """Return how many traces the plan stands on, and how long it took."""
-    return f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
 
 
 def basis_lines(estimates: Iterable[Estimate]) -> tuple[str, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
     ONCE_MORE,
     CandidateVetoed,
     Event,
+    Noted,
     ProbeFinished,
     ProbeLost,
     ProbeStarted,
@@ -120,6 +122,21 @@ class Progress:
         shown = self.best.measurement
         figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.peak_bytes)}"
         return f"best so far: {differences(self.best.candidate, self.baseline, self.name)} ({figures})"
+
+    def line_text(self, event: Event) -> str:
+        """Return the line of an event that is not about a candidate; an empty text for others."""
+        match event:
+            case StageStarted(text=text):
+                return text
+            case WorkloadReady():
+                return workload_text(event)
+            case StudyResumed():
+                return resumed_text(self)
+            case Noted(text=text):
+                return f"note: {text}"
+            case Tracing() | Ranked() | ProbeStarted() | ProbeFinished() | ProbeLost() | CandidateVetoed():
+                return ""
+        assert_never(event)
 
     def candidate_text(self, candidate: Candidate, purpose: str) -> str:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""

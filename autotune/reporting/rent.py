@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
+from autotune.reporting.plan_words import subject_text, traces_text
 from autotune.reporting.words import BASELINE_NAME, MISSING, memory_cells, number_or_dash, rate_or_dash, written
 from autotune.units import format_duration
 
@@ -19,7 +20,7 @@ def rent_report(found: Rent) -> Document:
         sections=(
             *_fitting(found, fitting),
             *listing("Does not fit", unfit_lines(found)),
-            Section("Traces", (Paragraph(traces_text(found)),)),
+            Section("Traces", (Paragraph(f"{traces_text(found)}."),)),
             *listing("Notes", found.notes),
         ),
     )
@@ -39,17 +40,12 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
 
 def target_text(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
-    fixed = found.settings.get("fix")
-    words = written(fixed) if isinstance(fixed, dict) else ""
     number = found.num_processes
     each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
     more = ", and for more while each trains more" if number == "auto" else ""
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
-    return (
-        f"{found.model} on {found.dataset}, global batch {found.global_batch_size}"
-        f"{f', with {words}' if words else ''}, planned for {kinds}"
-    )
+    return subject_text(found, kinds)
 
 
 def best_text(found: Rent) -> str:
@@ -121,11 +117,6 @@ def configuration_text(offer: Offer) -> str:
 def unfit_lines(found: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
     return tuple(f"{gpus_text(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
-
-
-def traces_text(found: Rent) -> str:
-    """Return what the table stands on."""
-    return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}."
 
 
 def _short(found: Rent) -> str:
