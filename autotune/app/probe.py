@@ -14,7 +14,7 @@ from autotune.app.base.edit import Wanted
 from autotune.app.base.handover import handed_over
 from autotune.app.base.reading import UserBase, read_base, rewards_of, sources_of
 from autotune.app.check.asked import Written
-from autotune.app.check.launch import said_processes
+from autotune.app.check.launch import started_by
 from autotune.app.check.sources import Sources
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import dropping_offer, packing_offer
@@ -155,7 +155,7 @@ def _processes(asked: Asked, options: Options) -> int | None:
     """
     if asked.base is None or options.num_processes is not None:
         return options.num_processes
-    return said_processes(asked.base) or 1
+    return started_by(asked.base) or 1
 
 
 def _given(asked: Asked, options: Options) -> Sources:

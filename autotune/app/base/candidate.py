@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.app.base.engine import documents_of
-from autotune.app.base.keys import keys_of, of_engine, of_groups, written_at
 from autotune.app.base.reading import UserBase
-from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
+from autotune.app.check.candidate import AsCandidate, as_candidate
+from autotune.app.check.keys import of_engine, of_groups
 from autotune.app.options import Options
 from autotune.app.problem import fixed_ranks_per_row
 from autotune.app.user_plan import traced_fields
@@ -131,8 +131,8 @@ def _unsaid_left(base: UserBase, known: AsCandidate, trainer: Trainer, setting: 
 
 def _says(base: UserBase, technique: Technique) -> bool:
     """Whether the file has a key of a technique, under any of its names."""
-    return any(written_at(base, key) for path in technique.writes for key in keys_of(base, path)) or any(
-        lookup(base.plan, path) is not None for path in technique.writes if of_engine(path)
+    return any(base.at(key) for path in technique.writes for key in base.keys(path)) or any(
+        base.plan.entry(path) is not None for path in technique.writes if of_engine(path)
     )
 
 
@@ -144,7 +144,7 @@ def _own(base: UserBase, plan: TrainingPlan, known: AsCandidate, trainer: Traine
         entries = technique.plan(known.candidate[technique.name], known.candidate, setting)
         works = any(value not in (None, False) for value in entries.values())
         further = (path for path in technique.writes - entries.keys() if works and _set(base, path))
-        if technique.name not in known.exact or any(lookup(plan, path) is not None for path in further):
+        if technique.name not in known.exact or any(plan.entry(path) is not None for path in further):
             yield technique.name
 
 
@@ -152,7 +152,7 @@ def _set(base: UserBase, path: str) -> bool:
     """Whether the file sets the field of a path such as ``args.FIELD`` to another value than the default."""
     head, _, name = path.partition(".")
     values = base.config.values if head == "args" else base.model.values
-    said = any(written_at(base, key) for key in keys_of(base, path))
+    said = any(base.at(key) for key in base.keys(path))
     return said and name in values and values[name] != base.defaults[name]
 
 
@@ -242,10 +242,10 @@ def engine_key(path: str) -> str:
 
 def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
     """Return the keys of the file that a technique writes, with their values."""
-    keys = [key for path in sorted(technique.writes) for key in keys_of(base, path)]
-    found = {key[-1]: value for key in dict.fromkeys(keys) for value in written_at(base, key)}
+    keys = [key for path in sorted(technique.writes) for key in base.keys(path)]
+    found = {key[-1]: value for key in dict.fromkeys(keys) for value in base.at(key)}
     return found | {
         engine_key(path): value
         for path in sorted(technique.tells or technique.writes)
-        if of_engine(path) and (value := lookup(base.plan, path)) is not None
+        if of_engine(path) and (value := base.plan.entry(path)) is not None
     }

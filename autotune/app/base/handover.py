@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from autotune.app.base.candidate import engine_key, written_keys
 from autotune.app.base.edit import Wanted, edits_of, plan_before, rewritten, values_after
-from autotune.app.base.keys import Path, of_engine
 from autotune.app.base.reading import UserBase, find_base, read_base
-from autotune.app.check.candidate import lookup
+from autotune.app.check.keys import of_engine
 from autotune.confidential import secret_keys
+from autotune.core.nested import Key
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
@@ -29,7 +29,7 @@ _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
 
 
 def handed_over(
-    base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting, server: JobServer, folder: FilePath
+    base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting, server: JobServer, folder: Path
 ) -> tuple[BaseFile, str]:
     """Return the base with the recommendation's configuration, and a note; empty if the file could be edited.
 
@@ -71,12 +71,12 @@ def handed_over(
 
 
 def _changed_keys(
-    base: UserBase, edits: Mapping[Path, object], plan: TrainingPlan, trainer: Trainer
+    base: UserBase, edits: Mapping[Key, object], plan: TrainingPlan, trainer: Trainer
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     edited = {path[-1] for path in edits}
     for technique in trainer.techniques:
         engine = (path for path in technique.writes if of_engine(path))
-        other = {engine_key(path) for path in engine if lookup(base.plan, path) != lookup(plan, path)}
+        other = {engine_key(path) for path in engine if base.plan.entry(path) != plan.entry(path)}
         keys = {name: value for name, value in written_keys(base, technique).items() if name in edited | other}
         if keys:
             yield technique.name, keys
@@ -90,7 +90,7 @@ def _other(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
         for name, value in getattr(plan, part).items()
         if name not in _OF_PROBES and not _agrees(value, values.get(name))
     ]
-    differing += [f"env.{name}" for name, value in plan.env.items() if lookup(read.plan, f"env.{name}") != value]
+    differing += [f"env.{name}" for name, value in plan.env.items() if read.plan.entry(f"env.{name}") != value]
     return frozenset(differing)
 
 

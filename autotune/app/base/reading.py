@@ -11,14 +11,16 @@ from autotune.app.check.asked import Asked as CheckAsked
 from autotune.app.check.asked import Written
 from autotune.app.check.asked import written as written_by
 from autotune.app.check.engine import without_engine
+from autotune.app.check.keys import keys_of, of_engine
 from autotune.app.check.launch import Launching, launching
 from autotune.app.check.problems import problems
 from autotune.app.check.reading import plan_of, read
 from autotune.app.check.sources import Sources, sources
 from autotune.app.check.task import UnreadError, fatal
 from autotune.app.options import Options
-from autotune.core.configuration import MODEL_CONFIG, SCRIPT_ARGUMENTS, Configuration, ReadCommand
+from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
+from autotune.core.nested import Key, at
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
@@ -68,6 +70,14 @@ class UserBase:
     def defaults(self) -> Mapping[str, object]:
         """What TRL's classes have for a key that is not in the file."""
         return {name: value for item in self.read.configurations.values() for name, value in item.defaults.items()}
+
+    def keys(self, path: str) -> tuple[Key, ...]:
+        """Return where in the file the entry at a path of a plan stands, or should; nothing for one of an engine."""
+        return () if of_engine(path) else keys_of(self.file.values, path)
+
+    def at(self, key: Key) -> tuple[object, ...]:
+        """Return the value of a key as it is in the file, alone; nothing if it is not there."""
+        return at(self.file.values, key)
 
     @property
     def arguments(self) -> Mapping[str, object]:
@@ -143,8 +153,7 @@ def rewards_of(base: UserBase, options: Options) -> tuple[str, ...]:
     Raises:
         InputError: it names a reward model.
     """
-    scripts = (item.values for name, item in base.read.configurations.items() if name.endswith(SCRIPT_ARGUMENTS))
-    script: Mapping[str, object] = next(scripts, {})
+    script = base.read.script
     if not options.trainer.generates:
         return ()
     if script.get(_REWARD_MODEL):

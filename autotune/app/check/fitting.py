@@ -16,7 +16,7 @@ from autotune.app.check.rewards import rewards_of
 from autotune.app.check.silent import of_rows, silently
 from autotune.app.check.sources import Sources, sources
 from autotune.app.check.task import Task, fatal
-from autotune.app.check.writable import Key, writable
+from autotune.app.check.writable import writable
 from autotune.app.host import said_host
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, Planned, planned_machine, planned_workload
@@ -26,6 +26,7 @@ from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Built, Configuration, ReadCommand
 from autotune.core.events import Listener, StageStarted
+from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.protocol import BuildRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting

@@ -83,11 +83,16 @@ ALONE = Launching()
 
 
 def launching(
-    written: Written, read: ReadCommand, config: Configuration, gpus: int | None = None, default: Path | None = None
+    written: Written,
+    read: ReadCommand | None,
+    config: Configuration | None,
+    gpus: int | None = None,
+    default: Path | None = None,
 ) -> Launching:
     """Return how the processes of a command are started.
 
     Args:
+        read, config: what TRL's parser makes of the command; None before it has read it.
         gpus: how many this machine has, if the command is for them; None otherwise.
         default: what accelerate reads where no file is named; None: nothing.
 
@@ -102,9 +107,10 @@ def launching(
         document = {**document, "distributed_type": "MULTI_GPU"}
     kind = str(document.get("distributed_type", _ALONE))
     engine = _ENGINES.get(kind, "")
-    if config.values.get("deepspeed") or given.get("use_deepspeed"):
+    values: Mapping[str, object] = config.values if config is not None else {}
+    if values.get("deepspeed") or given.get("use_deepspeed"):
         engine = "DeepSpeed"
-    elif config.values.get("fsdp") or given.get("use_fsdp"):
+    elif values.get("fsdp") or given.get("use_fsdp"):
         engine = "FSDP"
     said = counted(written.command, gpus) or _by_accelerate(given, document)
     started = said or Started(1)
@@ -139,11 +145,8 @@ def started_by(written: Written, gpus: int | None = None, default: Path | None =
         InputError: a file that it names cannot be read, or a number of processes is none.
         UnreadError: the number depends on the machines on which the command runs.
     """
-    given = {**_given(written, ReadCommand()), **(_pairs(written.command.words) if _is_trl(written) else {})}
-    file, _ = _file_of(written, given, default)
-    document = _document(file)[0] if file is not None else {}
-    started = counted(written.command, gpus) or _by_accelerate(given, document)
-    return started.processes if started is not None else None
+    found = launching(written, None, None, gpus, default)
+    return found.processes if found.said else None
 
 
 def default_file(written: Written) -> Path | None:
@@ -158,13 +161,13 @@ def default_file(written: Written) -> Path | None:
     return file if file.is_file() else None
 
 
-def _given(written: Written, read: ReadCommand) -> Mapping[str, object]:
+def _given(written: Written, read: ReadCommand | None) -> Mapping[str, object]:
     """Return the words that ``accelerate launch`` gets: of a file, and of words behind it, what ``trl`` hands on.
 
     No other launcher reads them, and TRL's scripts drop them (trl 1.16, ``scripts/utils.py``).
     """
     if written.command.launcher == TRL:
-        return {**_own(written), **read.launch}
+        return {**_own(written), **(_pairs(written.command.words) if read is None else read.launch)}
     return _pairs(written.command.launch) if written.command.launcher == ACCELERATE else {}
 
 
@@ -174,10 +177,6 @@ def _file_of(written: Written, given: Mapping[str, object], default: Path | None
     if named is not None or default is None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
         return named, None
     return str(default), default
-
-
-def _is_trl(written: Written) -> bool:
-    return written.command.launcher == TRL
 
 
 def _alone(given: Mapping[str, object], document: Mapping[str, object]) -> bool:
@@ -212,18 +211,6 @@ def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) 
             hint="num_processes counts those of all machines together.",
         )
     return Started(processes, machines)
-
-
-def said_processes(written: Written) -> int | None:
-    """Return how many processes a file starts, before TRL's parser has read it; None where it does not say.
-
-    Raises:
-        InputError: a file that it names cannot be read, or the number is none.
-    """
-    given = _own(written)
-    file, _ = _file_of(written, given, None)
-    started = _by_accelerate(given, _document(file)[0] if file is not None else {})
-    return None if started is None else started.processes
 
 
 def _own(written: Written) -> Mapping[str, object]:

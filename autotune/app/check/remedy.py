@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.app.check.candidate import AsCandidate
-from autotune.app.check.writable import PARTS, Key, Writable, put
+from autotune.app.check.keys import PARTS
+from autotune.app.check.writable import Writable
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import MemoryEstimate
+from autotune.core.nested import Key, put
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
@@ -152,7 +154,7 @@ def _with(plan: TrainingPlan, entries: Mapping[str, object]) -> TrainingPlan:
     parts = {part: dict(getattr(plan, part)) for part in PARTS}
     for path, value in entries.items():
         part, *names = path.split(".")
-        put(parts[part], tuple(names), value)
+        put(parts[part], names, value)
     return replace(plan, args=parts["args"], model=parts["model"], env=parts["env"])
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.app.check.task import UnreadError
-from autotune.core.configuration import SCRIPT_ARGUMENTS, Configuration, ReadCommand
+from autotune.core.configuration import Configuration, ReadCommand
 from autotune.trainers.prompts import NO_REWARD
 
 _FUNCTIONS, _MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
@@ -50,8 +49,7 @@ def rewards_of(read: ReadCommand, config: Configuration, *, imports: bool) -> Re
     Raises:
         UnreadError: it names a reward model.
     """
-    scripts = (item.values for name, item in read.configurations.items() if name.endswith(SCRIPT_ARGUMENTS))
-    script: Mapping[str, object] = next(scripts, {})
+    script = read.script
     if script.get(_MODEL):
         raise UnreadError(f"A reward model ({_MODEL}) beside the trained one is not read.")
     named = script.get(_FUNCTIONS)

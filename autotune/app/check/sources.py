@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.app.check.asked import Asked
 from autotune.app.check.mixture import Loaded, of_entries
 from autotune.app.check.task import UnreadError
 from autotune.app.user_plan import reading_of
-from autotune.core.configuration import MIXTURE, MODEL_CONFIG, SCRIPT_ARGUMENTS, Configuration, ReadCommand
+from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
@@ -63,8 +62,7 @@ def sources(asked: Asked, read: ReadCommand, config: Configuration) -> Sources:
 
 def _rows(asked: Asked, read: ReadCommand) -> Loaded:
     """Return the rows to train on, as TRL's scripts find them."""
-    scripts = (item.values for name, item in read.configurations.items() if name.endswith(SCRIPT_ARGUMENTS))
-    script: Mapping[str, object] = next(scripts, {})
+    script = read.script
     train, test = (str(script.get(f"dataset_{name}_split") or name) for name in (_TRAIN, _TEST))
     if asked.dataset is not None:
         source = dataset_source(asked.dataset)

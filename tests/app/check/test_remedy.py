@@ -203,6 +203,25 @@ def test_keys_of_fsdp_are_written_by_the_spelling_of_the_file(file: Any) -> None
     assert mine.with_change(changed).plan.args["fsdp_config"]["reshard_after_forward"] is True
 
 
+@pytest.mark.parametrize(
+    ("values", "path", "key"),
+    [
+        ({"activation_checkpointing": False}, "args.gradient_checkpointing", ("activation_checkpointing",)),
+        ({"model_init_kwargs": {"torch_dtype": "float32"}}, "model.dtype", ("model_init_kwargs", "torch_dtype")),
+        (
+            {"env": {"PYTORCH_CUDA_ALLOC_CONF": ""}},
+            "env.PYTORCH_ALLOC_CONF",
+            ("env", "PYTORCH_CUDA_ALLOC_CONF"),
+        ),
+    ],
+)
+def test_a_key_is_written_under_the_name_that_counts_in_the_file(
+    values: dict[str, Any], path: str, key: tuple[str, ...]
+) -> None:
+    own = writable(values, Configuration("", values, {}), Launching(), on_cpu=False)
+    assert own.keys({path: "new"}) == {key: "new"}
+
+
 def test_deepspeed_is_not_written_into_a_file_for_a_cpu(file: Any) -> None:
     mine = file({}, machine=EIGHT_ON_A_CPU)
     every = mine.changes
