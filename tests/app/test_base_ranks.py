@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.base.edit import Wanted, edits_of, rewritten
 from autotune.core.candidate import Candidate
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
+from autotune.userconfig.edit import Wanted, edits_of, rewritten
 from tests.app.bases import Started, a_base, started
 from tests.emit.test_launch import EIGHT, LONG
 from tests.settings import GPU, TWO, workload

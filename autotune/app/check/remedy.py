@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotune.app.check.candidate import AsCandidate
-from autotune.app.check.keys import PARTS
-from autotune.app.check.writable import Writable
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.nested import Key, put
@@ -18,6 +15,9 @@ from autotune.space import SpaceFile
 from autotune.techniques.base import Effect, Technique
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
+from autotune.userconfig.candidate import AsCandidate
+from autotune.userconfig.keys import PARTS
+from autotune.userconfig.writable import Writable
 
 # Techniques that a change may involve before it is no longer small.
 _MOST_TECHNIQUES = 3

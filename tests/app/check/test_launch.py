@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.asked import Asked, Written
-from autotune.app.check.launch import Launching, launching, started_by
-from autotune.app.check.problems import of_launch
+from autotune.app.check.asked import Asked
 from autotune.app.check.remembered import key_of
-from autotune.app.check.task import Task, UnreadError
+from autotune.app.check.task import Task
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome, Severity
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parsed
+from autotune.userconfig.launch import Launching, launching, started_by
+from autotune.userconfig.problems import of_launch
+from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
 from tests.step.test_ranks import needs_deepspeed
 

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.candidate import as_candidate
-from autotune.app.check.engine import engine_args
-from autotune.app.check.launch import Launching, _document
 from autotune.app.check.remedy import Changed, Remedies
-from autotune.app.check.writable import writable
 from autotune.core.configuration import Configuration
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.machine import Machine
@@ -27,6 +23,10 @@ from autotune.space import default_file, load
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import find_trainer
 from autotune.units import GIB
+from autotune.userconfig.candidate import as_candidate
+from autotune.userconfig.engine import engine_args
+from autotune.userconfig.launch import Launching, _document
+from autotune.userconfig.writable import writable
 from tests.app.check.conftest import Checked, Write
 from tests.settings import CPU, GPU, plan_with, setting
 from tests.small import write_small_model

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from autotune.app.check.asked import Written
-from autotune.app.check.launchers import Started, counted, number
-from autotune.app.check.task import UnreadError
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, TRL
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
+from autotune.userconfig.launchers import Started, counted, number
+from autotune.userconfig.written import Written
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys that say how many processes are started."""
@@ -56,7 +55,7 @@ class Launching:
         precise: whether such words say the precision, so that its document does not.
         default: accelerate's own file, where that is the document, since no other is named.
         precision: what accelerate's launcher hands on to the processes that it starts.
-        in_vain: the number of processes that is asked for, where the document says that there is one.
+        ignored: the number of processes that is asked for, where the document says that there is one.
     """
 
     processes: int = 1
@@ -70,7 +69,7 @@ class Launching:
     precise: bool = False
     default: Path | None = None
     precision: str = NO_PRECISION
-    in_vain: object = None
+    ignored: object = None
 
     @property
     def alone(self) -> bool:
@@ -121,7 +120,7 @@ def launching(
     return Launching(
         started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags,
         default=default, precise=bool(words), precision=str(words or document.get(_PRECISION) or NO_PRECISION),
-        in_vain=_asked(given, document) if _alone(given, document) else None,
+        ignored=_asked(given, document) if _alone(given, document) else None,
     )  # fmt: skip
 
 

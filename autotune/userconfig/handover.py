@@ -6,10 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.base.candidate import engine_key, written_keys
-from autotune.app.base.edit import Wanted, edits_of, plan_before, rewritten, values_after
-from autotune.app.base.reading import UserBase, find_base, read_base
-from autotune.app.check.keys import of_engine
 from autotune.confidential import secret_keys
 from autotune.core.nested import Key
 from autotune.core.plan import TrainingPlan
@@ -23,6 +19,10 @@ from autotune.inspection.yaml_edit import unified_diff
 from autotune.probing import JobServer
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
+from autotune.userconfig.base import UserBase, read_base, written_keys
+from autotune.userconfig.edit import Wanted, edits_of, plan_before, rewritten, values_after
+from autotune.userconfig.keys import engine_key, of_engine
+from autotune.userconfig.written import written
 
 # Evaluation and the placing of layers are set for a probe, whatever the file says of them.
 _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
@@ -49,7 +49,7 @@ def handed_over(
     file = folder / "config.yaml"
     for name, content in {file.name: here, **launch_files(wanted.plan, folder, base.launching.document)}.items():
         write_text(folder / name, content)
-    read = read_base(find_base(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
+    read = read_base(written(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
     # What the plan of the base does not say as the file does is left as the file has it.
     idle = {path for item in trainer.techniques if not item.matters(setting) for path in item.writes}
     differing = _other(read, wanted.plan) - _other(base, plan_before(trainer, setting)) - idle
@@ -63,7 +63,7 @@ def handed_over(
         unified_diff(base.file.text, text, base.name),
         {name: read.config.values[name] for name in read.arguments if name in read.config.values},
         {name: value for name, value in read.arguments.items() if name not in read.config.values},
-        _env(read),
+        dict(read.written.env),
         base.launching.document,
         tuple(".".join(path) for path in secret_keys(base.file.values)),
     )
@@ -103,8 +103,3 @@ def _agrees(value: object, read: object) -> bool:
 
 def _engines(read: UserBase) -> Mapping[str, object]:
     return {name: read.plan.args.get(name) for name in ENGINE_FIELDS}
-
-
-def _env(read: UserBase) -> dict[str, str]:
-    found = read.file.values.get("env")
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, Mapping) else {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.app.check.keys import PARTS, keys_of
-from autotune.app.check.launch import Launching
 from autotune.core.configuration import Configuration
 from autotune.core.nested import Key, at, put
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.userconfig.keys import PARTS, keys_of
+from autotune.userconfig.launch import Launching
 
 _DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
 _STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.app.base.engine import DEEPSPEED, FSDP, fsdp_keys
-from autotune.app.base.reading import UserBase
-from autotune.app.check.launch import COUNTS, LAUNCH_FILES
 from autotune.confidential import secret_keys, without_secrets
 from autotune.core.candidate import Candidate
 from autotune.core.machine import Hardware
@@ -23,6 +20,9 @@ from autotune.emit.rows import ROWS, TrainingRows
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.techniques.base import Technique
 from autotune.trainers import Trainer
+from autotune.userconfig.base import UserBase
+from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
+from autotune.userconfig.probed_engine import DEEPSPEED, FSDP, fsdp_keys
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,11 @@ def of_groups(path: str) -> bool:
     return path.startswith("args.parallelism_config.")
 
 
+def engine_key(path: str) -> str:
+    """Return what a user calls an entry of an engine, such as ``zero_optimization.stage``."""
+    return path.partition(".")[2].removeprefix("deepspeed.")
+
+
 def keys_of(values: Mapping[str, object], path: str) -> tuple[Key, ...]:
     """Return where in a file the entry at a path of a plan stands, or should; nothing for what has no key.
 

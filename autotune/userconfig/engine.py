@@ -8,16 +8,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from autotune.app.check.groups import FIELD, groups_of, started_by
-from autotune.app.check.launch import NO_PRECISION, Launching
-from autotune.app.check.task import UnreadError
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
 from autotune.core.nested import at, mapping, put
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.userconfig.groups import FIELD, groups_of, started_by
+from autotune.userconfig.launch import NO_PRECISION, Launching
 
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).

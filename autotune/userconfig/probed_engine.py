@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from autotune.app.check.engine import AUTO, engine_args, fsdp_named, with_precision
-from autotune.app.check.launch import Launching
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.core.nested import mapping
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.techniques.base import Technique
+from autotune.userconfig.engine import AUTO, engine_args, fsdp_named, with_precision
+from autotune.userconfig.launch import Launching
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan that hold documents of engines."""
