@@ -13,7 +13,7 @@ from autotune.core.text import printable
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.errors import InputError
 from autotune.techniques import find
-from autotune.techniques.base import OFF, ON, Effect, Technique
+from autotune.techniques.base import OFF, ON, Effect, Technique, how_changes, impossible
 
 # YAML 1.1 reads an unquoted on, off or null as something else than the word that was written.
 _SHOWN = 60  # letters
@@ -183,17 +183,17 @@ def resolve(
         kept, locked = [baseline[knob]], []
         for spelling in file.choices[knob]:
             choice = technique.parse(spelling, setting)
-            impossible = technique.impossible(choice, setting)
-            impossible = impossible or _ruled_out(knob, choice, baseline, techniques, setting, wishes)
-            if impossible:
-                left_out.append(LeftOut(knob, choice, impossible))
+            reason = impossible(technique, choice, setting)
+            reason = reason or _ruled_out(knob, choice, baseline, techniques, setting, wishes)
+            if reason:
+                left_out.append(LeftOut(knob, choice, reason))
             elif knob in setting.allowed or _may_be_exact(technique, choice, baseline, reachable, setting):
                 kept.append(choice)
             else:
                 locked.append(choice)
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
-            unlockable.append(Unlockable(knob, tuple(locked), technique.how_changes(setting.workload.trainer)))
+            unlockable.append(Unlockable(knob, tuple(locked), how_changes(technique, setting.workload.trainer)))
     held_knobs = setting.base.held.keys() if setting.base is not None else frozenset()
     # What a recipe says of a knob that is held is left out, and the rest of it is tried.
     free = ({knob: spelling for knob, spelling in recipe.items() if knob not in held_knobs} for recipe in file.recipes)
@@ -214,9 +214,9 @@ def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wi
             start[technique.name] = _unasked(technique, setting)
             continue
         choice = technique.parse(wishes.fixed[technique.name], setting)
-        impossible = technique.impossible(choice, setting)
-        if impossible:
-            raise InputError(f"--fix {technique.name}={choice} is not possible here: {impossible}.")
+        reason = impossible(technique, choice, setting)
+        if reason:
+            raise InputError(f"--fix {technique.name}={choice} is not possible here: {reason}.")
         start[technique.name] = choice
     return Candidate(start)
 
@@ -231,10 +231,10 @@ def _unasked(technique: Technique, setting: Setting) -> Choice:
     if base is None or technique.name not in base.choices:
         return technique.default(setting)
     choice = base.choices[technique.name]
-    impossible = technique.impossible(choice, setting) if technique.name in base.held else None
-    if impossible:
+    reason = impossible(technique, choice, setting) if technique.name in base.held else None
+    if reason:
         raise InputError(
-            f"{technique.name}={choice}, which {base.file} says, is not possible here: {impossible}.",
+            f"{technique.name}={choice}, which {base.file} says, is not possible here: {reason}.",
             hint=f"Write another, or give --fix {technique.name}=CHOICE.",
         )
     return choice

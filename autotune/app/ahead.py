@@ -16,17 +16,16 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.estimate import Estimate, need
-from autotune.core.events import Event, Listener, Noted, StageStarted
+from autotune.core.events import Listener, Noted, StageStarted, without
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import Hardware, Machine
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
-from autotune.planning.evaluator import Evaluator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.extrapolation.memory import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
-from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_speeds
@@ -61,7 +60,7 @@ def predicting(
         seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
     hardware = problem.setting.machine.hardware
     lent = server if hardware.kind == "cpu" else None
-    with ServerTracer(hardware.cores, _without_stages(listener), lent) as tracer:
+    with ServerTracer(hardware.cores, without(listener, StageStarted), lent) as tracer:
         cache = user_cache()
         measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
         yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file)
@@ -148,7 +147,7 @@ def traced_ahead(
         if file is not None:
             decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
             evaluator = with_what_offloads(evaluator, file, decided=decided)
-        predictor = PlannedPredictor(_Estimates(evaluator), limit_bytes, machine.hardware.kind)
+        predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)
@@ -156,46 +155,36 @@ def traced_ahead(
     known = [prediction for prediction in predictions if prediction is not None]
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
     spent_seconds = time.monotonic() - started
-    spent = format_duration(spent_seconds)
-    listener(Noted(f"Traced {len(known):,} candidates in {spent}: {over:,} of them are predicted not to fit."))
+    listener(Noted(note_on_traced(len(known), over, spent_seconds)))
     return Ahead(predictor, evaluator, spent_seconds=spent_seconds, problem=evaluator.problem)
 
 
-class _Estimates:
-    """The estimates of an evaluator, and a search for the candidate that needs the least memory."""
+def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
+    """Return how many candidates were traced and how many of them are predicted not to fit, as a sentence."""
+    spent = format_duration(spent_seconds)
+    if count == 1:
+        return f"Traced 1 candidate in {spent}: it is predicted {'not ' if over else ''}to fit."
+    verb = "is" if over == 1 else "are"
+    return f"Traced {count:,} candidates in {spent}: {over:,} of them {verb} predicted not to fit."
+
+
+class _Least:
+    """Searches for the candidate that needs the least memory, as if the device had none."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
         self._searched = False
 
-    @property
-    def candidates(self) -> Sequence[Candidate]:
-        """The legal candidates that were traced."""
-        return self._evaluator.candidates
-
-    def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate, unknown if it was not traced."""
-        return self._evaluator.estimate(candidate)
-
-    def trace(self, candidates: Sequence[Candidate]) -> None:
-        """Trace candidates as far as they were not."""
-        self._evaluator.run(candidates)
-
-    def least(self) -> Estimate | None:
-        """Return the candidate that needs the least memory; at the first call, a few more are traced to find it."""
-        if not self._searched and any(found.memory is not None for found in self._evaluator.ranked()):
+    def __call__(self) -> Estimate | None:
+        """Return that candidate; at the first call, a few more are traced to find it."""
+        evaluator = self._evaluator
+        known = [found for found in evaluator.ranked() if found.memory is not None]
+        if known and not self._searched:
             self._searched = True
-            starts = [found.candidate for found in sorted(self._evaluator.ranked(), key=need)]
-            runner = _ByNeed(self._evaluator)
-            search_by_traces(self._evaluator.problem, runner, starts=starts[:1], limit=_LEAST)
-        return min((found for found in self._evaluator.ranked() if found.memory), key=need, default=None)
-
-
-class _ByNeed:
-    """Runs candidates as if the device had no memory, so that a search takes those that need the least."""
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator = evaluator
+            starts = [min(evaluator.ranked(), key=need).candidate]
+            search_by_traces(evaluator.problem, self, starts=starts, limit=_LEAST)
+            known = [found for found in evaluator.ranked() if found.memory is not None]
+        return min(known, key=need, default=None)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         """Return the results of candidates, none of which fits."""
@@ -226,13 +215,3 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
     measured = measure_speeds(server, SpeedsRequest(), folder / "speeds").speeds
     cache.put(key, encode(measured))
     return measured
-
-
-def _without_stages(listener: Listener) -> Listener:
-    """Return a listener that drops stages: tracing runs in pieces, which are displayed as one stage."""
-
-    def hear(event: Event) -> None:
-        if not isinstance(event, StageStarted):
-            listener(event)
-
-    return hear

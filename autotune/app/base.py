@@ -15,7 +15,7 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import find
-from autotune.techniques.base import Technique
+from autotune.techniques.base import Effect, Technique, facts, impossible, option_of
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer
@@ -115,7 +115,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
     """Return a plan that cuts no rows with the length of the longest of them, which is the same training."""
     technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
-    if technique is None or plan.args.get(_LENGTH) is not None or trainer.name in technique.changes_in:
+    if technique is None or plan.args.get(_LENGTH) is not None or facts(technique, trainer.name).changes:
         return plan
     if plan.args.get("padding_free"):
         return plan
@@ -164,7 +164,7 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
                 hint=f"Write {name}: {base.config.values[name]} in its place.",
             )
     for technique in trainer.techniques:
-        sizes = technique.only_sizes or technique.also_sizes or any(map(of_groups, technique.writes))
+        sizes = technique.impact.of_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):
             raise InputError(
                 f"{base.name}: {_said(base, technique)} is none of the choices that autotune has of {technique.name}.",
@@ -186,10 +186,18 @@ def _held(
             yield name, f"{base.name} says {said}, which is none of its choices and stays"
         elif name in options.allowed:
             continue
-        elif technique.unlike(candidate[name], candidate, setting):
+        elif not _is_replaceable(technique, candidate, setting):
             yield name, f"{base.name} says {said}, and another choice would change training (--allow {name})"
         elif name == _LENGTH and not options.coverage_asked and _cuts(candidate, setting):
             yield name, f"{base.name} cuts rows by {said}, and another would keep other tokens (--allow {name})"
+
+
+def _is_replaceable(technique: Technique, candidate: Candidate, setting: Setting) -> bool:
+    """Whether another exact choice may take the place of the user's own."""
+    choice = candidate[technique.name]
+    option = option_of(technique, choice)
+    exact = technique.effect(choice, candidate, setting) is Effect.EXACT
+    return exact and (option is None or option.replaceable)
 
 
 def _cuts(candidate: Candidate, setting: Setting) -> bool:
@@ -206,7 +214,7 @@ def _coverage(candidate: Candidate, setting: Setting) -> float:
 def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:
     """Return the base's rows of a micro-batch, or the default where they do not make the global batch asked for."""
     technique, choice = find(_ROWS, trainer.techniques), candidate[_ROWS]
-    refused = technique.impossible(choice, setting) or technique.conflict(choice, candidate, setting)
+    refused = impossible(technique, choice, setting) or technique.conflict(choice, candidate, setting)
     return technique.default(setting) if refused else choice
 
 

@@ -8,7 +8,7 @@ from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.space import default_file, load
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import Option, Technique, how_changes
 from autotune.trainers import find_trainer
 
 
@@ -25,7 +25,7 @@ def _row(technique: Technique, trainer: str, machine: Machine, in_default_space:
         knob=technique.name,
         summary=technique.summary,
         needs=technique.needs,
-        changes=technique.how_changes(trainer),
+        changes=how_changes(technique, trainer),
         writes=tuple(sorted(technique.writes)),
         in_default_space=in_default_space,
         default=str(technique.trl_default),

@@ -24,7 +24,7 @@ def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
     """Return the notes on a run, the most important first."""
     setting = problem.setting
     model, documents = setting.workload.model, setting.workload.dataset.documents
-    notes = [*notes_on_prompts(setting.workload), *problem.trainer.unlike]
+    notes = [*notes_on_prompts(setting.workload), *problem.trainer.peculiarities]
     not_separated = never_separated(setting)
     if not_separated and "packing" in problem.choices:
         notes.append(f"Packing and padding-free were not tried: {not_separated}.")

@@ -28,7 +28,7 @@ from autotune.app.tracking import Tracking
 from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.candidate import Choice
-from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct
+from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -39,10 +39,8 @@ from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.changes import smallest_changes
-from autotune.planning.evaluator import Evaluator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.explained import explained
-from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
@@ -232,7 +230,7 @@ def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: Asked) -
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
     yield from notes_on_prompts(problem.setting.workload)
-    yield from problem.trainer.unlike
+    yield from problem.trainer.peculiarities
     yield from notes_on_offloading(problem)
     if gpu is None:
         yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autotune.app.notes import notes_on_gpu, notes_on_processes
@@ -26,9 +26,8 @@ from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.events import Event, Listener, Noted, StageStarted, Tracing
-from autotune.core.gpu import Gpu
-from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
+from autotune.core.events import Listener, Ranked, StageStarted, without
+from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, Unit
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
@@ -36,8 +35,7 @@ from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.target import Accelerator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
@@ -90,7 +88,7 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
     if asked.network is not None:
         check_network(asked.network, [_machine(word, numbers[-1], wanted.num_machines) for word in words])
     cache = user_cache()
-    with ServerTracer(planned[0].cores, _progress(listener)) as tracer:
+    with ServerTracer(planned[0].cores, without(listener, StageStarted)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         if asked.seq_len is not None:
             workload = rows_of_length(workload, asked.seq_len, batch)
@@ -136,16 +134,7 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
     return shown(tried, alone=alone)
 
 
-@dataclass(frozen=True)
-class _There:
-    """The plan for a number of GPUs of one kind."""
-
-    gpu: Gpu
-    processes: int
-    budget_bytes: int
-    evaluator: Evaluator
-
-
+@dataclass
 class _Survey:
     """Plans for one GPU after another; what they have in common is computed once.
 
@@ -158,79 +147,73 @@ class _Survey:
         searched: whether a space was not traced whole.
     """
 
-    def __init__(
-        self,
-        asked: Asked,
-        options: Options,
-        workload: Workload,
-        batch: int,
-        traces: Traces,
-        wanted: Wanted,
-        numbers: Sequence[int],
-        listener: Listener,
-    ) -> None:
-        self.asked = asked
-        self._options = options
-        self._workload = workload
-        self.batch = batch
-        self.numbers = numbers
-        self._traces = traces
-        self._prices = wanted.prices or {}
-        self._machines = wanted.num_machines
-        self._listener = listener
-        self._bests: dict[Candidate, None] = {}
-        self._single: _There | None = None
-        self.refused: list[InputError] = []
-        self.offloads: list[Offer] = []
-        self.searched = False
-        self.unit: Literal["epoch", "billion tokens"] = "epoch" if asked.dataset is not None else "billion tokens"
+    asked: Asked
+    options: Options
+    workload: Workload
+    batch: int
+    traces: Traces
+    wanted: Wanted
+    numbers: Sequence[int]
+    listener: Listener
+    refused: list[InputError] = field(default_factory=list)
+    offloads: list[Offer] = field(default_factory=list)
+    searched: bool = False
+    _bests: dict[Candidate, None] = field(default_factory=dict)
+    _single: tuple[Offer, Evaluator] | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """What times and costs are of."""
+        return "epoch" if self.asked.dataset is not None else "billion tokens"
 
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
-        planned = _machine(word, processes, self._machines, self.asked.network)
-        gpu, hardware = planned.described, planned.machine.hardware
-        self._listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{gpu.name}"))
+        planned = _machine(word, processes, self.wanted.num_machines, self.asked.network)
+        hardware, blank = planned.machine.hardware, Offer(planned.described, processes)
+        self.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
         try:
-            problem = problem_of(self._options, self._workload, planned.machine, self.batch)
+            problem = problem_of(self.options, self.workload, planned.machine, self.batch)
             budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
             self._single = None if processes == 1 else self._single
             self.refused.append(error)
-            return Offer(gpu, processes, reason=error.message)
-        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), self._traces)
+            return replace(blank, reason=error.message)
+        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        Tracking(_progress(self._listener)).search(evaluator, starts, _MOST_TRACED)
+        Tracking(without(self.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
         self.searched |= len(evaluator.candidates) < problem.size
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
-        there = _There(gpu, processes, budget_bytes, evaluator)
-        self._single = there if processes == 1 else self._single
-        return self._best(there)
+        self._single = (blank, evaluator) if processes == 1 else self._single
+        return self._best(blank, evaluator)
 
     def offloading(self) -> Offer | None:
         """Return what one GPU of the kind that was planned for last comes to with last resorts; None without any."""
-        if (there := self._single) is None:
+        if self._single is None:
             return None
-        evaluator = with_what_offloads(there.evaluator, self._options.file)
-        if evaluator is there.evaluator:
+        blank, own = self._single
+        evaluator = with_what_offloads(own, self.options.file)
+        if evaluator is own:
             return None
-        offer = self._best(replace(there, evaluator=evaluator))
+        offer = self._best(blank, evaluator)
         self.offloads += [offer] if offer.fits else []
         return offer
 
-    def _best(self, there: _There) -> Offer:
-        evaluator, baseline = there.evaluator, there.evaluator.problem.baseline
+    def _best(self, blank: Offer, evaluator: Evaluator) -> Offer:
+        """Return the offer of a number of GPUs with the best candidate that was traced for them."""
+        problem = evaluator.problem
         best = next((found for found in evaluator.ranked() if found.memory is not None), None)
-        if best is None:
-            return Offer(there.gpu, there.processes, evaluator.estimate(baseline), reason=_untraced(evaluator))
-        offer = Offer(there.gpu, there.processes, best, best.candidate.differences(baseline))
-        if not best.fits:
-            return replace(offer, reason=_lacking(best, there.budget_bytes))
-        return self._priced(offer, evaluator.problem)
+        if best is None or best.memory is None:
+            why = next(iter(evaluator.untraceable.values()), "nothing could be predicted")
+            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=why)
+        offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
+        if best.fits:
+            return self._priced(offer, best, problem)
+        needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.target.budget_bytes)
+        return replace(offer, reason=f"the least needs {needs} of {budget}")
 
-    def _priced(self, offer: Offer, problem: TrainerProblem) -> Offer:
-        estimate, price = offer.estimate, self._prices.get(offer.gpu.name)
-        rate = estimate.tokens_per_second if estimate is not None else None
-        seconds = self._tokens(estimate.candidate, problem) / rate if estimate is not None and rate else None
+    def _priced(self, offer: Offer, estimate: Estimate, problem: TrainerProblem) -> Offer:
+        rate, price = estimate.tokens_per_second, (self.wanted.prices or {}).get(offer.gpu.name)
+        seconds = self._tokens(estimate.candidate, problem) / rate if rate else None
         cost = seconds / 3600 * price * offer.processes if seconds is not None and price is not None else None
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
 
@@ -239,7 +222,7 @@ class _Survey:
         if self.asked.dataset is None:
             return float(BILLION)
         plan = problem.trainer.plan(candidate, problem.setting)
-        geometry = problem.trainer.geometry(plan, self._workload.dataset.documents)
+        geometry = problem.trainer.geometry(plan, self.workload.dataset.documents)
         return geometry.tokens / rows_of(plan) * geometry.rows
 
 
@@ -255,29 +238,10 @@ def _within(asked: str | int | None, memory_bytes: int) -> str | int | None:
     return min(parse_size(asked) if isinstance(asked, str) else asked, memory_bytes)
 
 
-def _lacking(least: Estimate, budget_bytes: int) -> str:
-    needs = least.memory.device_bytes if least.memory is not None else 0
-    return f"the least needs {format_bytes(needs)} of {format_bytes(budget_bytes)}"
-
-
-def _untraced(evaluator: Evaluator) -> str:
-    return next(iter(evaluator.untraceable.values()), "nothing could be predicted")
-
-
 def _order(offer: Offer) -> tuple[object, ...]:
     missing = offer.cost is None, offer.seconds is None
     need = offer.estimate.spare_bytes if offer.estimate is not None and offer.estimate.spare_bytes is not None else 0
     return not offer.fits, *missing, offer.cost or 0.0, offer.seconds or 0.0, -need
-
-
-def _progress(listener: Listener) -> Listener:
-    """Return a listener that hears how far the traces are, and not the stages and rankings of each GPU."""
-
-    def hear(event: Event) -> None:
-        if isinstance(event, Tracing | Noted):
-            listener(event)
-
-    return hear
 
 
 def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator[str]:

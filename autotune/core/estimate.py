@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
@@ -248,3 +248,19 @@ class Plan:
     def fastest(self) -> Estimate | None:
         """The fastest candidate that is predicted to fit, or None."""
         return next((estimate for estimate in self.estimates if estimate.fits), None)
+
+
+def smallest_changes(asked: Iterable[Estimate], estimates: Sequence[Estimate]) -> tuple[Change, ...]:
+    """Return, for each asked candidate that does not fit, the nearest candidate that fits.
+
+    Args:
+        estimates: all estimates, the fastest first, so that of equally near candidates the fastest is taken.
+    """
+    fitting = [estimate for estimate in estimates if estimate.fits]
+    if not fitting:
+        return ()
+    missing = dict.fromkeys(estimate.candidate for estimate in asked if not estimate.fits)
+    return tuple(
+        Change(candidate, min(fitting, key=lambda other: len(other.candidate.differences(candidate))))
+        for candidate in missing
+    )

@@ -148,5 +148,10 @@ Event = (
 Listener = Callable[[Event], None]
 
 
+def without(listener: Listener, *kinds: type[Event]) -> Listener:
+    """Return a listener that passes on all events but those of some kinds."""
+    return lambda event: None if isinstance(event, kinds) else listener(event)
+
+
 def ignore(event: Event) -> None:
     """Discard the event."""

@@ -8,20 +8,37 @@ from dataclasses import dataclass, replace
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
+from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
-from autotune.planning.target import Accelerator
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import engine_of, held, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.base import OFF
-from autotune.techniques.traits import allocator_knobs, geometry_knobs, untimed
+from autotune.techniques.traits import allocator_knobs, geometry_knobs
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """The device that estimates are for.
+
+    Attributes:
+        gpu: the GPU, or None for a CPU.
+        budget_bytes: memory that training may need.
+        cpu: a CPU whose speeds were measured; None if no times are to be predicted on the CPU.
+        process_bytes: the most that a process on a CPU is expected to hold beside its tensors; 0: tensors alone count.
+    """
+
+    gpu: Gpu | None
+    budget_bytes: int
+    cpu: Gpu | None = None
+    process_bytes: int = 0
 
 
 @dataclass
@@ -61,11 +78,13 @@ class Evaluator:
             AutotuneError: traces cannot be run.
         """
         setting = self.problem.setting
-        plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in self._missing(candidates)}
+        missing = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._known]
+        plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in missing}
         different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
         asked = {name: candidate for name, candidate in different.items() if name not in self._plans}
         sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
-        for (name, candidate), traced in zip(asked.items(), self._traced(sized, setting), strict=True):
+        found = self._tracer(setting).traced(sized, timed=True)
+        for (name, candidate), traced in zip(asked.items(), found, strict=True):
             self._plans[name] = _Evaluated(plans[candidate], traced)
         self._known.update({candidate: self._plans[plan.fingerprint] for candidate, plan in plans.items()})
         return [self.estimate(candidate) for candidate in candidates]
@@ -76,13 +95,9 @@ class Evaluator:
         found.run([*self._known])
         return found
 
-    def _missing(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        return [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._known]
-
-    def _traced(self, sized: Sequence[Sized], setting: Setting) -> list[TracedPlan | Untraceable]:
-        gpu, cpu = self.target.gpu, self.target.cpu
-        tracer = PlanTracer(self.traces, setting, gpu, cpu, self._uses, self.target.process_bytes)
-        return tracer.traced(sized, timed=True) if sized else []
+    def _tracer(self, setting: Setting) -> PlanTracer:
+        target = self.target
+        return PlanTracer(self.traces, setting, target.gpu, target.cpu, self._uses, target.process_bytes)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -127,7 +142,7 @@ class Evaluator:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
         if isinstance(known.traced, Untraceable):
             return Estimate(candidate, Origin.UNKNOWN, reason=known.traced.reason)
-        memory = replace(self._timed(known.plan, known.traced.memory), varied_bytes=known.varied_bytes)
+        memory = replace(known.traced.memory, varied_bytes=known.varied_bytes)
         return self._whole(candidate, self.problem.setting, memory, known.traced.geometry)
 
     def elsewhere(self, candidate: Candidate, setting: Setting) -> Estimate:
@@ -136,15 +151,15 @@ class Evaluator:
             return self.run([candidate])[0]
         plan = self.problem.trainer.plan(candidate, setting)
         geometry = whole_geometry(self.problem.trainer, plan, setting.workload)
-        (traced,) = self._traced([Sized(plan, geometry)], setting)
+        (traced,) = self._tracer(setting).traced([Sized(plan, geometry)], timed=True)
         if isinstance(traced, Untraceable):
             return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
-        return self._whole(candidate, setting, self._timed(plan, traced.memory), traced.geometry)
+        return self._whole(candidate, setting, traced.memory, traced.geometry)
 
     def training(self, candidate: Candidate) -> MemoryEstimate | None:
         """Return the estimate of a candidate without what vLLM holds beside it; None if it was not traced."""
         traced = self.traced_plan(candidate)
-        return self._timed(self._known[candidate].plan, traced.memory) if traced is not None else None
+        return traced.memory if traced is not None else None
 
     def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
         """Return a candidate as it was traced, or None."""
@@ -157,30 +172,25 @@ class Evaluator:
         if traced is None:
             return
         equal = traced.geometry.typical == traced.geometry.worst
-        tracer = PlanTracer(self.traces, self.problem.setting, self.target.gpu)
-        known.varied_bytes = 0 if equal else tracer.varied_bytes(Sized(known.plan, traced.geometry))
+        sized = Sized(known.plan, traced.geometry)
+        known.varied_bytes = 0 if equal else self._tracer(self.problem.setting).varied_bytes(sized)
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step; None if it was not traced."""
-        traced, training, found = self.traced_plan(candidate), self.training(candidate), self.estimate(candidate)
-        if traced is None or training is None or found.memory is None:
+        traced, found = self.traced_plan(candidate), self.estimate(candidate)
+        if traced is None or found.memory is None:
             return None
         model, machine = self.problem.setting.workload.model, self.problem.setting.machine
         engine = engine_of(self._known[candidate].plan, model)
         return memory_timeline(
             traced.courses(),
-            training,
+            traced.memory,
             found.memory,
             micro_batches=traced.geometry.micro_batches,
             traced=True,
             followed=traced.aligned,
             vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
         )
-
-    def _timed(self, plan: TrainingPlan, memory: MemoryEstimate) -> MemoryEstimate:
-        """Return an estimate without its time if that is not predicted."""
-        hardware = self.problem.setting.machine.hardware
-        return replace(memory, step_seconds=None) if untimed(plan, hardware) else memory
 
     def _whole(
         self, candidate: Candidate, setting: Setting, memory: MemoryEstimate, geometry: BatchGeometry

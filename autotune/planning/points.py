@@ -1,17 +1,20 @@
-"""The depths at which a training plan is traced: few layers, from which all are extrapolated."""
+"""The traces of a training plan at one micro-batch size: at few layers, from which all are extrapolated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autotune.core.batch_geometry import Shape
-from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import TraceReply
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.gpu import Gpu
+from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.setting import Setting
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.shares import with_shares_of
-from autotune.techniques.traits import between_layers, gathers_ahead, layer_period, needs_all_layers, uneven
+from autotune.techniques.traits import between_layers, impact_in
+from autotune.trainers import find_trainer
 
 Point = tuple[int, Shape]
 """A depth in layers, and a micro-batch."""
@@ -21,9 +24,10 @@ _FEW_ROWS = 2
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
     """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat."""
-    if needs_all_layers(plan):
+    impact = impact_in(plan)
+    if impact.needs_all_layers:
         return (len(layer_kinds),)
-    return traced_depths(layer_kinds, layer_period(plan), edges=gathers_ahead(plan))
+    return traced_depths(layer_kinds, impact.layer_period, edges=impact.gathers_ahead)
 
 
 def traced_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> Mapping[Point, TrainingPlan]:
@@ -38,7 +42,7 @@ def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape, replies
     few = {depth: replies[depth, shape] for depth in depths_of(plan, layer_kinds)}
     for whole in wholes:
         few = {depth: with_shares_of(whole, reply) for depth, reply in few.items()}
-    return Fit(few, len(layer_kinds), edges=gathers_ahead(plan))
+    return Fit(few, len(layer_kinds), edges=impact_in(plan).gathers_ahead)
 
 
 def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> list[Point]:
@@ -48,6 +52,38 @@ def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) 
     same one for many plans.
     """
     layers = len(layer_kinds)
-    if not uneven(plan) or depths_of(plan, layer_kinds) == (layers,):
+    if not impact_in(plan).uneven or depths_of(plan, layer_kinds) == (layers,):
         return []
     return [(layers, replace(shape, rows=min(shape.rows, _FEW_ROWS)))]
+
+
+def trace_request(
+    plan: TrainingPlan,
+    layout: Layout,
+    shape: Shape,
+    layers: int,
+    setting: Setting,
+    gpu: Gpu | None,
+    allocators: Sequence[AllocatorUse] = (),
+    filled: float = 1.0,
+) -> TraceRequest:
+    """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
+
+    Args:
+        allocators: the ways to use the caching allocator that figures are wanted for, beside PyTorch's default.
+        filled: share of the micro-batch's tokens that are not padding, which the loss leaves out; 1 needs the most
+            memory.
+    """
+    trainer = find_trainer(plan.trainer)
+    dataset = setting.workload.dataset
+    trainable = round(filled * dataset.trainable_tokens / dataset.documents.tokens, 3)
+    return TraceRequest(
+        plan=trainer.traced_plan(plan, layout, shape),
+        model=setting.workload.model_source,
+        target=setting.machine.hardware.kind,
+        worst=trainer.traced_rows(layout, shape, trainable),
+        trainable=trainable,
+        layers=layers,
+        gpu=gpu,
+        allocators=tuple(allocators),
+    )

@@ -35,11 +35,8 @@ class Estimates(Protocol):
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form."""
 
-    def trace(self, candidates: Sequence[Candidate]) -> None:
-        """Trace candidates as far as they were not traced yet."""
-
-    def least(self) -> Estimate | None:
-        """Return the candidate that needs the least memory, traced at its own sizes, or None without estimates."""
+    def run(self, candidates: Sequence[Candidate]) -> Sequence[Estimate]:
+        """Return the estimates of candidates; what is missing is traced."""
 
 
 class PlannedPredictor:
@@ -54,12 +51,18 @@ class PlannedPredictor:
     maps, which is at least the traced tensors. A probe measures the memory that was touched, which is less than the
     tensors if some were zeroed and never written, and more if libraries keep memory of their own.
 
+    Args:
+        least: returns the candidate that needs the least memory, traced at its own sizes, or None without estimates.
+
     Attributes:
         memory, time: the current corrections.
     """
 
-    def __init__(self, estimates: Estimates, limit_bytes: int, device: DeviceKind) -> None:
+    def __init__(
+        self, estimates: Estimates, least: Callable[[], Estimate | None], limit_bytes: int, device: DeviceKind
+    ) -> None:
         self._estimates = estimates
+        self._least = least
         self._limit_bytes = limit_bytes
         self._device = device
         self._problem = ""
@@ -79,13 +82,13 @@ class PlannedPredictor:
     def make_sure(self, candidate: Candidate) -> Prediction | None:
         """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
         if self._estimates.estimate(candidate).origin is not Origin.TRACED:
-            self._tracing(lambda: self._estimates.trace([candidate]))
+            self._tracing(lambda: self._estimates.run([candidate]))
         return self.predict(candidate)
 
     def least(self) -> Candidate | None:
         """Return the candidate with the smallest predicted need, traced at its own sizes; None without predictions."""
         # Corrections keep the order of needs.
-        found = self._tracing(self._estimates.least)
+        found = self._tracing(self._least)
         return found.candidate if found is not None else None
 
     def promising(self, count: int) -> Sequence[Candidate]:

@@ -16,10 +16,8 @@ from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
 from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
 from autotune.planning.extrapolation.series import Levels
-from autotune.planning.points import Point, fit_of, traced_points
-from autotune.planning.requests import trace_request
+from autotune.planning.points import Point, fit_of, trace_request, traced_points
 from autotune.planning.tracing.store import Traces
-from autotune.planning.varied import varied_bytes
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.techniques.traits import untimed
@@ -132,10 +130,7 @@ class PlanTracer:
         (found,) = self.traced([sized], timed=False)
         if isinstance(found, Untraceable):
             raise UntraceableError(found.reason)
-        memory = found.memory
-        if untimed(sized.plan, self._setting.machine.hardware):
-            memory = replace(memory, step_seconds=None)
-        shared = with_vllm(memory, sized.plan, self._setting)
+        shared = with_vllm(found.memory, sized.plan, self._setting)
         if isinstance(shared, str):
             raise VllmError(shared)
         assumptions = sorted({assumed for fit in found.fits.values() for assumed in fit.assumptions})
@@ -157,10 +152,17 @@ class PlanTracer:
         ]
 
     def varied_bytes(self, sized: Sized) -> int | None:
-        """Return what the caching allocator may reserve beyond after micro-batches of varied lengths; None: unknown."""
-        geometry = sized.geometry
-        at = geometry.layout, geometry.worst, len(self._layer_kinds)
-        return varied_bytes(self._traces, sized.plan, *at, self._setting, self._gpu)
+        """Return what the caching allocator may reserve beyond after micro-batches of varied lengths; None: unknown.
+
+        It is traced at full depth, since it cannot be extrapolated from few layers: their activations fit into the
+        cached blocks that the logits leave behind. The CPU's allocator keeps no cache.
+        """
+        if self._gpu is None:
+            return 0
+        plan, geometry = sized.plan, sized.geometry
+        request = trace_request(plan, geometry.layout, geometry.worst, len(self._layer_kinds), self._setting, self._gpu)
+        (reply,) = self._traces.get([replace(request, allocator=plan.allocator, varied=True)])
+        return None if isinstance(reply, Untraceable) else reply.varied_bytes
 
     def _requests(self, sized: Sized, size: Size) -> Mapping[Point, TraceRequest]:
         plan = sized.plan
@@ -190,12 +192,15 @@ class PlanTracer:
         decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
         typical = self._typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
         worst, count = at_worst[decisive], geometry.micro_batches
+        memory = memory_estimate(worst, typical, count, self._gpu, TRACED_ERROR, self._process_bytes)
+        if untimed(plan, self._setting.machine.hardware):
+            memory = replace(memory, step_seconds=None)
         return TracedPlan(
             geometry=replace(geometry, worst=decisive, rivals=()),
             layers=len(self._layer_kinds),
             worst=worst,
             typical=typical,
-            memory=memory_estimate(worst, typical, count, self._gpu, TRACED_ERROR, self._process_bytes),
+            memory=memory,
             fits=fits,
             requests=requests[_full(geometry, decisive)],
         )

@@ -95,10 +95,11 @@ class Ascent:
             # By less than what counts, another may be better.
             yield from self._around(self._best() or here)
 
-    def _best(self) -> Estimate | None:
-        """Return the best legal candidate that is known."""
+    def _best(self, **choices: Choice) -> Estimate | None:
+        """Return the best legal candidate that is known, of those with some choices."""
         found = (each for each in self._known.values() if each.memory is not None and self._is_legal(each.candidate))
-        return min(found, key=rank, default=None)
+        wanted = (each for each in found if choices.items() <= each.candidate.items())
+        return min(wanted, key=rank, default=None)
 
     def _is_legal(self, candidate: Candidate) -> bool:
         if candidate not in self._legal:
@@ -147,32 +148,33 @@ class Ascent:
 
     def _next_choices(self, here: Estimate, knob: str) -> Iterator[Choice]:
         """Yield the other choices of a knob, of an ordered one those beside that of ``here``."""
-        choices = self._problem.choices[knob]
-        own = here.candidate[knob]
+        choices: Sequence[Choice] = self._problem.choices[knob]
         if self._is_ordered(knob):
-            smaller = [int(each) for each in choices if int(each) < int(own)]
-            larger = [int(each) for each in choices if int(each) > int(own)]
-            choices = (*([min(larger)] if larger else []), *([max(smaller)] if smaller else []))
+            choices = (*self._larger(here.candidate, knob)[:1], *self._smaller(here.candidate, knob)[:1])
         for choice in choices:
-            if choice != own and not self._is_hopeless(here, knob, choice):
+            if choice != here.candidate[knob] and not self._is_hopeless(here, knob, choice):
                 yield choice
+
+    def _smaller(self, candidate: Candidate, knob: str) -> list[int]:
+        """Return the smaller choices of an ordered knob, the nearest first."""
+        own = int(candidate[knob])
+        return sorted((int(each) for each in self._problem.choices[knob] if int(each) < own), reverse=True)
+
+    def _larger(self, candidate: Candidate, knob: str) -> list[int]:
+        """Return the larger choices of an ordered knob, the nearest first."""
+        own = int(candidate[knob])
+        return sorted(int(each) for each in self._problem.choices[knob] if int(each) > own)
 
     def _is_hopeless(self, here: Estimate, knob: str, choice: Choice) -> bool:
         """Whether a change cost much speed before and freed no memory, or does not fit with a smaller choice."""
         if self._is_ordered(knob) and here.fits:
-            return any(
-                not other.fits and other.memory is not None and int(other.candidate[knob]) < int(choice)
-                for other in map(self._known.get, self._beside(here.candidate, knob))
-                if other is not None and int(other.candidate[knob]) > int(here.candidate[knob])
-            )
+            between = (each for each in self._larger(here.candidate, knob) if each < int(choice))
+            known = (self._known.get(here.candidate.but(**{knob: each})) for each in between)
+            return any(other is not None and other.memory is not None and not other.fits for other in known)
         effect = self._effects.get((knob, here.candidate[knob], choice))
         if effect is None:
             return False
         return effect.rate < -_HOPELESS and here.fits if effect.need_bytes <= 0 else effect.rate < 0
-
-    def _beside(self, candidate: Candidate, knob: str) -> Iterator[Candidate]:
-        for choice in self._problem.choices[knob]:
-            yield candidate.but(**{knob: choice})
 
     def _learn(self, here: Estimate, found: Iterable[Estimate]) -> None:
         """Remember what single changes did."""
@@ -185,30 +187,33 @@ class Ascent:
                 added_bytes = each.memory.device_bytes - here.memory.device_bytes
                 self._effects[knob, here.candidate[knob], choice] = _Effect(rate, added_bytes)
 
+    def _run(self, here: Estimate, candidates: Iterable[Candidate]) -> Generator[Batch, None, list[Estimate]]:
+        """Run candidates; return their results, and those of what is repaired of them."""
+        found = yield from self._new(candidates)
+        repaired = yield from self._repaired(here, found)
+        return [*found, *repaired]
+
     def _repaired(self, here: Estimate, found: Sequence[Estimate]) -> Generator[Batch, None, list[Estimate]]:
         """Return what is faster and does not fit, with smaller choices of ordered knobs with which it should."""
         repaired: list[Estimate] = []
         left = [each for each in found if _would_be_faster(each, here)]
         while left:
-            smaller = [candidate for each in left for candidate in self._smaller(each)]
+            smaller = [candidate for each in left for candidate in self._expected_to_fit(each)]
             known = yield from self._new(smaller)
             repaired += known
             tried = {each.candidate for each in left}
             left = [each for each in known if _would_be_faster(each, here) and each.candidate not in tried]
         return repaired
 
-    def _smaller(self, found: Estimate) -> Iterator[Candidate]:
+    def _expected_to_fit(self, found: Estimate) -> Iterator[Candidate]:
         """Yield a candidate with a smaller choice of each ordered knob: the largest that is expected to fit."""
         memory, spare_bytes = found.memory, found.spare_bytes
         assert memory is not None
         assert spare_bytes is not None
         fixed_bytes = sum(size for name, size in memory.breakdown.items() if name in _KEPT)
-        for knob in self._knobs:
-            if not self._is_ordered(knob):
-                continue
-            own = int(found.candidate[knob])
-            for choice in sorted((int(each) for each in self._problem.choices[knob] if int(each) < own), reverse=True):
-                freed_bytes = (memory.device_bytes - fixed_bytes) * (1 - choice / own)
+        for knob in filter(self._is_ordered, self._knobs):
+            for choice in self._smaller(found.candidate, knob):
+                freed_bytes = (memory.device_bytes - fixed_bytes) * (1 - choice / int(found.candidate[knob]))
                 if spare_bytes + freed_bytes >= 0:
                     yield found.candidate.but(**{knob: choice})
                     break
@@ -223,33 +228,27 @@ class Ascent:
         own = first.differences(here.candidate)
         others = (each.candidate.differences(here.candidate) for each in better[1:])
         seconds = [first.but(**changed) for changed in others if not own.keys() & changed.keys()]
-        found = yield from self._new([here.candidate.but(**merged), *seconds[:1]])
-        repaired = yield from self._repaired(better[0], found)
-        return min((*better, *found, *repaired), key=rank)
+        found = yield from self._run(better[0], [here.candidate.but(**merged), *seconds[:1]])
+        return min((*better, *found), key=rank)
 
     def _along(self, here: Estimate, best: Estimate, knob: str) -> Found:
         """Return the best of further steps of an ordered knob in the direction that improved."""
         up = int(best.candidate[knob]) > int(here.candidate[knob])
-        while True:
-            own = int(best.candidate[knob])
-            further = [int(each) for each in self._problem.choices[knob] if (int(each) > own) == up and each != own]
-            if not further:
-                return best
-            step = min(further) if up else max(further)
-            found = yield from self._new([best.candidate.but(**{knob: step})])
+        while further := (self._larger if up else self._smaller)(best.candidate, knob):
+            found = yield from self._new([best.candidate.but(**{knob: further[0]})])
             if not found or not _better(found[0], best):
-                return best
+                break
             best = found[0]
+        return best
 
     def _paired(self, here: Estimate) -> Found:
         """Return the best of pairs of changes that are expected to be an improvement, though neither is one alone."""
         best = here
         for _ in range(2):
             pairs = sorted(self._pairs(best), key=lambda item: item[0])
-            found = yield from self._new([candidate for _, candidate in pairs[:_PAIRS]])
-            repaired = yield from self._repaired(best, found)
-            better = min((best, *found, *repaired), key=rank)
-            if better is best or not _better(better, best):
+            found = yield from self._run(best, [candidate for _, candidate in pairs[:_PAIRS]])
+            better = min((best, *found), key=rank)
+            if not _better(better, best):
                 break
             best = better
         return best
@@ -323,10 +322,10 @@ class Ascent:
 
     def _family(self, here: Estimate, knob: str, choice: Choice, near: Sequence[Candidate]) -> Found:
         """Return the best candidate with a choice that takes further changes, if it is better than ``here``."""
-        starts = sorted(near, key=lambda each: self._likeness(each, knob, choice))
-        yield from self._new(starts[:3])
-        mine = (each for each in self._known.values() if each.candidate[knob] == choice and each.memory is not None)
-        start = min((each for each in mine if self._is_legal(each.candidate)), key=rank, default=None)
+        known = self._best(**{knob: choice})
+        alike = sorted(near, key=lambda each: len(each.differences(known.candidate)) if known is not None else 0)
+        yield from self._new(alike[:3])
+        start = self._best(**{knob: choice})
         if start is None or not _is_near(start, here):
             return here
         coupled = {other for each in near for other in each.differences(here.candidate)} - {knob}
@@ -340,12 +339,6 @@ class Ascent:
                 break
             start = best
         return min((here, start), key=rank)
-
-    def _likeness(self, candidate: Candidate, knob: str, choice: Choice) -> int:
-        """Return in how many choices a candidate differs from the best one known with a choice."""
-        known = [each for each in self._known.values() if each.candidate[knob] == choice and each.memory is not None]
-        best = min(known, key=rank, default=None)
-        return len(candidate.differences(best.candidate)) if best is not None else 0
 
     def _around(self, here: Estimate) -> Iterator[Batch]:
         """Yield what is shown beside the best: what needs less and is as fast, what fits with certainty, and the
@@ -362,14 +355,9 @@ class Ascent:
             changed = here.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
         if here.fits and not here.sure:
-            ordered = [knob for knob in self._knobs if self._is_ordered(knob)]
-            smaller = (each for knob in ordered for each in self._next_smaller(here.candidate, knob))
-            yield from self._new(smaller)
-
-    def _next_smaller(self, candidate: Candidate, knob: str) -> Iterator[Candidate]:
-        smaller = [int(each) for each in self._problem.choices[knob] if int(each) < int(candidate[knob])]
-        if smaller:
-            yield candidate.but(**{knob: max(smaller)})
+            ordered = filter(self._is_ordered, self._knobs)
+            steps = ((knob, each) for knob in ordered for each in self._smaller(here.candidate, knob)[:1])
+            yield from self._new(here.candidate.but(**{knob: choice}) for knob, choice in steps)
 
 
 def _better(found: Estimate, here: Estimate) -> bool:
@@ -379,19 +367,19 @@ def _better(found: Estimate, here: Estimate) -> bool:
     if here.memory is None or found.fits != here.fits:
         return True
     if found.fits and (found.tokens_per_second or here.tokens_per_second):
-        return (found.tokens_per_second or 0.0) > (here.tokens_per_second or 0.0) * (1 + _WORTH)
+        return _rate(found) > _rate(here) * (1 + _WORTH)
     return found.memory.device_bytes < here.memory.device_bytes * (1 - _WORTH)
 
 
 def _would_be_faster(found: Estimate, here: Estimate) -> bool:
     """Return whether a candidate does not fit and would be better than another if it did."""
-    if found.fits or found.memory is None or not here.fits:
-        return False
-    return (found.tokens_per_second or 0.0) > (here.tokens_per_second or 0.0) * (1 + _WORTH)
+    return found.memory is not None and not found.fits and here.fits and _rate(found) > _rate(here) * (1 + _WORTH)
 
 
 def _is_near(found: Estimate, here: Estimate) -> bool:
     """Return whether a candidate is so near to another that improving it may be worth its traces."""
-    if not here.fits or found.memory is None:
-        return found.memory is not None
-    return (found.tokens_per_second or 0.0) >= _NEAR * (here.tokens_per_second or 0.0)
+    return found.memory is not None and (not here.fits or _rate(found) >= _NEAR * _rate(here))
+
+
+def _rate(found: Estimate) -> float:
+    return found.tokens_per_second or 0.0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.gradient_checkpointing import OFFLOAD
+from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
 class ActivationOffloading(Technique):
@@ -23,8 +22,7 @@ class ActivationOffloading(Technique):
     trl_default = OFF
     needs = "an accelerator, and host memory for the activations"
     writes = frozenset({"args.activation_offloading"})
-    only_layers = True
-    patches_libraries = False
+    impact = TraceImpact(Scope.LAYERS, patches_libraries=False)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason on a CPU, where TRL 1.16 fails for lack of an accelerator."""
@@ -37,10 +35,6 @@ class ActivationOffloading(Technique):
         if choice == ON and candidate["gradient_checkpointing"] == OFFLOAD:
             return "gradient_checkpointing=offload moves the same activations already"
         return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.activation_offloading": choice == ON}
 
 
 TECHNIQUE = ActivationOffloading()

@@ -9,6 +9,7 @@ from autotune.core.machine import Machine
 from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
+from autotune.techniques.trace_impact import Scope, TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING
 
@@ -27,8 +28,7 @@ class Allocator(Technique):
     trl_default = DEFAULT
     needs = "a CUDA GPU"
     writes = frozenset({f"env.{ALLOCATOR_VARIABLE}"})
-    only_allocator = True
-    patches_libraries = False
+    impact = TraceImpact(Scope.ALLOCATOR)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason on a CPU, whose allocator has no segments."""

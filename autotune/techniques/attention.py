@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, Choice
@@ -10,6 +9,7 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
 from autotune.techniques.hub_kernels import kernels_missing
+from autotune.techniques.trace_impact import NO_PATCHES
 
 SDPA = "sdpa"
 EAGER = "eager"
@@ -59,7 +59,7 @@ class Attention(Technique):
     trl_default = SDPA
     needs = "flash: its package or kernels, and a GPU of its generation; flex: a GPU"
     writes = frozenset({"model.attn_implementation"})
-    patches_libraries = False
+    impact = NO_PATCHES
 
     def default(self, setting: Setting) -> Choice:
         """Return sdpa, or eager where the architecture has no sdpa, as transformers does by default."""
@@ -99,10 +99,6 @@ class Attention(Technique):
         if choice in _FLASH and candidate["precision"] == "float32":
             return f"{choice} computes in bf16 or fp16 only, and precision=float32 has neither"
         return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"model.attn_implementation": choice}
 
 
 TECHNIQUE = Attention()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import difflib
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
-from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.errors import InputError
+from autotune.techniques.trace_impact import TraceImpact
 
 OFF = "off"
 ON = "on"
+_VALUES: Mapping[Choice, object] = {OFF: False, ON: True, "none": None}
+"""Values of fields, by choices that are spelled otherwise."""
+POSITIVE = re.compile(r"0*[1-9]\d*")
+"""Spellings of the whole numbers from 1 on."""
+SEVERAL = re.compile(r"0*([2-9]|[1-9]\d+)")
+"""Spellings of the whole numbers from 2 on."""
 
 
 class Effect(StrEnum):
@@ -24,6 +30,12 @@ class Effect(StrEnum):
 
     EXACT = "exact"
     CHANGES_TRAINING = "changes-training"
+
+
+class Fails(str):
+    """A conflict with which training fails, instead of training otherwise in silence."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -34,85 +46,87 @@ class Option:
         choice: its spelling; for a family of choices, a representative such as ``r16``.
         summary: what it does, in a few words.
         effect: its effect on training with all other techniques at TRL's defaults.
+        family: the spellings of the choices that it represents, itself included; None: it stands for itself alone.
+            Those of digits are whole numbers.
+        replaceable: whether an exact choice may take its place in a user's own configuration.
     """
 
     choice: Choice
     summary: str
     effect: Effect = Effect.EXACT
+    family: re.Pattern[str] | None = None
+    replaceable: bool = True
+
+    def has(self, choice: Choice) -> bool:
+        """Return whether a choice, or the spelling of one, is this one or of its family."""
+        return str(choice) == str(self.choice) or bool(self.family and self.family.fullmatch(str(choice)))
 
 
-class Technique(ABC):
+@dataclass(frozen=True)
+class TrainerFacts:
+    """The differences of a technique with one trainer. Reasons are in words; empty without one.
+
+    Attributes:
+        default: the choice that equals TRL's behaviour without any setting; None: that of all trainers.
+        changes: how every choice but the default changes training there.
+        without_effect: why the fields have no effect there. Which other trainers support the technique follows from
+            the fields of their configurations.
+        refused: by choice, why TRL refuses it there.
+        ignored: by choice, how TRL silently trains otherwise there.
+        restricted: by choice, why only some candidates may have it there, for the documentation;
+            :meth:`Technique.conflict` decides which. For a family of choices, all three name its representative.
+    """
+
+    default: Choice | None = None
+    changes: str = ""
+    without_effect: str = ""
+    refused: Mapping[Choice, str] = field(default_factory=dict)
+    ignored: Mapping[Choice, str] = field(default_factory=dict)
+    restricted: Mapping[Choice, str] = field(default_factory=dict)
+
+
+class Technique:
     """One knob of TRL, transformers or PEFT. A subclass is one file and its only instance is ``TECHNIQUE``.
 
     Class attributes:
         name: the knob's spelling everywhere.
         summary: what it trades, in one sentence.
-        options: its documented choices; a technique that takes more (numbers, a grammar) overrides :meth:`parse`.
+        options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
-        trl_defaults: by the name of a trainer, the choice that does so there, if it differs.
-        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
-            ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
-        tells: those of :attr:`writes` by which a choice is told in a user's own configuration; empty: all. The others
-            are settings beside the choice, of which a user's own are kept.
-        without_effect: by the name of a trainer whose configuration has the fields, why they have no effect there.
-            Which other trainers support the technique follows from the fields of their configurations.
-        refused: by the name of a trainer and a choice, why TRL refuses that choice there.
-        ignored: by the name of a trainer and a choice, how TRL silently trains otherwise there.
-        restricted: by the name of a trainer and a choice, why only some candidates may have it there, for the
-            documentation; :meth:`conflict` says which. For a family of choices, all three name its representative.
-        unplanned: what of its effect is measured by probes and not part of an estimate, in words; empty if nothing.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
-        changes_in: by the name of a trainer in which every choice but the default changes training, how it does.
-        ordered: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
-            the candidates with larger choices.
-        only_sizes: whether it changes only the sizes of micro-batches, so that its choices can be predicted from
-            traces at other sizes.
-        only_allocator: whether it changes only how the caching allocator serves the same allocations, so that its
-            choices are predicted from the same trace (:class:`autotune.core.plan.AllocatorUse`).
-        only_layers: whether it changes only what layers compute and save for the backward pass, and nothing of what is
-            held between micro-batches.
-        only_in: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
-            memory elsewhere then shows the same of its other choices.
-        also_sizes: whether it changes the batch geometry beside what else it changes.
-        patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
-            ends: a trace without it then needs another process.
+        writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
+            ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
+        identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
+            others are settings beside the choice, of which a user's own are kept.
+        by_trainer: what differs with a trainer, by its name.
+        impact: what its choices change of a trace.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     options: ClassVar[tuple[Option, ...]]
     trl_default: ClassVar[Choice]
-    trl_defaults: ClassVar[Mapping[str, Choice]] = {}
-    writes: ClassVar[frozenset[str]]
-    tells: ClassVar[frozenset[str]] = frozenset()
-    without_effect: ClassVar[Mapping[str, str]] = {}
-    refused: ClassVar[Mapping[tuple[str, Choice], str]] = {}
-    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {}
-    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {}
-    unplanned: ClassVar[str] = ""
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
-    changes_in: ClassVar[Mapping[str, str]] = {}
-    ordered: ClassVar[bool] = False
-    only_sizes: ClassVar[bool] = False
-    also_sizes: ClassVar[bool] = False
-    only_allocator: ClassVar[bool] = False
-    only_layers: ClassVar[bool] = False
-    only_in: ClassVar[str] = ""
-    patches_libraries: ClassVar[bool] = True
+    writes: ClassVar[frozenset[str]]
+    identified_by: ClassVar[frozenset[str]] = frozenset()
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
+    impact: ClassVar[TraceImpact] = TraceImpact()
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
-        return self.trl_defaults.get(setting.workload.trainer, self.trl_default)
+        own = facts(self, setting.workload.trainer).default
+        return self.trl_default if own is None else own
 
     def matters(self, setting: Setting) -> bool:
         """Return whether its choices differ in this setting; if not, it stays at its default."""
         return True
 
-    @abstractmethod
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the plan entries of a choice: values for keys in :attr:`writes`."""
+        """Return the plan entries of a choice: values for keys in :attr:`writes`, of a single one the choice itself."""
+        (entry,) = self.writes
+        return {entry: _VALUES.get(choice, choice)}
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the choice that a spelling names; with a setting, symbolic spellings are resolved to concrete ones.
@@ -120,46 +134,34 @@ class Technique(ABC):
         Raises:
             InputError: the spelling names no choice.
         """
-        spellings = {str(option.choice): option.choice for option in self.options}
-        if str(text) in spellings:
-            return spellings[str(text)]
-        raise self.unknown(text)
-
-    def representative(self, choice: Choice) -> Choice:
-        """Return the documented choice that stands for a choice: itself, unless it belongs to a family."""
-        return choice
-
-    def unknown(self, text: Choice) -> InputError:
-        """Return the error for a spelling that names no choice, with the closest ones."""
+        spelling = str(text)
+        if any(option.has(spelling) for option in self.options):
+            return int(spelling) if spelling.isdecimal() else spelling
         spellings = [str(option.choice) for option in self.options]
-        near = difflib.get_close_matches(str(text), spellings, n=1)
+        near = difflib.get_close_matches(spelling, spellings, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        return InputError(f"{text!r} is no choice of {self.name}.", hint=f"{hint}It takes {', '.join(spellings)}.")
+        listed = ", ".join(
+            f"{option.choice} ({option.summary})" if option.family else str(option.choice) for option in self.options
+        )
+        raise InputError(f"{text!r} is no choice of {self.name}.", hint=f"{hint}It takes {listed}.")
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""
-        if setting.workload.trainer in self.changes_in:
+        if facts(self, setting.workload.trainer).changes:
             default = self.normal(self.default(setting), candidate, setting)
             if self.normal(choice, candidate, setting) != default:
                 return Effect.CHANGES_TRAINING
-        return next((option.effect for option in self.options if option.choice == choice), Effect.EXACT)
+        option = option_of(self, choice)
+        return option.effect if option else Effect.EXACT
 
-    def unlike(self, choice: Choice, candidate: Candidate, setting: Setting) -> bool:
-        """Return whether no other choice trains like one that a user's configuration has."""
-        return self.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
-
-    def meant(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
-        """Return choices, beside those of a space, that plan entries of a user's configuration may stand for.
+    def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
+        """Return choices, beside those of a space, that may have the entries of a user's configuration.
 
         Args:
             entries: by path, of :attr:`writes`.
-            candidate: what the other entries stand for.
+            candidate: the choices of the other techniques.
         """
         return ()
-
-    def how_changes(self, trainer: str) -> str:
-        """Return how choices change training with the trainer of that name, in words; empty when none does."""
-        return self.changes_in.get(trainer, self.changes)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
@@ -169,53 +171,12 @@ class Technique(ABC):
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
         return None
 
-    def impossible(self, choice: Choice, setting: Setting) -> str | None:
-        """Return why a choice is impossible in this setting in every candidate, or None if it is possible."""
-        there = (setting.workload.trainer, self.representative(choice))
-        return (
-            self.unavailable(choice, setting.machine)
-            or self.refused.get(there)
-            or self.ignored.get(there)
-            or self.unsuitable(choice, setting)
-        )
-
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why a choice is illegal or silently changed in this candidate, or None if it is legal."""
-        return self.failure(choice, candidate, setting)
+        """Return why a choice is illegal or silently changed in this candidate, or None if it is legal.
 
-    def failure(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why training with a choice fails in this candidate; None if it runs, or does something else silently.
-
-        It is a part of :meth:`conflict`.
+        The reason is :class:`Fails` where training fails.
         """
         return None
-
-    def layer_period(self, plan: TrainingPlan) -> int:
-        """Return the period, in layers, of the technique's effect in a plan: 2 if it applies to every second layer."""
-        return 1
-
-    def uneven(self, plan: TrainingPlan) -> bool:
-        """Return whether a process's share of a plan's gradients ends within a layer, and is no sum over layers."""
-        return False
-
-    def needs_all_layers(self, plan: TrainingPlan) -> bool:
-        """Return whether moments of a step depend on where a process's share of the weights starts within the model.
-
-        Traces of few layers then tell nothing of all of them.
-        """
-        return False
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether fewer bytes of weights may lie on the device with a choice than with another."""
-        return False
-
-    def untimed(self, plan: TrainingPlan) -> bool:
-        """Return whether a step of a plan on a GPU has no predicted time, since a part of it runs elsewhere."""
-        return False
-
-    def gathers_ahead(self, plan: TrainingPlan) -> bool:
-        """Return whether weights of layers are gathered before these are reached, so that those at the ends differ."""
-        return False
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
@@ -223,28 +184,42 @@ class Technique(ABC):
 
 
 class NumberTechnique(Technique):
-    """A technique whose choices are whole numbers; all but TRL's default change training.
-
-    Class attributes:
-        unit: what it counts, in the plural.
-        least: the smallest number.
-    """
-
-    unit: ClassVar[str]
-    least: ClassVar[int] = 1
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the number.
-
-        Raises:
-            InputError: it is none, or too small.
-        """
-        if str(text).isdigit() and int(text) >= self.least:
-            return int(text)
-        raise InputError(
-            f"{text!r} is no choice of {self.name}.", hint=f"It takes a number of {self.unit}, at least {self.least}."
-        )
+    """A technique whose choices are numbers; all but TRL's default change training."""
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Any other number than TRL's default changes training."""
         return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING
+
+
+def facts(technique: Technique, trainer: str) -> TrainerFacts:
+    """Return what differs with the trainer of that name."""
+    return technique.by_trainer.get(trainer, _NO_DIFFERENCE)
+
+
+_NO_DIFFERENCE = TrainerFacts()
+
+
+def option_of(technique: Technique, choice: Choice) -> Option | None:
+    """Return the documented choice that represents a choice, or None."""
+    exact = (option for option in technique.options if option.choice == choice)
+    return next(exact, None) or next((option for option in technique.options if option.has(choice)), None)
+
+
+def how_changes(technique: Technique, trainer: str) -> str:
+    """Return how choices change training with the trainer of that name, in words; empty when none does."""
+    return facts(technique, trainer).changes or technique.changes
+
+
+def refused_or_ignored(technique: Technique, choice: Choice, trainer: str) -> str | None:
+    """Return why TRL refuses a choice with a trainer, or how it trains otherwise in silence; None if it takes it."""
+    option, own = option_of(technique, choice), facts(technique, trainer)
+    return (own.refused.get(option.choice) or own.ignored.get(option.choice)) if option else None
+
+
+def impossible(technique: Technique, choice: Choice, setting: Setting) -> str | None:
+    """Return why a choice is impossible in this setting in every candidate, or None if it is possible."""
+    return (
+        technique.unavailable(choice, setting.machine)
+        or refused_or_ignored(technique, choice, setting.workload.trainer)
+        or technique.unsuitable(choice, setting)
+    )

@@ -9,12 +9,13 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFacts
+from autotune.techniques.trace_impact import NO_PATCHES
 
 _ALWAYS = "any value needs the same memory and time: the reference is part of the loss"
 
 
-class Beta(Technique):
+class Beta(NumberTechnique):
     """Without it there is no reference: neither a copy of the model, nor a pass over each generation batch."""
 
     name = "beta"
@@ -24,11 +25,13 @@ class Beta(Technique):
         Option("0.05", "TRL's default for RLOO; any number", Effect.CHANGES_TRAINING),
     )
     trl_default = "0.0"
-    trl_defaults: ClassVar[Mapping[str, Choice]] = {"rloo": "0.05"}
     writes = frozenset({"args.beta"})
-    without_effect: ClassVar[Mapping[str, str]] = {"dpo": _ALWAYS, "kto": _ALWAYS, "online_dpo": _ALWAYS}
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "rloo": TrainerFacts(default="0.05"),
+        **dict.fromkeys(("dpo", "kto", "online_dpo"), TrainerFacts(without_effect=_ALWAYS)),
+    }
     changes = "the loss holds the model closer to the reference, or not at all"
-    patches_libraries = False
+    impact = NO_PATCHES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the number, spelled as Python does."""
@@ -39,10 +42,6 @@ class Beta(Technique):
         if not isfinite(weight) or weight < 0:
             raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number from 0 on.")
         return str(weight)
-
-    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Any other value than TRL's changes the loss."""
-        return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -8,9 +8,10 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
 from autotune.techniques.packing import NONE
 from autotune.techniques.sharding import DDP, FSDP2
+from autotune.techniques.trace_impact import TraceImpact
 
 NAME = "context_parallel"
 _SDPA = "sdpa"
@@ -60,12 +61,11 @@ class ContextParallel(Technique):
         "that share a row train on the same documents"
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
-    also_sizes = True
-    refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        (trainer, size): reason for trainer, reason in _REASONS.items() for size in _SIZES
+    impact = TraceImpact(sizes=True)
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        **{trainer: TrainerFacts(refused=dict.fromkeys(_SIZES, reason)) for trainer, reason in _REASONS.items()},
+        "reward": TrainerFacts(ignored=dict.fromkeys(_SIZES, _SCORED)),
     }
-
-    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {("reward", size): _SCORED for size in _SIZES}
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes and long rows; for others it is taken if it is fixed."""

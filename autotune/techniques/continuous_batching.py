@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Effect, Option, Technique
+from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
 
@@ -27,7 +28,9 @@ class ContinuousBatching(Technique):
     trl_default = OFF
     needs = "a CUDA GPU"
     changes = "TRL casts the trained weights to bf16 or fp16 for good when it first generates, unless precision=float32"
-    unplanned = "the cache, which takes most of the memory that is free, its speed, and the cast weights"
+    impact = TraceImpact(
+        unplanned="the cache, which takes most of the memory that is free, its speed, and the cast weights"
+    )
     writes = frozenset({"args.use_transformers_continuous_batching"})
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.errors import InputError
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import POSITIVE, Option, Technique
 from autotune.techniques.context_parallel import ranks_per_row
 from autotune.techniques.sharding import DDP, FSDP2
 
@@ -23,18 +22,12 @@ class DpReplicateSize(Technique):
     summary = "Hybrid sharding: the number of replicas, each sharded within a group of processes."
     options = (
         Option(1, "one group: all processes share the model out"),
-        Option(2, "two groups, such as two machines; any number that divides the processes"),
+        Option(2, "two groups, such as two machines; any number that divides the processes", family=POSITIVE),
         Option(4, "four groups"),
     )
     trl_default = 1
     needs = f"sharding={FSDP2}, and at least two processes in each group"
     writes = frozenset({"args.parallelism_config.dp_replicate_size"})
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return a number of groups."""
-        if str(text).isdigit() and int(text) > 0:
-            return int(text)
-        raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number of groups of processes.")
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are more processes than a machine has; for fewer it is taken if it is fixed."""

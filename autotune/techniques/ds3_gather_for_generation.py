@@ -8,7 +8,8 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
 _ZERO3 = "zero3"
@@ -26,9 +27,14 @@ class GatherForGeneration(Technique):
     trl_default = ON
     needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
-    patches_libraries = False
-    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        ("rloo", OFF): "a model whose output head has a weight of its own fails in DeepSpeed (tracing error at step 0)",
+    # They are gathered layer by layer.
+    impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == OFF)
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "rloo": TrainerFacts(
+            restricted={
+                OFF: "a model whose output head has a weight of its own fails in DeepSpeed (tracing error at step 0)"
+            }
+        )
     }
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
@@ -48,10 +54,6 @@ class GatherForGeneration(Technique):
         (``trl/generation/vllm_generation.py``).
         """
         return choice if candidate.get("sharding") == _ZERO3 and candidate.get(VLLM, OFF) == OFF else ON
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether they are gathered layer by layer."""
-        return choice == OFF
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry where weights are gathered, which is TRL's default."""

@@ -11,18 +11,34 @@ from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques import lora
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
 from autotune.techniques.reference import PRECOMPUTED
+from autotune.techniques.trace_impact import PlanImpact, Scope, TraceImpact
 from autotune.techniques.versions import installed
 
 SELECTIVE = "selective"
 OFFLOAD = "offload"
 _EVERY_2 = "every_2"
-_EVERY = re.compile(r"every_(\d+)")
+_EVERY = re.compile(r"every_([2-9]|[1-9]\d+)")
 # `every_n_layers` and `offload` were added with transformers 5.23's activation checkpointing.
 _TRANSFORMERS_WITH_KEYS = ">=5.23"
 # `selective` was added in TRL 1.15.
 _TRL_WITH_SELECTIVE = ">=1.15"
+
+_TO_PYTORCH = "leaves its key to PyTorch"
+
+
+def _with_reference(trainer: str) -> TrainerFacts:
+    why = f"{trainer} {_TO_PYTORCH} after a pass of the reference, which refuses it"
+    return TrainerFacts(
+        refused={SELECTIVE: f"{trainer} {_TO_PYTORCH}, which refuses it"},
+        restricted=dict.fromkeys((_EVERY_2, OFFLOAD), f"only with reference={PRECOMPUTED}, since {why}"),
+    )
+
+
+def _generating(trainer: str) -> TrainerFacts:
+    why = f"{trainer} {_TO_PYTORCH} after it has generated, which refuses it"
+    return TrainerFacts(refused=dict.fromkeys((_EVERY_2, SELECTIVE, OFFLOAD), why))
 
 
 class GradientCheckpointing(Technique):
@@ -33,46 +49,30 @@ class GradientCheckpointing(Technique):
     options = (
         Option(OFF, "keeps all activations"),
         Option(ON, "keeps the input of every layer"),
-        Option(_EVERY_2, "checkpoints every second layer only (every_N)"),
+        Option(_EVERY_2, "checkpoints every second layer only (every_N)", family=_EVERY),
         Option(SELECTIVE, "as on, and keeps the outputs of attention"),
         Option(OFFLOAD, "as on, and moves what is kept to the host's memory"),
     )
     trl_default = ON
     needs = "offload: an accelerator; every_N and offload: transformers 5.23 or later"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
-    only_layers = True
-    refused: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        **{
-            (trainer, SELECTIVE): f"{name} leaves its key to PyTorch, which refuses it"
-            for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer", "reward": "RewardTrainer"}.items()
-        },
-        **{
-            (trainer, choice): f"{name} leaves its key to PyTorch after it has generated, which refuses it"
-            for trainer, name in {"grpo": "GRPOTrainer", "rloo": "RLOOTrainer"}.items()
-            for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
-        },
-    }
-    ignored: ClassVar[Mapping[tuple[str, Choice], str]] = {
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "dpo": _with_reference("DPOTrainer"),
+        "kto": _with_reference("KTOTrainer"),
+        "reward": TrainerFacts(refused={SELECTIVE: f"RewardTrainer {_TO_PYTORCH}, which refuses it"}),
+        "grpo": _generating("GRPOTrainer"),
+        "rloo": _generating("RLOOTrainer"),
         # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
-        ("online_dpo", choice): "after it has generated, OnlineDPOTrainer switches checkpointing on again without keys"
-        for choice in (_EVERY_2, SELECTIVE, OFFLOAD)
+        "online_dpo": TrainerFacts(
+            ignored=dict.fromkeys(
+                (_EVERY_2, SELECTIVE, OFFLOAD),
+                "after it has generated, OnlineDPOTrainer switches checkpointing on again without keys",
+            )
+        ),
     }
-    restricted: ClassVar[Mapping[tuple[str, Choice], str]] = {
-        (trainer, choice): f"only with reference={PRECOMPUTED}, since {name} leaves its key to PyTorch after a pass of "
-        "the reference, which refuses it"
-        for trainer, name in {"dpo": "DPOTrainer", "kto": "KTOTrainer"}.items()
-        for choice in (_EVERY_2, OFFLOAD)
-    }
-    patches_libraries = False
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the choice; ``every_N`` is accepted for any N above one."""
-        every = _EVERY.fullmatch(str(text))
-        return str(text) if every and int(every.group(1)) > 1 else super().parse(text)
-
-    def representative(self, choice: Choice) -> Choice:
-        """Return ``every_2`` for every number of layers."""
-        return _EVERY_2 if _EVERY.fullmatch(str(choice)) else choice
+    impact = TraceImpact(
+        Scope.LAYERS, patches_libraries=False, in_plan=lambda plan: PlanImpact(layer_period=_period(plan))
+    )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where a library is too old, or for offloading on a CPU, where memory cannot be pinned."""
@@ -120,15 +120,16 @@ class GradientCheckpointing(Technique):
             return self._with({str(choice): True})
         return {"args.gradient_checkpointing": choice == ON}
 
-    def layer_period(self, plan: TrainingPlan) -> int:
-        """Return n for ``every_n``."""
-        keys = plan.args.get("gradient_checkpointing_kwargs")
-        every = keys.get("every_n_layers") if isinstance(keys, Mapping) else None
-        return every if isinstance(every, int) else 1
-
     @staticmethod
     def _with(keys: Mapping[str, object]) -> Mapping[str, object]:
         return {"args.gradient_checkpointing": True, "args.gradient_checkpointing_kwargs": dict(keys)}
+
+
+def _period(plan: TrainingPlan) -> int:
+    """Return n for ``every_n``."""
+    keys = plan.args.get("gradient_checkpointing_kwargs")
+    every = keys.get("every_n_layers") if isinstance(keys, Mapping) else None
+    return every if isinstance(every, int) else 1
 
 
 TECHNIQUE = GradientCheckpointing()

@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
 
 # The range that transformers 5.23 accepts (transformers/utils/import_utils.py).
@@ -30,7 +31,7 @@ class HubKernels(Technique):
     summary = "Replaces layers by fused kernels of the Hub, which are fetched at first use."
     options = (Option(OFF, "the model's own layers"), Option(ON, "kernels of the Hub, where they fit"))
     trl_default = OFF
-    unplanned = "all of it: kernels come over the network, and a trace runs the model's own layers"
+    impact = TraceImpact(unplanned="all of it: kernels come over the network, and a trace runs the model's own layers")
     needs = "the package kernels, a CUDA GPU, and the network at first use"
     writes = frozenset({"args.model_init_kwargs.use_kernels"})
 

@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
 class Liger(Technique):
@@ -19,7 +20,7 @@ class Liger(Technique):
     trl_default = OFF
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
-    only_layers = True
+    impact = TraceImpact(Scope.LAYERS)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason on a CPU, for which Triton has no driver, and where Liger is missing."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = "none"
 _GRAMMAR = re.compile(r"r(?P<rank>[1-9]\d*)(?P<attention>-attention)?(?P<rslora>-rslora)?(?P<dora>-dora)?")
@@ -34,7 +35,7 @@ class Lora(Technique):
     summary = "Trains small adapters beside a frozen model: gradients and optimizer state shrink to theirs."
     options = (
         Option(NONE, "all weights are trained"),
-        Option("r16", "rank 16 (rN) on all linear modules", Effect.CHANGES_TRAINING),
+        Option("r16", "rank 16 (rN) on all linear modules", Effect.CHANGES_TRAINING, family=_GRAMMAR),
         Option("r64", "rank 64 on all linear modules", Effect.CHANGES_TRAINING),
         Option("r16-attention", "on the projections of attention only", Effect.CHANGES_TRAINING),
         Option("r16-rslora", "scaled by the root of the rank", Effect.CHANGES_TRAINING),
@@ -54,15 +55,7 @@ class Lora(Technique):
             "model.use_dora",
         }
     )
-    patches_libraries = False
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return ``none`` or ``rN[-attention][-rslora][-dora]``."""
-        return str(text) if _GRAMMAR.fullmatch(str(text)) else super().parse(text)
-
-    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Return that every adapter changes training."""
-        return Effect.EXACT if choice == NONE else Effect.CHANGES_TRAINING
+    impact = NO_PATCHES
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for missing targets, and for DoRA on fused experts (PEFT's ``ParamWrapper`` has none)."""

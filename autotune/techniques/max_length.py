@@ -11,8 +11,9 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import ON, Option, Technique
+from autotune.techniques.base import ON, Option, Technique, TrainerFacts, facts
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
+from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
 # Strategies that move a row's overflow into the next row, so that no token is dropped.
@@ -62,7 +63,7 @@ def _shares(documents: Documents, max_length: int, *, dropping: bool) -> tuple[f
 
 def _only_scores(setting: Setting) -> bool:
     """Whether the trainer cuts what the loss is computed of, and no row of the dataset."""
-    return setting.workload.trainer in MaxLength.changes_in
+    return bool(facts(TECHNIQUE, setting.workload.trainer).changes)
 
 
 class MaxLength(Technique):
@@ -80,14 +81,14 @@ class MaxLength(Technique):
         Option(1024, "any number of tokens"),
     )
     trl_default = 1024
-    trl_defaults: ClassVar[Mapping[str, Choice]] = {"online_dpo": 512}
-    changes_in: ClassVar[Mapping[str, str]] = {
-        "online_dpo": "the log-probabilities of a completion are computed after more or less of the end of its prompt",
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "online_dpo": TrainerFacts(
+            default=512,
+            changes="the log-probabilities of a completion are computed after more or less of the end of its prompt",
+        )
     }
     writes = frozenset({"args.max_length", "truncate_to"})
-    ordered = True
-    only_sizes = True
-    patches_libraries = False
+    impact = GROWING_SIZES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the number of tokens; without a setting, a symbolic word is returned unchanged."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, NumberTechnique, Option
+from autotune.techniques.base import POSITIVE, Effect, NumberTechnique, Option
+from autotune.techniques.trace_impact import GROWING_SIZES
 
 
 class MaxNewTokens(NumberTechnique):
@@ -16,19 +13,12 @@ class MaxNewTokens(NumberTechnique):
     summary = "Most tokens of a completion: bounds what generation takes, and the width of every micro-batch."
     options = (
         Option(64, "TRL's default"),
-        Option(256, "any number of tokens", Effect.CHANGES_TRAINING),
+        Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
     trl_default = 64
     writes = frozenset({"args.max_new_tokens"})
     changes = "longer completions are cut, and rewarded as they are then"
-    ordered = True
-    only_sizes = True
-    patches_libraries = False
-    unit = "tokens"
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.max_new_tokens": int(choice)}
+    impact = GROWING_SIZES
 
 
 TECHNIQUE = MaxNewTokens()

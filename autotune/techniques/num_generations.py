@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, NumberTechnique, Option
+from autotune.techniques.base import SEVERAL, Effect, NumberTechnique, Option, TrainerFacts
+from autotune.techniques.trace_impact import SIZES
 
 
 class NumGenerations(NumberTechnique):
@@ -17,20 +16,13 @@ class NumGenerations(NumberTechnique):
     summary = "Completions of each prompt; a generation batch holds all of a prompt's."
     options = (
         Option(8, "TRL's default for GRPO"),
-        Option(2, "TRL's default for RLOO; any number from 2 on", Effect.CHANGES_TRAINING),
+        Option(2, "TRL's default for RLOO; any number from 2 on", Effect.CHANGES_TRAINING, family=SEVERAL),
     )
     trl_default = 8
-    trl_defaults: ClassVar[Mapping[str, Choice]] = {"rloo": 2}
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {"rloo": TrainerFacts(default=2)}
     writes = frozenset({"args.num_generations"})
     changes = "the baseline that a reward is compared with is the mean of more or fewer completions"
-    only_sizes = True
-    patches_libraries = False
-    unit = "completions"
-    least = 2
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.num_generations": int(choice)}
+    impact = SIZES
 
 
 TECHNIQUE = NumGenerations()

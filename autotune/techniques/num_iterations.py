@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, NumberTechnique, Option
+from autotune.techniques.base import POSITIVE, Effect, NumberTechnique, Option
+from autotune.techniques.trace_impact import TraceImpact
 
 
 class NumIterations(NumberTechnique):
@@ -16,18 +13,12 @@ class NumIterations(NumberTechnique):
     summary = "Number of updates on the same completions, which share the time to generate them."
     options = (
         Option(1, "TRL's default: each completion is trained on once"),
-        Option(2, "any number", Effect.CHANGES_TRAINING),
+        Option(2, "any number", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
     trl_default = 1
     writes = frozenset({"args.num_iterations"})
     changes = "completions are trained on again after the model that generated them has changed"
-    also_sizes = True
-    patches_libraries = False
-    unit = "iterations"
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.num_iterations": int(choice)}
+    impact = TraceImpact(sizes=True, patches_libraries=False)
 
 
 TECHNIQUE = NumIterations()

@@ -10,6 +10,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
 from autotune.techniques.sharding import DDP, FSDP2, NO_DEEPSPEED, NO_OTHER_MEMORY, ZERO_STAGES, offloads, zero_of
+from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 NONE, OPTIMIZER, PARAMETERS, BOTH = "none", "optimizer", "parameters", "both"
 _OPTIMIZER_DEVICE = "args.deepspeed.zero_optimization.offload_optimizer.device"
@@ -40,10 +41,13 @@ class Offload(Technique):
     )
     trl_default = NONE
     needs = "sharding by zero1, zero2, zero3 or fsdp2; for one process zero2 or zero3, a GPU and the package deepspeed"
-    unplanned = (
-        "the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on a GPU"
-    )
     writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD})
+    impact = TraceImpact(
+        frees_weights=lambda choice: choice in (PARAMETERS, BOTH),
+        in_plan=lambda plan: PlanImpact(untimed=_optimizer_on_host(plan)),
+        unplanned="the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on "
+        "a GPU",
+    )
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes; a single one offloads as a last resort, or if it is fixed."""
@@ -71,15 +75,6 @@ class Offload(Technique):
             return f"optimizer={optimizer} runs on a GPU only, and offload={choice} runs it on the host"
         return None
 
-    def untimed(self, plan: TrainingPlan) -> bool:
-        """Return whether the optimizer runs on the host, of which no speed is known."""
-        fsdp = plan.args.get("fsdp_config")
-        return offloads(zero_of(plan)) or (isinstance(fsdp, Mapping) and bool(fsdp.get("cpu_offload")))
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether weights are offloaded."""
-        return choice in (PARAMETERS, BOTH)
-
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         if choice == NONE:
@@ -91,6 +86,12 @@ class Offload(Technique):
             return {}
         wanted = {_OPTIMIZER_DEVICE: (OPTIMIZER, BOTH), _PARAMETERS_DEVICE: (PARAMETERS, BOTH)}
         return {path: "cpu" for path, choices in wanted.items() if choice in choices}
+
+
+def _optimizer_on_host(plan: TrainingPlan) -> bool:
+    """Return whether the optimizer runs on the host, whose speed is not known."""
+    fsdp = plan.args.get("fsdp_config")
+    return offloads(zero_of(plan)) or (isinstance(fsdp, Mapping) and bool(fsdp.get("cpu_offload")))
 
 
 TECHNIQUE = Offload()

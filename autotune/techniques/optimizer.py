@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.base import Effect, Fails, Option, Technique
 from autotune.techniques.sharding import DDP, FSDP2
+from autotune.techniques.trace_impact import NO_PATCHES
 
 _BITSANDBYTES = "bitsandbytes"
 _PACKAGES = {
@@ -40,7 +39,7 @@ class Optimizer(Technique):
     needs = "8-bit, paged: the package bitsandbytes, and not FSDP2; adamw_torch_8bit: torchao; paged: a GPU"
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
-    patches_libraries = False
+    impact = NO_PATCHES
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
@@ -51,16 +50,14 @@ class Optimizer(Technique):
             return "paging moves optimizer state between a GPU and the host, and there is no GPU"
         return None
 
-    def failure(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where bitsandbytes would update parameters that FSDP2 shards."""
         if _PACKAGES.get(str(choice)) != _BITSANDBYTES or candidate.get("sharding", DDP) != FSDP2:
             return None
         # https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633; tests/contract/test_bitsandbytes.py
-        return f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shares out, which are DTensors"
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.optim": choice}
+        return Fails(
+            f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shares out, which are DTensors"
+        )
 
 
 TECHNIQUE = Optimizer()

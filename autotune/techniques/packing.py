@@ -11,6 +11,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.trace_impact import SIZES
 
 NONE = "none"
 CUTTING = "bfd"
@@ -104,8 +105,7 @@ class Packing(Technique):
         "with wrapped, documents attend to their neighbours"
     )
     writes = frozenset({"args.packing", "args.packing_strategy"})
-    only_sizes = True
-    patches_libraries = False
+    impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Merge the splitting strategy with the cutting one where no document overflows a row."""

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
 from autotune.techniques.packing import NONE, SEPARATING, never_separated, not_separated
+from autotune.techniques.trace_impact import SIZES
 
 
 class PaddingFree(Technique):
@@ -23,9 +24,10 @@ class PaddingFree(Technique):
     trl_default = OFF
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
-    without_effect: ClassVar[Mapping[str, str]] = {"dpo": "DPOTrainer warns that it does nothing, and turns it off"}
-    only_sizes = True
-    patches_libraries = False
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "dpo": TrainerFacts(without_effect="DPOTrainer warns that it does nothing, and turns it off")
+    }
+    impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Merge both choices for strategies with which TRL turns it on by itself (in its trainer's ``__init__``)."""
@@ -44,10 +46,6 @@ class PaddingFree(Technique):
         if candidate["per_device_train_batch_size"] == 1:
             return "with one row per micro-batch there is no padding to remove"
         return not_separated(candidate, setting)
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.padding_free": choice == ON}
 
 
 TECHNIQUE = PaddingFree()

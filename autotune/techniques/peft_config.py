@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques import lora
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = lora.NONE
 # The file of a saved adapter says that the adapter is not trained.
 _OF_SAVED_ADAPTERS = ("inference_mode",)
+
+_JSON = re.compile(r"\{.*\}", re.DOTALL)
 
 
 class PeftConfig(Technique):
@@ -29,13 +33,13 @@ class PeftConfig(Technique):
     summary = "Trains what a file with PEFT's JSON says: any method of PEFT, with all of its keys."
     options = (
         Option(NONE, "what lora says"),
-        Option('{"peft_type":"IA3"}', "the JSON itself, or the file that it is in", Effect.CHANGES_TRAINING),
+        Option('{"peft_type":"IA3"}', "the JSON itself, or the file that it is in", Effect.CHANGES_TRAINING, _JSON),
     )
     trl_default = NONE
     needs = "`--fix peft_config=FILE.json`, with a `peft_type`; the bundle then has train.py only"
     changes = "only what the method adds is trained, and the rest of the model stays as it is"
     writes = frozenset({"peft"})
-    patches_libraries = False
+    impact = NO_PATCHES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return ``none``, or the configuration as JSON with sorted keys.
@@ -63,10 +67,6 @@ class PeftConfig(Technique):
             f"{asked!r} is no choice of {self.name}: {reason}.",
             hint="Give a file such as the adapter_config.json that PEFT saves with an adapter.",
         )
-
-    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Return that every adapter changes training."""
-        return Effect.EXACT if choice == NONE else Effect.CHANGES_TRAINING
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason beside lora, which is another adapter."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
-from autotune.errors import InputError
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import POSITIVE, Option, Technique
+from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
 class PerDeviceEvalBatchSize(Technique):
@@ -16,20 +16,11 @@ class PerDeviceEvalBatchSize(Technique):
 
     name = "per_device_eval_batch_size"
     summary = "Rows per micro-batch of evaluation, any number."
-    options = (Option(8, "any number of rows, where there are rows to evaluate on"),)
+    options = (Option(8, "any number of rows, where there are rows to evaluate on", family=POSITIVE),)
     trl_default = 8
     writes = frozenset({"args.per_device_eval_batch_size"})
     needs = "rows to evaluate on (`--eval-dataset`, `--eval-split`)"
-    ordered = True
-    only_sizes = True
-    only_in = EVALUATE
-    patches_libraries = False
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return a number of rows, at least one."""
-        if str(text).isdigit() and int(text) > 0:
-            return int(text)
-        raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number of rows.")
+    impact = TraceImpact(Scope.SIZES, phase=EVALUATE, monotonic=True)
 
     def matters(self, setting: Setting) -> bool:
         """Return whether training is evaluated."""

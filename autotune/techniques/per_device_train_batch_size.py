@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.errors import InputError
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import POSITIVE, Option, Technique, TrainerFacts
 from autotune.techniques.context_parallel import data_ranks
 from autotune.techniques.packing import NONE, documents_per_row
+from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
 _NEAR = 0.10
@@ -38,26 +38,21 @@ class PerDeviceTrainBatchSize(Technique):
 
     name = "per_device_train_batch_size"
     summary = "Rows per micro-batch, any number; gradient accumulation follows, so that the global batch stays."
-    options = (Option(8, "any number of rows up to the global batch"),)
+    options = (Option(8, "any number of rows up to the global batch", family=POSITIVE),)
     trl_default = 8
-    changes_in: ClassVar[Mapping[str, str]] = {
-        "kto": "KTO exchanges answers within a micro-batch to estimate a KL divergence, so its rows set the estimate",
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "kto": TrainerFacts(
+            changes="KTO exchanges answers within a micro-batch to estimate a KL divergence, so its rows set the "
+            "estimate"
+        )
     }
     writes = frozenset({"args.per_device_train_batch_size", "args.gradient_accumulation_steps"})
-    ordered = True
-    only_sizes = True
-    patches_libraries = False
+    impact = GROWING_SIZES
 
     def default(self, setting: Setting) -> Choice:
         """Return TRL's default, or the largest smaller size that divides the global batch."""
         largest = max(1, min(int(self.trl_default), setting.documents_per_process))
         return next(rows for rows in range(largest, 0, -1) if setting.documents_per_process % rows == 0)
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return a number of rows, at least one."""
-        if str(text).isdigit() and int(text) > 0:
-            return int(text)
-        raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number of rows.")
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where a micro-batch would exceed the user's global batch, at one document or more per row."""

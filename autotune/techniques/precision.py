@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.trace_impact import TraceImpact
 
 _BF16_WEIGHTS, _EXACT = "bfloat16", "float32"
 # bf16 arithmetic is available since Ampere (CUDA C++ Programming Guide, compute capabilities).
@@ -21,7 +22,8 @@ class Precision(Technique):
     summary = "Chooses the type of the weights and of matrix products."
     options = (
         Option("float32+bf16", "fp32 weights, bf16 products (autocast)"),
-        Option(_EXACT, "fp32 throughout"),
+        # The others round its products.
+        Option(_EXACT, "fp32 throughout", replaceable=False),
         Option("float32+fp16", "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
         Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
     )
@@ -32,17 +34,13 @@ class Precision(Technique):
         "skips steps that overflow"
     )
     writes = frozenset({"model.dtype", "args.bf16", "args.fp16"})
-    patches_libraries = False
+    impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == _BF16_WEIGHTS)
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect; with a frozen base, autocast rounds it to bf16 anyway, and the adapters train in fp32."""
         if choice == _BF16_WEIGHTS and candidate["lora"] != "none":
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
-
-    def unlike(self, choice: Choice, candidate: Candidate, setting: Setting) -> bool:
-        """Return whether others round what a choice does not: products in fp32 are those of no other."""
-        return choice == _EXACT or super().unlike(choice, candidate, setting)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where the GPU lacks the type; a CPU computes in all of them."""
@@ -51,10 +49,6 @@ class Precision(Technique):
         if "bf" in str(choice) and too_old:
             return "the GPU has no bf16 arithmetic (compute capability 8.0 or later)"
         return None
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether weights have 16 bits."""
-        return choice == _BF16_WEIGHTS
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -9,6 +9,7 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques import lora
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = "none"
 
@@ -27,7 +28,7 @@ class Quantization(Technique):
     needs = "the package bitsandbytes, and lora or peft_config"
     changes = "the frozen weights are rounded to 8 or 4 bits"
     writes = frozenset({"model.load_in_8bit", "model.load_in_4bit", "model.bnb_4bit_quant_type"})
-    patches_libraries = False
+    impact = NO_PATCHES
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where ``needs`` is not met."""

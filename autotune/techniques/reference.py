@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
+from autotune.techniques.trace_impact import TraceImpact
 
 PRECOMPUTED = "precomputed"
 
@@ -22,11 +23,8 @@ class Reference(Technique):
     )
     trl_default = "beside"
     writes = frozenset({"args.precompute_ref_log_probs"})
-    patches_libraries = False
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether the copy of the model is dropped."""
-        return choice == PRECOMPUTED
+    # The copy of the model is dropped.
+    impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == PRECOMPUTED)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

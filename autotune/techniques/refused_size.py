@@ -9,6 +9,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Technique
+from autotune.techniques.trace_impact import TraceImpact
 
 
 class RefusedSize(Technique):
@@ -20,7 +21,7 @@ class RefusedSize(Technique):
 
     trl_default = 1
     needs = "support by autotune, which it does not have yet: it is refused with the reason"
-    also_sizes = True
+    impact = TraceImpact(sizes=True)
     why: ClassVar[str]
 
     def matters(self, setting: Setting) -> bool:

@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.sharding import FSDP2
+from autotune.techniques.trace_impact import TraceImpact
 
 
 class ReshardAfterForward(Technique):
@@ -22,6 +23,7 @@ class ReshardAfterForward(Technique):
     trl_default = ON
     needs = f"sharding={FSDP2}"
     writes = frozenset({"args.fsdp_config.reshard_after_forward"})
+    impact = TraceImpact(frees_weights=lambda choice: choice == ON)
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes."""
@@ -30,10 +32,6 @@ class ReshardAfterForward(Technique):
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return ``on`` where FSDP2 is not used."""
         return choice if candidate.get("sharding") == FSDP2 else ON
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether gathered weights are freed."""
-        return choice == ON
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

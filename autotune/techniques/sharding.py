@@ -9,6 +9,7 @@ from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that say which engine shards a training, and how."""
@@ -53,6 +54,37 @@ _FSDP2: Mapping[str, object] = {
 }
 
 
+def zero_of(plan: TrainingPlan) -> Mapping[str, object]:
+    """Return what a plan's DeepSpeed document says of ZeRO; nothing if there is none."""
+    document = plan.args.get("deepspeed")
+    zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
+    return zero if isinstance(zero, Mapping) else {}
+
+
+def offloads(zero: Mapping[str, object]) -> bool:
+    """Return whether the optimizer is on the host; DeepSpeed takes a missing device, and ``none``, for the GPU."""
+    where = zero.get("offload_optimizer")
+    return isinstance(where, Mapping) and (where.get("device") or "none") != "none"
+
+
+def _impact_in(plan: TrainingPlan) -> PlanImpact:
+    """Return what the engine of a plan changes of the extrapolation over layers.
+
+    ZeRO-2 on the device keeps whole each tensor that a process's share has a part of, so the share is uneven. ZeRO-1
+    and ZeRO-2 that offload copy each gradient in float32 first, as far as it belongs to the process's share
+    (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): to the last process belongs all of a
+    large model's output head, and a part of it where there are few layers. With ZeRO-3, each process has an equal part
+    of every tensor.
+    """
+    zero = zero_of(plan)
+    stage, several, on_host = zero.get("stage"), plan.launch.processes > 1, offloads(zero)
+    return PlanImpact(
+        uneven=several and stage == ZERO_STAGES["zero2"] and not on_host,
+        needs_all_layers=several and stage in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"]) and on_host,
+        gathers_ahead=bool(plan.args.get("fsdp")) or stage == ZERO_STAGES["zero3"],
+    )
+
+
 class Sharding(Technique):
     """Data parallelism of PyTorch (DDP, FSDP2) or DeepSpeed (ZeRO), through ``fsdp`` or ``deepspeed``."""
 
@@ -71,7 +103,8 @@ class Sharding(Technique):
         "zero1 to zero3: the package deepspeed"
     )
     writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2, _SHARDS})
-    tells = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
+    identified_by = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
+    impact = TraceImpact(frees_weights=WEIGHTS_SHARED.__contains__, in_plan=_impact_in)
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes; a single one offloads as a last resort, or if it is fixed."""
@@ -98,31 +131,6 @@ class Sharding(Technique):
             return f"sharding={choice} cannot share out quantised weights, which lie in packed integers"
         return None
 
-    def uneven(self, plan: TrainingPlan) -> bool:
-        """Return whether it is ZeRO-2 on the device, whose buffer has every tensor whole that a share has a part of."""
-        zero = zero_of(plan)
-        return plan.launch.processes > 1 and zero.get("stage") == ZERO_STAGES["zero2"] and not offloads(zero)
-
-    def needs_all_layers(self, plan: TrainingPlan) -> bool:
-        """Return whether ZeRO-1 or ZeRO-2 moves gradients to the host.
-
-        Each gradient is copied in float32 first, as far as it belongs to the process's share
-        (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): to the last process belongs all
-        of a large model's output head, and a part of it where there are few layers. With ZeRO-3, each process has an
-        equal part of every tensor.
-        """
-        zero = zero_of(plan)
-        flat = zero.get("stage") in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"])
-        return plan.launch.processes > 1 and flat and offloads(zero)
-
-    def gathers_ahead(self, plan: TrainingPlan) -> bool:
-        """Return whether it is ZeRO-3 or FSDP2."""
-        return bool(plan.args.get("fsdp")) or zero_of(plan).get("stage") == ZERO_STAGES["zero3"]
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether no process holds all weights."""
-        return choice in WEIGHTS_SHARED
-
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         if choice == FSDP2:
@@ -136,19 +144,6 @@ class Sharding(Technique):
             further = {**_DOCUMENT_3, **ahead} if choice == "zero3" else {}
             return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **further}
         return {}
-
-
-def zero_of(plan: TrainingPlan) -> Mapping[str, object]:
-    """Return what a plan's DeepSpeed document says of ZeRO; nothing if there is none."""
-    document = plan.args.get("deepspeed")
-    zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
-    return zero if isinstance(zero, Mapping) else {}
-
-
-def offloads(zero: Mapping[str, object]) -> bool:
-    """Return whether the optimizer is on the host; DeepSpeed takes a missing device, and ``none``, for the GPU."""
-    where = zero.get("offload_optimizer")
-    return isinstance(where, Mapping) and (where.get("device") or "none") != "none"
 
 
 TECHNIQUE = Sharding()

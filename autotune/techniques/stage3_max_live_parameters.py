@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import POSITIVE, Option, Technique
+from autotune.techniques.trace_impact import TraceImpact
 
 _DEFAULT = 1_000_000_000
 _LIVE = "args.deepspeed.zero_optimization.stage3_max_live_parameters"
@@ -21,34 +22,21 @@ class MaxLiveParameters(Technique):
 
     name = "stage3_max_live_parameters"
     summary = "Limits how many gathered parameters ZeRO-3 keeps for another use; fewer means more communication."
-    options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory"),)
+    options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
     trl_default = _DEFAULT
     needs = "sharding=zero3"
     writes = frozenset({_LIVE, _REUSE})
-    ordered = True
+    # Fewer are gathered than by default.
+    impact = TraceImpact(monotonic=True, frees_weights=lambda choice: choice != _DEFAULT)
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes."""
         return setting.machine.hardware.processes > 1
 
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the number of parameters."""
-        if str(text).isdigit() and int(text) > 0:
-            return int(text)
-        raise self.unknown(text)
-
-    def representative(self, choice: Choice) -> Choice:
-        """Return the default for every number."""
-        return _DEFAULT
-
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the default where ZeRO-3 is not used, or where the model has no more parameters anyway."""
         enough = int(choice) >= setting.workload.model.parameters
         return _DEFAULT if candidate.get("sharding") != "zero3" or enough else choice
-
-    def frees_weights(self, choice: Choice) -> bool:
-        """Return whether fewer are gathered than by default."""
-        return choice != _DEFAULT
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -10,6 +10,7 @@ from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import Option, Technique
 from autotune.techniques.per_device_train_batch_size import rows_per_step
+from autotune.techniques.trace_impact import SIZES
 
 WHOLE = "step"
 _ONE_PART = "step/1"
@@ -28,8 +29,7 @@ class StepsPerGeneration(Technique):
     )
     trl_default = WHOLE
     writes = frozenset({_FIELD})
-    only_sizes = True
-    patches_libraries = False
+    impact = SIZES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the spelling."""
@@ -38,7 +38,7 @@ class StepsPerGeneration(Technique):
             raise InputError(f"{text!r} is no choice of {self.name}.", hint=hint)
         return str(text)
 
-    def meant(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
+    def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
         """Return the part of an optimizer step that a number of micro-batches is."""
         of_part, micro_batches = entries.get(_FIELD), _micro_batches(candidate, setting)
         if not isinstance(of_part, int) or of_part < 1 or micro_batches % of_part:

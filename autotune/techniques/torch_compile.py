@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.trace_impact import TraceImpact
 
 
 class TorchCompile(Technique):
@@ -16,13 +13,11 @@ class TorchCompile(Technique):
     summary = "Compiles the model, which fuses kernels and takes minutes whenever shapes are new."
     options = (Option(OFF, "runs as written"), Option(ON, "compiled by TorchInductor"))
     trl_default = OFF
-    unplanned = "the speed of compiled code, and the memory that fusing saves: a trace runs the step as written"
+    impact = TraceImpact(
+        unplanned="the speed of compiled code, and the memory that fusing saves: a trace runs the step as written"
+    )
     needs = "a C++ compiler"
     writes = frozenset({"args.torch_compile"})
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.torch_compile": choice == ON}
 
 
 TECHNIQUE = TorchCompile()

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, Option, Technique
+from autotune.techniques.base import OFF, POSITIVE, Option, Technique
+from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
 class TorchEmptyCacheSteps(Technique):
@@ -23,19 +24,12 @@ class TorchEmptyCacheSteps(Technique):
     options = (
         Option(OFF, "the allocator keeps what it has reserved"),
         Option(1, "before every backward pass; lowers the peak of reserved memory, and takes time"),
-        Option(10, "in every tenth optimizer step (N); other steps have the same peak as without it"),
+        Option(10, "in every tenth optimizer step (N); other steps have the same peak as without it", family=POSITIVE),
     )
     trl_default = OFF
-    unplanned = "the time that it takes"
     needs = "a CUDA GPU"
     writes = frozenset({"args.torch_empty_cache_steps"})
-    only_allocator = True
-    patches_libraries = False
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return ``off`` or a number of steps above zero."""
-        digits = str(text)
-        return int(digits) if digits.isdecimal() and int(digits) > 0 else super().parse(text)
+    impact = TraceImpact(Scope.ALLOCATOR, unplanned="the time that it takes")
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason on a CPU, whose allocator keeps no cache."""

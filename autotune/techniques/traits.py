@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from math import lcm
 
 from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique
+from autotune.techniques.trace_impact import PlanImpact, Scope
 
 _Fields = Mapping[str, object]
 
@@ -55,29 +55,14 @@ def libraries_of(plan: TrainingPlan) -> str:
     return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()), plan.launch.processes)
 
 
-def layer_period(plan: TrainingPlan) -> int:
-    """Return the common period, in layers, of all techniques in a plan: 6 for every second and every third layer."""
-    return lcm(*(technique.layer_period(plan) for technique in catalogue()))
-
-
-def uneven(plan: TrainingPlan) -> bool:
-    """Return whether a process's share of a plan's gradients is no sum over layers."""
-    return any(technique.uneven(plan) for technique in catalogue())
-
-
-def needs_all_layers(plan: TrainingPlan) -> bool:
-    """Return whether only a trace of all layers tells what a plan holds in a step."""
-    return any(technique.needs_all_layers(plan) for technique in catalogue())
+def impact_in(plan: TrainingPlan) -> PlanImpact:
+    """Return what all techniques of a plan change of how its traces are extrapolated."""
+    return PlanImpact.of_all(technique.impact.in_plan(plan) for technique in catalogue())
 
 
 def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
     """Return whether a step of a plan has no predicted time on a device; on a CPU each has the one that is traced."""
-    return hardware.kind == "cuda" and any(technique.untimed(plan) for technique in catalogue())
-
-
-def gathers_ahead(plan: TrainingPlan) -> bool:
-    """Return whether an engine gathers a layer's weights before it is reached, and holds them for a while after."""
-    return any(technique.gathers_ahead(plan) for technique in catalogue())
+    return hardware.kind == "cuda" and impact_in(plan).untimed
 
 
 def between_layers(plan: TrainingPlan) -> TrainingPlan:
@@ -85,7 +70,7 @@ def between_layers(plan: TrainingPlan) -> TrainingPlan:
 
     Plans that differ only in what their layers compute and save have the same one.
     """
-    args, model = _without(plan, frozenset(_paths(item for item in catalogue() if item.only_layers)))
+    args, model = _without(plan, frozenset(_paths(item for item in catalogue() if item.impact.scope is Scope.LAYERS)))
     fewest = {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
     return replace(plan, args={**args, **fewest}, model=model)
 
@@ -93,23 +78,23 @@ def between_layers(plan: TrainingPlan) -> TrainingPlan:
 @cache
 def geometry_knobs() -> frozenset[str]:
     """Return the names of the techniques on which the batch geometry of a plan depends."""
-    return frozenset(technique.name for technique in catalogue() if technique.only_sizes or technique.also_sizes)
+    return frozenset(technique.name for technique in catalogue() if technique.impact.of_sizes)
 
 
 @cache
 def allocator_knobs() -> frozenset[str]:
     """Return the names of the techniques that change only how the caching allocator serves a step."""
-    return frozenset(technique.name for technique in catalogue() if technique.only_allocator)
+    return frozenset(technique.name for technique in catalogue() if technique.impact.scope is Scope.ALLOCATOR)
 
 
 @cache
 def _untraced_paths() -> frozenset[str]:
-    return frozenset(_paths(item for item in catalogue() if item.only_sizes or item.only_allocator))
+    return frozenset(_paths(item for item in catalogue() if item.impact.scope in (Scope.SIZES, Scope.ALLOCATOR)))
 
 
 @cache
 def _harmless_paths() -> frozenset[str]:
-    return frozenset(_paths(technique for technique in catalogue() if not technique.patches_libraries))
+    return frozenset(_paths(technique for technique in catalogue() if not technique.impact.patches_libraries))
 
 
 def _paths(techniques: Iterable[Technique]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, Effect, Option, Technique
+from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
 
 NAME = "vllm"
@@ -41,11 +42,13 @@ class Vllm(Technique):
         Option(SLEEPING, "the same, asleep while the model is trained", Effect.CHANGES_TRAINING),
     )
     trl_default = OFF
-    unplanned = "how long vLLM takes to generate: candidates with it have no predicted speed"
     needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
     changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"
     writes = frozenset({"args.use_vllm", "args.vllm_mode", "args.vllm_enable_sleep_mode"})
-    patches_libraries = False
+    impact = TraceImpact(
+        patches_libraries=False,
+        unplanned="how long vLLM takes to generate: candidates with it have no predicted speed",
+    )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason without a GPU, and where probes are to run also without vLLM or a server."""

@@ -8,7 +8,8 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import Option, Technique, TrainerFacts
+from autotune.techniques.trace_impact import SIZES
 from autotune.techniques.vllm import NAME, is_colocated
 
 
@@ -22,12 +23,11 @@ class VllmGpuMemoryUtilization(Technique):
         Option("0.5", "any share between 0 and 1"),
     )
     trl_default = "0.3"
-    trl_defaults: ClassVar[Mapping[str, Choice]] = {"online_dpo": "0.55"}
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {"online_dpo": TrainerFacts(default="0.55")}
     needs = "vllm=colocate or colocate-sleep"
     writes = frozenset({"args.vllm_gpu_memory_utilization"})
     # It changes nothing of the traced training.
-    only_sizes = True
-    patches_libraries = False
+    impact = SIZES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the share, spelled as Python does."""

@@ -8,6 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import Option, Technique
+from autotune.techniques.trace_impact import SIZES
 from autotune.techniques.vllm import NAME, is_colocated
 
 DATA = "data"
@@ -28,8 +29,7 @@ class VllmMaxModelLength(Technique):
     needs = "vllm=colocate or colocate-sleep"
     writes = frozenset({"args.vllm_max_model_length"})
     # It changes nothing of the traced training.
-    only_sizes = True
-    patches_libraries = False
+    impact = SIZES
 
     def default(self, setting: Setting) -> Choice:
         """Return the length of the data: with TRL's default, a model made for 131,072 tokens needs a cache for them."""

@@ -7,29 +7,27 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import Effect, NumberTechnique, Option
+from autotune.techniques.base import POSITIVE, Option, Technique
+from autotune.techniques.trace_impact import SIZES
 from autotune.techniques.vllm import NAME, is_colocated
 
 
-class VllmTensorParallelSize(NumberTechnique):
+class VllmTensorParallelSize(Technique):
     """Each GPU then holds a part of vLLM's weights and key-value cache, and the prompts of all of them are generated
     for together.
     """
 
     name = "vllm_tensor_parallel_size"
     summary = "Divides vLLM's weights and key-value cache among so many of the training's GPUs."
-    options = (Option(1, "each GPU has an engine of its own: TRL's default"), Option(2, "any divisor of the GPUs"))
+    options = (
+        Option(1, "each GPU has an engine of its own: TRL's default"),
+        Option(2, "any divisor of the GPUs", family=POSITIVE),
+    )
     trl_default = 1
     needs = "vllm=colocate or colocate-sleep, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
     # It changes nothing of the traced training.
-    only_sizes = True
-    patches_libraries = False
-    unit = "GPUs"
-
-    def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Where the weights of the sampler lie changes nothing but rounding."""
-        return Effect.EXACT
+    impact = SIZES
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""

@@ -9,7 +9,7 @@ from functools import cache
 
 from autotune.errors import InputError
 from autotune.techniques import catalogue
-from autotune.techniques.base import Technique
+from autotune.techniques.base import Technique, facts
 from autotune.trainers.base import Trainer
 
 DEFAULT = "sft"
@@ -61,8 +61,8 @@ def lacking(technique: Technique, trainer: Trainer, own: frozenset[str]) -> str 
     Args:
         own: fields that some trainer's configuration has and ``transformers.TrainingArguments`` has not.
     """
-    if trainer.name in technique.without_effect:
-        return technique.without_effect[trainer.name]
+    if reason := facts(technique, trainer.name).without_effect:
+        return reason
     fields = {path.split(".")[1] for path in technique.writes if path.startswith("args.")}
     missing = sorted((fields & own) - trainer.fields)
     return f"{trainer.config_class} has no {missing[0]}" if missing else None

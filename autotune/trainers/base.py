@@ -20,7 +20,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.techniques.base import Effect, Technique
+from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.techniques.traits import traced_micro_batches, without_sizes
 from autotune.trainers.entries import complete, entries_of, put
 
@@ -104,7 +104,7 @@ class Trainer(ABC):
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
         counted: what the rows of a global batch are, in the plural.
-        unlike: what TRL's class does unlike the other trainers and what that costs, in sentences that a report tells.
+        peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
         cpu_args, cuda_args: arguments that training on that device needs.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
             where it is on.
@@ -128,7 +128,7 @@ class Trainer(ABC):
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
     counted: ClassVar[str] = "documents"
-    unlike: ClassVar[tuple[str, ...]] = ()
+    peculiarities: ClassVar[tuple[str, ...]] = ()
     # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
@@ -282,16 +282,16 @@ class Trainer(ABC):
             if technique.name not in knobs:
                 continue
             choice = candidate[technique.name]
-            impossible = technique.impossible(choice, setting)
-            if impossible:
-                return f"{technique.name}={choice}: {impossible}"
+            reason = impossible(technique, choice, setting)
+            if reason:
+                return f"{technique.name}={choice}: {reason}"
             conflict = technique.conflict(choice, candidate, setting) or self._absent(technique, candidate, setting)
             if conflict:
                 return conflict
             changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
             if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
                 return (
-                    f"{technique.name}={choice} changes training here ({technique.how_changes(self.name)}) "
+                    f"{technique.name}={choice} changes training here ({how_changes(technique, self.name)}) "
                     f"and was not allowed (--allow {technique.name})"
                 )
         return None

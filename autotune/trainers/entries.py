@@ -16,10 +16,12 @@ def entries_of(technique: Technique, candidate: Candidate, setting: Setting) -> 
     """
     choice, base = candidate[technique.name], setting.base
     entries = technique.plan(choice, candidate, setting)
-    if base is None or not technique.tells or base.choices.get(technique.name) != choice:
+    if base is None or not technique.identified_by or base.choices.get(technique.name) != choice:
         return entries
     own = tuple(f"{path}." for path in base.documents)
-    return {path: value for path, value in entries.items() if path in technique.tells or not path.startswith(own)}
+    return {
+        path: value for path, value in entries.items() if path in technique.identified_by or not path.startswith(own)
+    }
 
 
 def put(tree: dict[str, object], path: str, value: object) -> None:

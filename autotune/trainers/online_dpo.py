@@ -50,7 +50,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     module = "trl.experimental.online_dpo"
     loads_by_name = False
     counted = "prompts"
-    unlike = (
+    peculiarities = (
         "With gradient checkpointing, TRL's default, OnlineDPOTrainer generates without a key-value cache.",
         "Each token that it generates so costs a pass over all tokens before it.",
         "It computes the logits of the whole vocabulary for every token.",

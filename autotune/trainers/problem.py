@@ -46,17 +46,19 @@ class TrainerProblem:
     @property
     def ordered(self) -> frozenset[str]:
         """Knobs whose larger choice never needs less memory, all else equal."""
-        return frozenset(item.name for item in self.trainer.techniques if item.ordered)
+        return frozenset(item.name for item in self.trainer.techniques if item.impact.monotonic)
 
     @property
     def longer(self) -> frozenset[str]:
         """Knobs whose larger choice never takes a probe less time: they make micro-batches larger and nothing else."""
-        return frozenset(item.name for item in self.trainer.techniques if item.ordered and item.only_sizes)
+        return frozenset(
+            item.name for item in self.trainer.techniques if item.impact.monotonic and item.impact.only_sizes
+        )
 
     @property
     def only_in(self) -> Mapping[str, str]:
         """For knobs that a single phase of the step program depends on, that phase."""
-        return {item.name: item.only_in for item in self.trainer.techniques if item.only_in}
+        return {item.name: item.impact.phase for item in self.trainer.techniques if item.impact.phase}
 
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates with the same plan."""

@@ -169,6 +169,6 @@ def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
     found = {key[-1]: value for key in dict.fromkeys(keys) for value in base.at(key)}
     return found | {
         engine_key(path): value
-        for path in sorted(technique.tells or technique.writes)
+        for path in sorted(technique.identified_by or technique.writes)
         if of_engine(path) and (value := base.plan.entry(path)) is not None
     }

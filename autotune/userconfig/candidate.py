@@ -52,14 +52,14 @@ def _nearest(
     # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
     unsaid = {path: value for path, value in default.items() if path.startswith("model.")}
     own = {path: plan.entry(path) for path in technique.writes}
-    meant = technique.meant(own, candidate, setting)
-    for spelling in (*_numbers(technique, plan), *meant, technique.default(setting), *listed, *_spellings(technique)):
+    further = technique.spellings(own, candidate, setting)
+    for spelling in (*_numbers(technique, plan), *further, technique.default(setting), *listed, *_spellings(technique)):
         try:
             choice = technique.parse(spelling, setting)
         except InputError:
             continue
         beside = candidate.but(**{technique.name: choice})
-        entries = _telling(technique, technique.plan(choice, beside, setting))
+        entries = _identifying(technique, technique.plan(choice, beside, setting))
         agreeing = sum(_agrees(value, plan.entry(path), unsaid.get(path)) for path, value in entries.items())
         whole = agreeing == len(entries)
         # Of choices with the same entries, one that is possible beside the others is meant.
@@ -81,12 +81,12 @@ def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:
     return tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
-def _telling(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the entries that tell a choice: rows of a micro-batch alone, where accumulation follows from them."""
-    if technique.tells:
-        return {path: value for path, value in entries.items() if path in technique.tells}
+def _identifying(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the entries that identify a choice: rows of a micro-batch alone, where accumulation follows from them."""
+    if technique.identified_by:
+        return {path: value for path, value in entries.items() if path in technique.identified_by}
     named = f"args.{technique.name}"
-    return {named: entries[named]} if named in entries and technique.only_sizes else entries
+    return {named: entries[named]} if named in entries and technique.impact.only_sizes else entries
 
 
 def _agrees(value: object, actual: object, default: object) -> bool:

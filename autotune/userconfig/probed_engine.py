@@ -70,7 +70,7 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
 
 def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[str, Mapping[str, object]]:
     """Return the engine's documents of a base, without what tells the choices of techniques; by path in a plan."""
-    told = {path for technique in techniques for path in technique.tells or technique.writes}
+    told = {path for technique in techniques for path in technique.identified_by or technique.writes}
     found = {}
     for name in (DEEPSPEED, FSDP):
         if name in plan.args:

@@ -10,9 +10,8 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.protocol import TraceReply
-from autotune.planning.evaluator import Evaluator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.extrapolation.memory import TRACED_ERROR
-from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from benchmarks.gpu.accuracy import Prediction
 from benchmarks.gpu.cases import Case

@@ -25,8 +25,7 @@ from autotune.core.events import ignore
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.target import Accelerator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer

@@ -21,8 +21,7 @@ from autotune.core.events import ignore
 from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.target import Accelerator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
 from benchmarks.shapes import LLAMA_8B, write_model

@@ -72,9 +72,10 @@ class RecordedEstimates:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
         return self._runner.estimate(candidate)
 
-    def trace(self, candidates: Sequence[Candidate]) -> None:
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         """Trace candidates."""
         self._traced.update(dict.fromkeys(candidates))
+        return [self.estimate(candidate) for candidate in candidates]
 
     def least(self) -> Estimate | None:
         """Return what needs the least memory."""
@@ -146,7 +147,8 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
             near.add(run.candidate)
         return measurement
 
-    predictor = PlannedPredictor(RecordedEstimates(table), table.limit_bytes, "cpu")
+    estimates = RecordedEstimates(table)
+    predictor = PlannedPredictor(estimates, estimates.least, table.limit_bytes, "cpu")
     return search(
         problem,
         probe,

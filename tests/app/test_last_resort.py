@@ -14,8 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.protocol import TraceRequest
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.target import Accelerator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced, Untraceable

@@ -21,7 +21,7 @@ def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(tr
     here = setting(of=replace(workload(), trainer=trainer.name))
     told = notes_on(problem(here, trainer=trainer.name), checked_options(trainer=trainer.name))
     written = " ".join(PAGE.read_text(encoding="utf-8").split())
-    for sentence in trainer.unlike:
+    for sentence in trainer.peculiarities:
         assert sentence in told
         assert sentence in written
 
@@ -36,4 +36,4 @@ def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
 
 
 def test_online_dpo_is_told_to_generate_without_a_cache() -> None:
-    assert any("without a key-value cache" in sentence for sentence in trainers()["online_dpo"].unlike)
+    assert any("without a key-value cache" in sentence for sentence in trainers()["online_dpo"].peculiarities)

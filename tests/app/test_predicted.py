@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.ahead import Ahead, speeds_of, target_of, traced_ahead
+from autotune.app.ahead import Ahead, note_on_traced, speeds_of, target_of, traced_ahead
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
 from autotune.core.events import Event, Noted
@@ -53,18 +53,18 @@ class Estimates:
     def estimate(self, candidate: Candidate) -> Estimate:
         return an_estimate(candidate, self.origins.get(candidate, Origin.TRACED))
 
-    def trace(self, candidates: Sequence[Candidate]) -> None:
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         if self.failing:
             raise ProbeServerError("the server is gone")
         self.origins.update(dict.fromkeys(candidates, Origin.TRACED))
+        return [self.estimate(candidate) for candidate in candidates]
 
     def least(self) -> Estimate | None:
-        self.trace(self.candidates[:1])
-        return self.estimate(self.candidates[0])
+        return self.run(self.candidates[:1])[0]
 
 
 def predictor_of(estimates: Estimates, device: DeviceKind = "cuda") -> PlannedPredictor:
-    return PlannedPredictor(estimates, LIMIT_BYTES, device)
+    return PlannedPredictor(estimates, estimates.least, LIMIT_BYTES, device)
 
 
 def shown(
@@ -241,6 +241,20 @@ def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_pa
     assert ahead.predictor is None
     assert ahead.notes() == ("Nothing was predicted, and the search went on without: no process can be started",)
     assert heard == [Noted("Nothing is predicted: no process can be started")]
+
+
+@pytest.mark.parametrize(
+    ("traced", "over", "sentence"),
+    [
+        (1, 1, "Traced 1 candidate in 30 s: it is predicted not to fit."),
+        (1, 0, "Traced 1 candidate in 30 s: it is predicted to fit."),
+        (20, 1, "Traced 20 candidates in 30 s: 1 of them is predicted not to fit."),
+        (1_200, 1_100, "Traced 1,200 candidates in 30 s: 1,100 of them are predicted not to fit."),
+        (0, 0, "Traced 0 candidates in 30 s: 0 of them are predicted not to fit."),
+    ],
+)
+def test_the_note_on_what_was_traced_agrees_in_number(traced: int, over: int, sentence: str) -> None:
+    assert note_on_traced(traced, over, 30.0) == sentence
 
 
 def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:

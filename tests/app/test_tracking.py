@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.app.tracking import Tracking
-from autotune.core.estimate import Origin, distinct, need
+from autotune.core.estimate import Origin, distinct, need, smallest_changes
 from autotune.core.events import Event, Noted, Ranked, StageStarted, Tracing, ignore
-from autotune.planning.changes import smallest_changes
 from autotune.planning.evaluator import Evaluator
 from autotune.units import GIB
 from tests.planning.stand_in import AnalyticTracer

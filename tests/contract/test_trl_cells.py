@@ -1,6 +1,6 @@
 """Contract with TRL: where a trainer ignores or refuses what its configuration takes, by running each of the seven.
 
-The catalogue says the same (``refused``, ``ignored``, ``restricted`` of a technique); ``docs/techniques.md`` shows it.
+The catalogue says the same (``TrainerFacts`` of a technique); ``docs/techniques.md`` shows it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.techniques import find
+from autotune.techniques.base import facts
 from autotune.techniques.gradient_checkpointing import TECHNIQUE as CHECKPOINTING
 from autotune.trainers import techniques_of, trainers
 from tests.contract.seven import NAMES, built
@@ -26,12 +27,9 @@ REFUSING = r"Unexpected keyword arguments: (every_n_layers|selective|offload)"
 
 def known(trainer: str, choice: str) -> str:
     """Return what the catalogue says of a way to checkpoint: refused, ignored, restricted or taken."""
-    sets = {
-        "refused": CHECKPOINTING.refused,
-        "ignored": CHECKPOINTING.ignored,
-        "restricted": CHECKPOINTING.restricted,
-    }
-    return next((word for word, found in sets.items() if (trainer, choice) in found), "taken")
+    own = facts(CHECKPOINTING, trainer)
+    sets = {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}
+    return next((word for word, found in sets.items() if choice in found), "taken")
 
 
 def checkpointed_layers(trainer: Any) -> list[list[bool]]:
@@ -112,7 +110,7 @@ def test_dpo_turns_padding_free_off(
     monkeypatch.setattr(dpo_trainer.logger, "warning", warned.append)
     assert not built("dpo", small_model_directory, tmp_path, padding_free=True).padding_free
     assert any(re.search("padding_free", text) for text in warned)
-    assert "dpo" in find("padding_free", techniques_of(trainers()["sft"])).without_effect
+    assert facts(find("padding_free", techniques_of(trainers()["sft"])), "dpo").without_effect
 
 
 def test_continuous_batching_has_no_use_for_the_paged_attention_of_the_hub() -> None:

@@ -9,7 +9,7 @@ from autotune.core.candidate import Choice
 from autotune.core.machine import Hardware, Machine
 from autotune.inspection.software import OPTIONAL
 from autotune.techniques import catalogue
-from autotune.techniques.base import Effect, Technique
+from autotune.techniques.base import Effect, Technique, facts, refused_or_ignored
 from autotune.trainers import trainers
 from tests.contract.seven import NAMES, config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
@@ -48,7 +48,8 @@ def document() -> str:
 
 def cell(technique: Technique, trainer: str) -> str:
     """Return what becomes of a technique with a trainer, in a few words."""
-    if trainer in technique.without_effect:
+    own = facts(technique, trainer)
+    if own.without_effect:
         return "ignored"
     missing = missing_fields(technique, trainer)
     if missing:
@@ -59,10 +60,9 @@ def cell(technique: Technique, trainer: str) -> str:
     impossible = [choice for choice in unusual if _reason(technique, trainer, choice)]
     if unusual and unusual == impossible:
         return "refused"
-    words = ["probed", "partly planned" if technique.unplanned else "planned", "emitted"]
-    restricted = [choice for known, choice in technique.restricted if known == trainer]
+    words = ["probed", "partly planned" if technique.impact.unplanned else "planned", "emitted"]
     return ", ".join([
-        *words, *(f"not `{choice}`" for choice in impossible), *(f"`{choice}` restricted" for choice in restricted)
+        *words, *(f"not `{choice}`" for choice in impossible), *(f"`{choice}` restricted" for choice in own.restricted)
     ])  # fmt: skip
 
 
@@ -75,12 +75,12 @@ def missing_fields(technique: Technique, trainer: str) -> list[str]:
 
 def default_of(technique: Technique, trainer: str) -> object:
     """Return TRL's default with a trainer."""
-    return technique.trl_defaults.get(trainer, technique.trl_default)
+    own = facts(technique, trainer).default
+    return technique.trl_default if own is None else own
 
 
 def _reason(technique: Technique, trainer: str, choice: Choice) -> str | None:
-    there = (trainer, technique.representative(choice))
-    return technique.unavailable(choice, EIGHT_GPUS) or technique.refused.get(there) or technique.ignored.get(there)
+    return technique.unavailable(choice, EIGHT_GPUS) or refused_or_ignored(technique, choice, trainer)
 
 
 def _table() -> Iterator[str]:
@@ -115,8 +115,8 @@ def _sentences(technique: Technique) -> Iterator[str]:
         yield f"Changes training: {_listed(changing)}; {technique.changes}."
     if technique.needs:
         yield f"Needs {technique.needs}."
-    if technique.unplanned:
-        yield f"Not planned: {technique.unplanned}."
+    if technique.impact.unplanned:
+        yield f"Not planned: {technique.impact.unplanned}."
 
 
 def _exceptions(technique: Technique) -> Iterator[str]:
@@ -124,13 +124,13 @@ def _exceptions(technique: Technique) -> Iterator[str]:
         reason = technique.unavailable(option.choice, EIGHT_GPUS)
         if reason is not None:
             yield f"- everywhere: `{option.choice}` refused: {reason}."
-    for trainer, reason in technique.without_effect.items():
-        yield f"- {trainer}: ignored: {reason}."
     known: dict[tuple[str, str, str], list[str]] = {}
-    kinds = {"refused": technique.refused, "ignored": technique.ignored, "restricted": technique.restricted}
-    for kind, found in kinds.items():
-        for (trainer, choice), reason in found.items():
-            known.setdefault((trainer, kind, reason), []).append(str(choice))
+    for trainer, own in technique.by_trainer.items():
+        if own.without_effect:
+            yield f"- {trainer}: ignored: {own.without_effect}."
+        for kind, found in {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}.items():
+            for choice, reason in found.items():
+                known.setdefault((trainer, kind, reason), []).append(str(choice))
     for (trainer, kind, reason), choices in known.items():
         yield f"- {trainer}: {_listed(choices)} {kind}: {reason}."
 

@@ -15,10 +15,9 @@ from autotune.core.protocol import TraceReply
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.evaluator import Evaluator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.requests import trace_request
-from autotune.planning.target import Accelerator
+from autotune.planning.points import trace_request
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer, trace

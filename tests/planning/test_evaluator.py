@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.estimate import Origin
+from autotune.core.estimate import Origin, smallest_changes
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.changes import smallest_changes
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.target import Accelerator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes

@@ -12,7 +12,7 @@ from autotune.core.timeline import Section
 from autotune.core.workload import ModelSource
 from autotune.planning.extrapolation.shares import with_shares_of
 from autotune.planning.points import traced_points
-from autotune.techniques.traits import between_layers, uneven
+from autotune.techniques.traits import between_layers, impact_in
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.step.plans import fsdp2, zero
 
@@ -65,9 +65,9 @@ def test_only_engines_that_gather_weights_ahead_are_traced_with_two_layers_at_ei
 
 def test_a_buffer_of_gradients_is_neither_on_one_process_nor_where_the_optimizer_is_on_the_host() -> None:
     offloaded = zero(2, offload_optimizer={"device": "cpu"})
-    assert uneven(TrainingPlan("sft", zero(2), launch=EIGHT))
-    assert not uneven(TrainingPlan("sft", zero(2)))
-    assert not uneven(TrainingPlan("sft", offloaded, launch=EIGHT))
+    assert impact_in(TrainingPlan("sft", zero(2), launch=EIGHT)).uneven
+    assert not impact_in(TrainingPlan("sft", zero(2))).uneven
+    assert not impact_in(TrainingPlan("sft", offloaded, launch=EIGHT)).uneven
 
 
 def test_all_layers_are_traced_where_gradients_of_a_flat_share_are_copied_to_the_host() -> None:

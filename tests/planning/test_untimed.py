@@ -9,9 +9,8 @@ import pytest
 
 from autotune.core.machine import Machine
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.evaluator import Evaluator
+from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.single import PlanTracer, Sized
-from autotune.planning.target import Accelerator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes

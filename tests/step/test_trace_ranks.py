@@ -20,6 +20,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace, trace_all
 from autotune.techniques import find
+from autotune.techniques.base import facts
 from autotune.techniques.traits import libraries_of, same_step
 from autotune.trainers import find_trainer
 from tests.emit.test_launch import EIGHT
@@ -237,7 +238,7 @@ def test_trainers_that_cannot_split_rows_fail(
     _, failure = trace_all(job_server, [replace(a_request(plan, model), worst=(row,) * ROWS)], tmp_path / "job", 200.0)
     assert failure is not None
     assert reason in str(failure)
-    assert (trainer, 2) in find("context_parallel", find_trainer(trainer).techniques).refused
+    assert 2 in facts(find("context_parallel", find_trainer(trainer).techniques), trainer).refused
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.space import Wishes
 from autotune.techniques import find
+from autotune.techniques.base import refused_or_ignored
 from autotune.trainers import find_trainer, trainers
 from tests.emit.test_launch import EIGHT, HERE, LONG, SIXTEEN
 from tests.settings import CPU, problem, setting
@@ -171,5 +172,5 @@ def test_rows_are_not_split_on_a_cpu_or_by_trainers_that_would_train_otherwise()
     technique = find("context_parallel", SFT.techniques)
     assert "kernel of attention for CPUs" in str(technique.unavailable(2, CPU))
     assert technique.unavailable(1, CPU) is None
-    refusing = {name for name in trainers() if (name, 2) in {**technique.refused, **technique.ignored}}
+    refusing = {name for name in trainers() if refused_or_ignored(technique, 2, name)}
     assert refusing == trainers().keys() - {"sft"}

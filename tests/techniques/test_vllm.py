@@ -12,6 +12,7 @@ from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.space import Wishes
 from autotune.techniques import catalogue, find
+from autotune.techniques.base import impossible
 from autotune.trainers import find_trainer
 from autotune.trainers.generating import OLD_PASS
 from autotune.trainers.prompts import GENERATION
@@ -120,9 +121,9 @@ def test_trl_refuses_weights_in_8_bits_with_vllm() -> None:
 def test_tensor_parallelism_divides_the_processes() -> None:
     two = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=2))
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
-    assert "divides the 1 process" in str(size.impossible(2, here()))
-    assert size.impossible(2, here(two)) is None
-    assert "divides the 2 processes" in str(size.impossible(3, here(two)))
+    assert "divides the 1 process" in str(impossible(size, 2, here()))
+    assert impossible(size, 2, here(two)) is None
+    assert "divides the 2 processes" in str(impossible(size, 3, here(two)))
 
 
 def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
@@ -130,8 +131,8 @@ def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
     of_32_heads = replace(known, trainer="grpo", model=replace(known.model, attention_heads=32))
     six = here(replace(PLANNED, hardware=replace(PLANNED.hardware, processes=6)), workload=of_32_heads)
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
-    assert "cannot share 32 attention heads out among 3 GPUs" in str(size.impossible(3, six))
-    assert size.impossible(2, six) is None
+    assert "cannot share 32 attention heads out among 3 GPUs" in str(impossible(size, 3, six))
+    assert impossible(size, 2, six) is None
 
 
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan", "much"])

@@ -12,7 +12,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.space import SpaceFile
-from autotune.techniques.base import Effect, Technique
+from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import AsCandidate
@@ -79,7 +79,7 @@ class Remedies:
             tried = [
                 (other, {**entries, **changed}, memory)
                 for technique, other, changed in self._changes(candidate)
-                if (already or not heavy or technique.frees_weights(other[technique.name]))
+                if (already or not heavy or technique.impact.frees_weights(other[technique.name]))
                 and (memory := self._memory({**entries, **changed})) is not None
             ]
             fitting = [item for item in tried if item[2].most_bytes + extra_bytes <= budget_bytes]
@@ -104,7 +104,7 @@ class Remedies:
                 if other in seen or not self._same_training(technique, candidate, other):
                     continue
                 seen.add(other)
-                if technique.impossible(choice, self._setting) or self._newly_illegal(candidate, other):
+                if impossible(technique, choice, self._setting) or self._newly_illegal(candidate, other):
                     continue
                 changed = self._mattering(self._difference(own, self._trainer.plan(other, self._setting)))
                 if changed and self._writable.allows(changed):
@@ -115,7 +115,7 @@ class Remedies:
         name, setting = technique.name, self._setting
         effects = {technique.effect(item[name], item, setting) for item in (candidate, other)}
         from_default = candidate[name] == technique.default(setting)
-        return effects == {Effect.EXACT} and (from_default or not technique.how_changes(self._trainer.name))
+        return effects == {Effect.EXACT} and (from_default or not how_changes(technique, self._trainer.name))
 
     def _difference(self, before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
         whole = frozenset(path for item in self._trainer.techniques for path in item.writes)

@@ -10,6 +10,7 @@ from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
+from autotune.techniques.base import Fails, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
@@ -36,7 +37,7 @@ def silently(
     """
     yield _note(_step(plan, geometry, trainer, setting.workload))
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
-        if trainer.name not in max_length.TECHNIQUE.changes_in:
+        if not facts(max_length.TECHNIQUE, trainer.name).changes:
             yield from _rows(plan, profile, whose)
     yield from _mixing(plan, setting)
     yield from _served(plan)
@@ -165,10 +166,9 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCand
         if technique.name not in known.exact:
             continue
         choice = known.candidate[technique.name]
-        there = (trainer.name, technique.representative(choice))
-        said = technique.refused.get(there) or technique.ignored.get(there)
-        fails = technique.failure(choice, known.candidate, setting)
-        said = fails or said or technique.conflict(choice, known.candidate, setting)
+        conflict = technique.conflict(choice, known.candidate, setting)
+        fails = isinstance(conflict, Fails)
+        said = conflict if fails else refused_or_ignored(technique, choice, trainer.name) or conflict
         if said and technique.name not in ("packing", "padding_free", "max_length"):
             severity = Severity.ERROR if fails else Severity.SILENT
             yield Finding(severity, f"{technique.name}={choice}: {said}.", technique.name)

@@ -1,0 +1,103 @@
+"""Declares what a technique changes of a trace, so that plans can share traces and depth can be extrapolated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from math import lcm
+
+from autotune.core.candidate import Choice
+from autotune.core.plan import TrainingPlan
+
+
+class Scope(Enum):
+    """The part of a trace that depends on a technique; nothing outside of it does."""
+
+    STEP = "step"
+    """Anything that a step computes or holds."""
+    LAYERS = "layers"
+    """What layers compute and save for the backward pass, and nothing that is held between micro-batches."""
+    SIZES = "sizes"
+    """The sizes of micro-batches: a trace at other sizes is that of the other choice."""
+    ALLOCATOR = "allocator"
+    """How the caching allocator serves the same allocations (:class:`autotune.core.plan.AllocatorUse`)."""
+
+
+@dataclass(frozen=True)
+class PlanImpact:
+    """What the techniques of one training plan change of how its traces are extrapolated.
+
+    Attributes:
+        layer_period: period of the effect, in layers: 2 if it applies to every second layer.
+        uneven: whether a process's share of the gradients ends within a layer, and is no sum over layers.
+        needs_all_layers: whether moments of a step depend on where a process's share of the weights starts within the
+            model, so that traces of few layers do not show them.
+        gathers_ahead: whether weights of layers are gathered before these are reached, so that the first and the last
+            layers differ from the others.
+        untimed: whether a step on a GPU has no predicted time, since a part of it runs elsewhere.
+    """
+
+    layer_period: int = 1
+    uneven: bool = False
+    needs_all_layers: bool = False
+    gathers_ahead: bool = False
+    untimed: bool = False
+
+    @classmethod
+    def of_all(cls, impacts: Iterable[PlanImpact]) -> PlanImpact:
+        """Return the impact of several techniques together; periods of 2 and 3 layers make one of 6."""
+        every = tuple(impacts)
+        return cls(
+            lcm(*(each.layer_period for each in every)),
+            any(each.uneven for each in every),
+            any(each.needs_all_layers for each in every),
+            any(each.gathers_ahead for each in every),
+            any(each.untimed for each in every),
+        )
+
+
+@dataclass(frozen=True)
+class TraceImpact:
+    """What the choices of a technique change of a trace. The defaults assume the most.
+
+    Attributes:
+        scope: the part of a trace that depends on the choice.
+        sizes: whether the batch geometry depends on it, beside what else its scope has.
+        phase: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
+            memory elsewhere then shows the same of its other choices.
+        monotonic: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
+            the candidates with larger choices.
+        patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
+            ends: a trace without it then needs another process. Sizes and the allocator patch nothing.
+        frees_weights: returns whether a choice can reduce the memory of weights on the device.
+        in_plan: returns what a training plan's entries of the technique change of the extrapolation.
+        unplanned: the effects that are measured by probes and not part of an estimate, in words; empty if none are.
+    """
+
+    scope: Scope = Scope.STEP
+    sizes: bool = False
+    phase: str = ""
+    monotonic: bool = False
+    patches_libraries: bool = True
+    frees_weights: Callable[[Choice], bool] = lambda _: False
+    in_plan: Callable[[TrainingPlan], PlanImpact] = lambda _: PlanImpact()
+    unplanned: str = ""
+
+    @property
+    def only_sizes(self) -> bool:
+        """Whether nothing but the sizes of micro-batches depends on the choice."""
+        return self.scope is Scope.SIZES
+
+    @property
+    def of_sizes(self) -> bool:
+        """Whether the batch geometry depends on the choice."""
+        return self.only_sizes or self.sizes
+
+
+SIZES = TraceImpact(Scope.SIZES)
+"""Only the sizes of micro-batches change."""
+GROWING_SIZES = TraceImpact(Scope.SIZES, monotonic=True)
+"""Only the sizes of micro-batches change, and a larger choice never makes them smaller."""
+NO_PATCHES = TraceImpact(patches_libraries=False)
+"""Anything of a step may change, and no library is patched."""
