@@ -21,6 +21,8 @@ PROGRAM = """
         "indices": a[mask].tolist(), "count": mask.sum().item(), "nonzero": list(torch.nonzero(mask).shape),
         "cumsum": a.cumsum(0).tolist(), "all": bool((a >= 0).all()), "mean": a.float().mean().item(),
         "rows": b.sum(1).tolist(), "unique": torch.cat([a, a]).unique().tolist(),
+        "power": torch.full((2,), 9.0, device="cuda").pow(0.5).tolist(),
+        "norm": torch.linalg.vector_norm(torch.tensor([3.0, 4.0], device="cuda")).item(),
         "argmax": scores.argmax(-1).tolist(), "drawn": torch.multinomial(scores.softmax(-1), 1).flatten().tolist(),
         "sum allocates": torch.cuda.memory_allocated() - before,
     }))
@@ -34,6 +36,7 @@ def test_integers_and_small_tensors_are_computed(machine: NullMachine) -> None:
     assert shown["cumsum"] == [0, 1, 3, 6, 10, 15, 21, 28, 36, 45]
     assert (shown["all"], shown["mean"]) == (True, 4.5)
     assert shown["rows"] == [5.0, 0, 0, 5.0, 0, 0, 5.0, 0, 0, 5.0]
+    assert (shown["power"], shown["norm"]) == ([3.0, 3.0], 5.0)
     assert shown["unique"] == list(range(10))
 
 

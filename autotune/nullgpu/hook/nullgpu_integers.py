@@ -27,7 +27,7 @@ _OPERATORS = [
     "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isin", "equal", "logical_and", "logical_or",
     "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor",
     "add", "sub", "rsub", "mul", "div", "remainder", "floor_divide", "fmod", "neg", "abs", "sign", "reciprocal",
-    "sqrt", "rsqrt", "exp", "log", "clamp", "clamp_min", "clamp_max", "maximum", "minimum",
+    "sqrt", "rsqrt", "pow", "exp", "log", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "linalg_vector_norm",
     "sum", "mean", "prod", "all", "any", "max", "min", "amax", "amin", "argmin", "cumsum", "cumprod", "cummax",
     "count_nonzero", "bincount",
     "fill", "masked_fill", "arange", "linspace", "eye", "copy", "where", "tril", "triu",
