@@ -85,8 +85,8 @@ def plan(
             fits, or of the baseline where nothing does. Fix knobs to choose the candidate.
         output: directory of a bundle of the fastest that is predicted to fit, in which nothing is measured:
             :attr:`Plan.bundle` says what was written, or :attr:`Plan.unwritten` why nothing was. None: no files.
-            ``vllm=server`` on some of several GPUs: of the split with the fewest GPUs for the server.
-        server_gpus: GPUs that a vLLM server gets of those that are planned for; None: every split is looked at.
+        server_gpus: GPUs of ``num_processes`` on which a vLLM server generates; the others train. ``vllm=server`` is
+            fixed then, and has to be fixed or allowed by the user. None: such a server has further GPUs.
         listener: is told what happens.
 
     Raises:

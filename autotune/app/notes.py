@@ -8,10 +8,11 @@ from autotune.app.options import Options
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
+from autotune.planning.vllm import assumed_beside
 from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
+from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.techniques.vllm import SERVER
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
@@ -128,16 +129,12 @@ def notes_on_processes(
         )
 
 
-def notes_on_vllm(problem: TrainerProblem, network: float | None) -> Iterator[str]:
-    """Yield what a plan does not know of candidates with vLLM.
-
-    Args:
-        network: Gbit/s of each machine's network, or None.
-    """
+def notes_on_vllm(problem: TrainerProblem) -> Iterator[str]:
+    """Yield what a plan does not know of candidates with vLLM."""
     choices = problem.choices.get(VLLM, ())
     if any(choice != OFF for choice in choices):
         yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
     if SERVER in choices:
-        yield "vllm=server among the candidates: the server has GPUs beside those that are planned for."
-        if network is not None:
-            yield "Where it takes GPUs of those, the training on the others is timed as if these were in one machine."
+        yield "With vllm=server, the server has GPUs beside those of the training, whose memory is planned here."
+    if COLOCATED & set(choices):
+        yield f"Assumed of vLLM: {'; '.join(assumed_beside(problem.setting.workload.model))}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.host import said_host
@@ -23,18 +23,17 @@ from autotune.app.planned import (
 from autotune.app.planned_bundle import PlanWriter, bundle_folder
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
-from autotune.app.servers import check_server, server_splits
+from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
-from autotune.app.vllm import vllm_outlook
 from autotune.app.workload import WorkloadReader
-from autotune.core.bundle import PlannedBundle
+from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.candidate import Choice
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
-from autotune.core.vllm import ServerSplit
+from autotune.emit.planned import said_server
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
@@ -54,6 +53,7 @@ class Asked:
     Attributes:
         settings: all of it and of those options that was asked for, by the names of the API's parameters.
         network: Gbit/s of each machine's network.
+        server_gpus: GPUs of a vLLM server among those that are planned for; None: none of them.
     """
 
     model: str
@@ -84,6 +84,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines, asked.network)
     if asked.network is not None:
         check_network(asked.network, [planned])
+    planned, options = set_aside(planned, options, asked.server_gpus)
     hardware = planned.machine.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
     batch = global_batch_of(options, planned.machine)
@@ -94,7 +95,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         if seq_len is not None:
             workload = rows_of_length(workload, seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
-        check_server(problem, options, asked.server_gpus, writes=folder is not None)
+        check_server(problem, asked.server_gpus)
         traces = traces_of(workload, planned.machine, tracer, cache)
         evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), traces)
         tracking.search(evaluator)
@@ -113,13 +114,12 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         if best and best[0].fits:
             offers = packing_offer(problem, evaluator.run, best[0])
         offers += dropping_offer(problem, evaluator.elsewhere, best[0].candidate) if best else ()
-        vllm = vllm_outlook(evaluator, estimates, baseline)
-        servers = server_splits(evaluator, options, estimates, asked.server_gpus)
+        split = _beside(evaluator, best, asked.server_gpus)
         bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
-            wanted = problem, options, planned, budget_bytes, asked.server_gpus, asked.settings
-            bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, servers)
+            wanted = problem, options, planned, budget_bytes, asked.settings
+            bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, split)
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
     found = Plan(
         schema=SCHEMA,
@@ -133,14 +133,17 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         changes=smallest_changes((baseline, *distinct(estimates, asked.top)), estimates),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
-        notes=(*_notes(evaluator, planned, cache, asked), *_notes_on_host(best, planned), *offers),
+        notes=(
+            *_notes(evaluator, planned, cache, asked),
+            *_notes_on_host(best, planned),
+            *_notes_on_server(split),
+            *offers,
+        ),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         explanation=explanation,
-        vllm=vllm,
-        servers=servers,
         bundle=bundle,
         unwritten=unwritten,
         trainer=problem.trainer.name,
@@ -155,13 +158,23 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
 
 
 def _written(
-    writer: PlanWriter, best: Sequence[Estimate], servers: Sequence[ServerSplit]
+    writer: PlanWriter, best: Sequence[Estimate], split: ServerSplit | str | None
 ) -> tuple[PlannedBundle | None, str, InputError | None]:
     """Return the bundle, or why there is none, and the failure if that is not for the plan to say."""
     try:
-        return *writer.write(best, servers), None
+        return *writer.write(best, split), None
     except InputError as error:
         return None, error.message.rstrip("."), error
+
+
+def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:
+    """Return the server beside the best candidate, or why vLLM does not start; None without a server."""
+    if server_gpus is None or not best:
+        return None
+    found, training = split_of(evaluator.problem, best[0].candidate, server_gpus), evaluator.training(best[0].candidate)
+    if isinstance(found, str) or training is None:
+        return found
+    return replace(found, training_seconds=training.step_seconds)
 
 
 def _kept(found: Plan, failure: InputError | None) -> Plan:
@@ -246,7 +259,7 @@ def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: Asked) -
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
-    yield from notes_on_vllm(problem, asked.network)
+    yield from notes_on_vllm(problem)
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
@@ -260,6 +273,14 @@ def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:
         if memory is not None and planned.gpu is not None:
             said = said_host(memory, planned.machine.hardware.launch, planned.host_bytes)
             yield from [] if said is None else [f"The best candidate: {said[0].lower()}{said[1:]}"]
+
+
+def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
+    if isinstance(split, str):
+        yield f"Beside the best candidate, the vLLM server does not start: {split}."
+    elif split is not None:
+        gpus = "1 further GPU generates" if split.generation == 1 else f"{split.generation} further GPUs generate"
+        yield f"{gpus} in a vLLM server, which takes {said_server(split)}."
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:

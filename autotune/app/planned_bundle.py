@@ -8,12 +8,10 @@ from pathlib import Path
 
 from autotune.app.options import Options
 from autotune.app.planned import Planned
-from autotune.app.servers import longest_sequence, split_problem
+from autotune.app.servers import longest_sequence
 from autotune.app.workload import WorkloadReader, fixed_peft
-from autotune.core.bundle import SCHEMA, Basis, PlannedBundle
-from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate
-from autotune.core.vllm import ServerSplit
+from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
+from autotune.core.estimate import Estimate, MemoryEstimate
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import PLAN, remove_planned_bundle, write_planned_bundle
 from autotune.emit.files import check_writable
@@ -23,15 +21,9 @@ from autotune.emit.serving import asking
 from autotune.errors import InputError
 from autotune.inspection.dataset import check_one_load
 from autotune.inspection.machine import environment
-from autotune.techniques.vllm import NAME as VLLM
-from autotune.techniques.vllm import SERVER
 from autotune.trainers.problem import TrainerProblem
 
 _CHOOSE = "Choose another --output."
-
-
-class _NothingToWriteError(Exception):
-    """No training of the plan can be handed over; the message says why, without a full stop."""
 
 
 def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: DatasetSource | None) -> Path:
@@ -59,26 +51,12 @@ def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: Da
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """The training that is handed over; figures as in :class:`PlannedBundle`."""
-
-    problem: TrainerProblem
-    candidate: Candidate
-    needed_bytes: int
-    error: float
-    spare_bytes: int
-    rate: float | None = None
-    split: ServerSplit | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class PlanWriter:
     """Writes the bundle of one plan.
 
     Attributes:
         folder: as :func:`bundle_folder` returns it.
-        server_gpus: GPUs that the user gives a vLLM server; None: as few as fit, where one is fixed.
+        planned: the machine without the GPUs of a server.
         settings: of the plan.
         reader: reads the rows again where a bundle needs a copy of them, which are not kept.
     """
@@ -88,33 +66,35 @@ class PlanWriter:
     options: Options
     planned: Planned
     budget_bytes: int
-    server_gpus: int | None
     settings: Mapping[str, object]
     reader: WorkloadReader
 
-    def write(self, best: Sequence[Estimate], servers: Sequence[ServerSplit]) -> tuple[PlannedBundle | None, str]:
-        """Write the bundle of a split where a server is wanted on some of the GPUs, else that of the fastest.
+    def write(
+        self, best: Sequence[Estimate], split: ServerSplit | str | None = None
+    ) -> tuple[PlannedBundle | None, str]:
+        """Write the bundle of the fastest training that is predicted to fit.
 
         Return what was written. Where nothing fits, that is None, with the reason; an earlier plan's files are removed.
 
         Args:
-            best: the best estimate with all GPUs, if there is one.
-            servers: the splits of the plan.
+            best: the best estimate, if there is one.
+            split: the server beside it, or why vLLM does not start; None without a server.
 
         Raises:
             InputError: the folder cannot be written.
         """
-        try:
-            chosen = self._of_splits(servers) if self._serves(servers) else self._of_fastest(best)
-        except _NothingToWriteError as error:
+        fastest = next((each for each in best if each.fits), None)
+        if fastest is None or fastest.memory is None or fastest.spare_bytes is None or isinstance(split, str):
             remove_planned_bundle(self.folder)
-            return None, str(error)
-        return self._written(chosen), ""
+            return None, split if isinstance(split, str) else "nothing is predicted to fit"
+        return self._written(fastest, fastest.memory, fastest.spare_bytes, split), ""
 
-    def _written(self, chosen: _Chosen) -> PlannedBundle:
-        problem = chosen.problem
+    def _written(
+        self, fastest: Estimate, memory: MemoryEstimate, spare_bytes: int, split: ServerSplit | None
+    ) -> PlannedBundle:
+        problem = self.problem
         workload, hardware = problem.setting.workload, problem.setting.machine.hardware
-        plan = problem.trainer.plan(chosen.candidate, problem.setting)
+        plan = problem.trainer.plan(fastest.candidate, problem.setting)
         document = PlannedBundle(
             schema=SCHEMA,
             basis=Basis.PLANNED,
@@ -126,14 +106,13 @@ class PlanWriter:
             processes=hardware.processes,
             budget_bytes=self.budget_bytes,
             global_batch_size=problem.setting.global_batch_size,
-            candidate=chosen.candidate,
-            plan=asking(plan) if chosen.split is not None else plan,
-            why=chosen.why,
-            needed_bytes=chosen.needed_bytes,
-            error=chosen.error,
-            spare_bytes=chosen.spare_bytes,
-            tokens_per_second=chosen.rate,
-            server=chosen.split,
+            candidate=fastest.candidate,
+            plan=asking(plan) if split is not None else plan,
+            needed_bytes=memory.device_bytes,
+            error=memory.error,
+            spare_bytes=spare_bytes,
+            tokens_per_second=fastest.tokens_per_second,
+            server=split,
             environment=environment(self.planned.machine),
             settings=self.settings,
         )
@@ -142,49 +121,11 @@ class PlanWriter:
             document,
             self._with_rows(workload) if copies_rows(workload, plan) else workload,
             hardware,
-            max_tokens=longest_sequence(chosen.candidate, problem),
+            max_tokens=longest_sequence(fastest.candidate, problem),
             threads=hardware.threads if here else None,
         )
         write_planned_bundle(document, given, self.folder)
         return document
-
-    def _serves(self, servers: Sequence[ServerSplit]) -> bool:
-        return bool(servers) and (self.server_gpus is not None or self.options.wishes.fixed.get(VLLM) == SERVER)
-
-    def _of_fastest(self, best: Sequence[Estimate]) -> _Chosen:
-        fastest = next((each for each in best if each.fits), None)
-        if fastest is None or fastest.memory is None or fastest.spare_bytes is None:
-            raise _NothingToWriteError("nothing is predicted to fit")
-        memory = fastest.memory
-        return _Chosen(
-            self.problem,
-            fastest.candidate,
-            memory.device_bytes,
-            memory.error,
-            fastest.spare_bytes,
-            fastest.tokens_per_second,
-        )
-
-    def _of_splits(self, servers: Sequence[ServerSplit]) -> _Chosen:
-        split = next((each for each in servers if each.fits), None)
-        if split is None or split.candidate is None:
-            reasons = (f": {each.reason}" for each in servers if each.reason)
-            raise _NothingToWriteError(f"no split of the GPUs is predicted to fit{next(reasons, '')}")
-        why = f"The server has {split.generation} of the GPUs, as --server-gpus says"
-        if self.server_gpus is None:
-            why = (
-                "Of the splits that fit, it gives the server the fewest GPUs: how long vLLM generates is not known, so"
-                " nothing says which is the fastest, and --server-gpus writes another"
-            )
-        return _Chosen(
-            split_problem(self.problem, self.options, split.generation),
-            split.candidate,
-            split.training_bytes,
-            split.training_error,
-            split.training_spare_bytes,
-            split=split,
-            why=f"{why}.",
-        )
 
     def _with_rows(self, workload: Workload) -> Workload:
         """Return the workload with its tokenised rows; one that was kept from an earlier plan has none."""

@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
-from autotune.core.vllm import ServerSplit
 
 SCHEMA = 1
 
@@ -24,6 +23,29 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True)
+class ServerSplit:
+    """The GPUs of a machine, of which the first generate, in a vLLM server, and the others train.
+
+    Attributes:
+        generation: GPUs of the server, which share its weights and its cache by tensor parallelism.
+        training: processes that train, each on a GPU of its own.
+        server_bytes: memory that vLLM takes of each GPU of the server.
+        cache_bytes: its key-value cache on each.
+        sequences: of the longest that the cache holds at once; None if the model's cache is not known.
+        serve: the command of the server, which is started before the training.
+        training_seconds: of an optimizer step without the generation, whose time is not known; None without a speed.
+    """
+
+    generation: int
+    training: int
+    server_bytes: int
+    cache_bytes: int
+    sequences: float | None
+    serve: str
+    training_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class PlannedBundle:
     """The bundle that ``autotune plan`` wrote. Encoded by ``core.codec``, this is its ``plan.json``.
 
@@ -35,7 +57,6 @@ class PlannedBundle:
         budget_bytes: memory of each device that the training may need.
         candidate: the choices.
         plan: the training plan of the bundle.
-        why: why it is this one, in a sentence; empty where it is the fastest that is predicted to fit.
         needed_bytes: memory of each device that the training is predicted to need.
         error: share of that by which it may be off, either way.
         spare_bytes: what it leaves of the budget.
@@ -57,7 +78,6 @@ class PlannedBundle:
     global_batch_size: int
     candidate: Candidate
     plan: TrainingPlan
-    why: str
     needed_bytes: int
     error: float
     spare_bytes: int

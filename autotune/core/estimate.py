@@ -14,7 +14,6 @@ from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthBin
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.unsearched import LeftOut, Unlockable
-from autotune.core.vllm import ServerSplit, VllmOutlook
 
 SCHEMA = 1
 
@@ -187,8 +186,6 @@ class Plan:
         trace_count: traces that the estimates stand on.
         new_trace_count: of these, how many were run now; the others were kept from before.
         explanation: how the estimate of one candidate came about; None unless that was asked for.
-        vllm: what vLLM may take of the GPU; None for a trainer that generates nothing, and on a CPU.
-        servers: splits of several GPUs between a vLLM server and the training, where ``vllm=server`` may be taken.
         bundle: what was written for it; None where none was asked for, or there is nothing to write.
         unwritten: why there is nothing to write though it was asked for; empty otherwise.
         trainer: which of TRL's.
@@ -218,7 +215,6 @@ class Plan:
     wall_seconds: float = 0.0
     settings: Mapping[str, object] = field(default_factory=dict)
     explanation: Explanation | None = None
-    vllm: VllmOutlook | None = None
     trainer: str = ""
     processes: int = 1
     host_bytes: int | None = None
@@ -226,7 +222,6 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None
     baseline_timeline: MemoryTimeline | None = None
-    servers: tuple[ServerSplit, ...] = ()
     bundle: PlannedBundle | None = None
     unwritten: str = ""
     counts: Counts | None = None

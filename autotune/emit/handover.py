@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.core.bundle import Basis
+from autotune.core.bundle import Basis, ServerSplit
 from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
-from autotune.core.vllm import ServerSplit
 from autotune.core.workload import Workload
 
 

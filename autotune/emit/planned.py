@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.core.bundle import PlannedBundle
+from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.machine import Hardware
-from autotune.core.vllm import ServerSplit
 from autotune.core.workload import Workload
 from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE
@@ -55,8 +54,6 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
     rate = document.tokens_per_second
     speed = f", and {format_rate(rate)} on typical ones" if rate is not None else ""
     yield f"Predicted: a need of {need}, give or take {100 * document.error:.0f} %{speed}."
-    if document.why:
-        yield document.why
     asks = plan.args.get("vllm_mode") == SERVER and bool(plan.args.get("use_vllm"))
     if split is not None:
         yield from _of_split(split)
@@ -80,13 +77,18 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
 def _of_split(split: ServerSplit) -> Iterator[str]:
     seconds = split.training_seconds
     step = f" A step is predicted to take {format_seconds(seconds)} beside the generation." if seconds else ""
-    held = f", and its cache holds {int(split.sequences):,} of the longest sequences" if split.sequences else ""
     yield (
         f"{_gpus(range(split.generation), 'generates', 'generate')} in vLLM's server ({SERVE}), and"
         f" {_gpus(training_gpus(split), 'trains', 'train')} ({TRAIN}). Start {SERVE} first: the training waits"
         f" {SERVER_TIMEOUT} seconds for it (vllm_server_timeout)."
     )
-    yield f"The server takes {format_bytes(split.server_bytes)} of each of its GPUs{held}.{step}"
+    yield f"The server takes {said_server(split)}.{step}"
+
+
+def said_server(split: ServerSplit) -> str:
+    """Return the memory of a server, and the sequences that its cache holds, in words."""
+    held = f", and its cache holds {int(split.sequences):,} of the longest sequences" if split.sequences else ""
+    return f"{format_bytes(split.server_bytes)} of each of its GPUs{held}"
 
 
 def _gpus(numbers: range, alone: str, several: str) -> str:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
+from autotune.core.bundle import ServerSplit
 from autotune.core.plan import TrainingPlan
-from autotune.core.vllm import ServerSplit
 from autotune.emit.comment import one_line
 
 SERVE, TRAIN = "serve.sh", "train.sh"
@@ -38,24 +38,6 @@ def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision
     if gpus is None:
         return shlex.join(words)
     return f"{visible(range(gpus))} {shlex.join([*words, '--host', _HOST, '--port', str(_PORT)])}"
-
-
-def train_command(plan: TrainingPlan, first_gpu: int, *, by_command: bool) -> str:
-    """Return the command that trains on the GPUs after those of the server, once that runs.
-
-    Args:
-        plan: of the training, with ``vllm_mode`` ``server``.
-        by_command: whether ``trl`` has a command for the trainer; else it is the bundle's script that is started.
-    """
-    count = plan.launch.processes
-    processes = ["--num_processes", str(count)]
-    words = ["accelerate", "launch", *processes, "train.py"]
-    if by_command:
-        # In a file for one process, its number alone would start one that sees all of these GPUs.
-        several = ["--multi_gpu"] if count > 1 and not plan.args.get("deepspeed") else []
-        words = ["trl", plan.trainer, "--config", "config.yaml", *processes, *several]
-        words += ["--use_vllm", "True", "--vllm_mode", str(plan.args["vllm_mode"])]
-    return f"{visible(range(first_gpu, first_gpu + count))} {shlex.join(words)}"
 
 
 def asking(plan: TrainingPlan) -> TrainingPlan:

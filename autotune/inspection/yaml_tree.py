@@ -1,6 +1,6 @@
 """A YAML text as a tree of nodes that know their place in it, within limits that keep a hostile text harmless.
 
-The nodes are made from the events of PyYAML, whose loader TRL uses, so that both see the same document.
+The nodes are those that PyYAML composes, whose loader TRL uses, so that both see the same document.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import yaml
 from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 MAX_NODES = 10_000
 """Keys and values of a document, those behind aliases counted wherever they are referred to."""
@@ -21,7 +20,6 @@ MAX_DEPTH = 64
 _MAX_NUMBER = 400  # letters; PyYAML takes a number in base 60 (1:30:00) apart in quadratic time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MERGE = "tag:yaml.org,2002:merge"
-_RESOLVER: Any = Resolver()  # without types
 _KNOWN_TAGS = frozenset(tag for tag in SafeConstructor.yaml_constructors if tag is not None) | {"!", _MERGE}
 
 
@@ -54,7 +52,6 @@ class Node:
         entries: keys and values of a mapping, as written, merge keys included.
         items: values of a sequence.
         target: what an alias refers to.
-        size: nodes that it consists of, aliases expanded.
     """
 
     kind: Literal["scalar", "mapping", "sequence", "alias"]
@@ -68,7 +65,6 @@ class Node:
     entries: list[tuple[Node, Node]] = field(default_factory=list)
     items: list[Node] = field(default_factory=list)
     target: Node | None = None
-    size: int = 1
 
     def resolved(self) -> Node:
         """Return what an alias refers to, or else the node."""
@@ -110,12 +106,12 @@ def tree(text: str) -> Node | None:
             anchor that holds itself.
     """
     try:
-        return _Builder().built(text)
+        return _Loader(text).tree()
     except yaml.reader.ReaderError as error:
         place = error.position if isinstance(error.position, int) else 0
         raise TreeError(
             f"the character {_code(error.character)} is not allowed",
-            _line_at(text, place),
+            text.count("\n", 0, place) + 1,
             "Take it out, or write it as an escape in double quotes.",
         ) from error
     except yaml.MarkedYAMLError as error:
@@ -126,102 +122,77 @@ def tree(text: str) -> Node | None:
         raise TreeError("it is nested too deeply") from error
 
 
-class _Builder:
-    """Puts nodes together while events come; stops at the first that breaks a limit."""
+class _Loader(yaml.SafeLoader):
+    """Composes a document as the safe loader does; stops at the first node that breaks a limit."""
 
-    def __init__(self) -> None:
-        self._anchors: dict[str, Node] = {}
-        self._open: list[tuple[Node, list[Node]]] = []
-        self._names: list[str | None] = []
-        self._root: Node | None = None
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
         self._count = 0
+        self._depth = 0
+        self._nodes: dict[int, Node] = {}
+        self._sizes: dict[int, int] = {}
 
-    def built(self, text: str) -> Node | None:
-        documents = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise TreeError("a second document begins", _line(event), "A configuration is one document.")
-            elif isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent)):
-                self._placed(self._leaf(event))
-            elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-                self._begin(event)
-            elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-                self._end(event)
-        return self._root
+    def tree(self) -> Node | None:
+        """Return the root of the only document."""
+        root = self.get_single_node()
+        return self._nodes[id(root)] if root is not None else None
 
-    def _leaf(self, event: yaml.ScalarEvent | yaml.AliasEvent) -> Node:
-        start, end, line = _start(event), _end(event), _line(event)
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        found: Any
+        before, place = self._count, (event.start_mark, event.end_mark)
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor in self._names:
-                raise TreeError(f"the anchor {event.anchor!r} holds itself", line)
-            if event.anchor not in self._anchors:
-                raise TreeError(f"there is no anchor {event.anchor!r} before this", line)
-            target = self._anchors[event.anchor]
-            return Node("alias", start, end, line, key=target.key, target=target, size=target.size)
-        _check_tag(event)
-        tag = (
-            event.tag
-            if event.tag not in (None, "!")
-            else _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
-        )
-        merge = tag == _MERGE
-        style = event.style if event.style is not None else ""
-        key = event.value if merge else _meaning(tag, event.value, line)
-        node = Node("scalar", start, end, line, key=key, merge=merge, style=style)
-        self._named(event.anchor, node)
-        return node
-
-    def _begin(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
-        _check_tag(event)
-        if len(self._open) >= MAX_DEPTH:
-            raise TreeError(f"more than {MAX_DEPTH} collections are inside one another", _line(event))
-        kind: Literal["mapping", "sequence"] = "mapping" if isinstance(event, yaml.MappingStartEvent) else "sequence"
-        node = Node(kind, _start(event), _end(event), _line(event), flow=bool(event.flow_style))
-        self._open.append((node, []))
-        self._names.append(event.anchor)
-
-    def _end(self, event: yaml.MappingEndEvent | yaml.SequenceEndEvent) -> None:
-        node, children = self._open.pop()
-        name = self._names.pop()
-        node.size = 1 + sum(child.size for child in children)
-        if node.flow:
-            node.end = _end(event)
-        elif children:
-            node.end = children[-1].end
-        if node.kind == "mapping":
-            node.entries = list(zip(children[::2], children[1::2], strict=True))
-            _check_keys(node)
+            target: Any = super().compose_node(parent, index)
+            if id(target) not in self._nodes:
+                raise TreeError(f"the anchor {event.anchor!r} holds itself", _line(event))
+            known = self._nodes[id(target)]
+            self._count += self._sizes[id(target)]
+            # A node of its own, which has the alias' place.
+            found = yaml.ScalarNode(target.tag, "", *place)
+            node = Node("alias", *_place(found), key=known.key, target=known)
         else:
-            node.items = children
-        self._named(name, node)
-        self._placed(node)
-
-    def _named(self, anchor: str | None, node: Node) -> None:
-        if anchor is not None:
-            self._anchors[anchor] = node
-
-    def _placed(self, node: Node) -> None:
-        self._count += node.size if node.kind == "alias" else 1
-        if self._count > MAX_NODES or node.size > MAX_NODES:
+            if event.tag is not None and event.tag not in _KNOWN_TAGS:
+                hint = "Write a plain value: TRL loads no objects from YAML."
+                raise TreeError(f"the tag {event.tag!r} is not loaded", _line(event), hint)
+            collection = not isinstance(event, yaml.ScalarEvent)
+            self._depth += collection
+            if self._depth > MAX_DEPTH:
+                raise TreeError(f"more than {MAX_DEPTH} collections are inside one another", _line(event))
+            self._count += 1
+            found = super().compose_node(parent, index)
+            self._depth -= collection
+            node = self._node(found)
+        if self._count > MAX_NODES:
             raise TreeError(f"there are more than {MAX_NODES:,} keys and values, aliases expanded", node.line)
-        if self._open:
-            self._open[-1][1].append(node)
-        else:
-            self._root = node
+        self._nodes[id(found)], self._sizes[id(found)] = node, self._count - before
+        return found
+
+    def _node(self, found: Any) -> Node:
+        """Return a node that is no alias; those inside it are known."""
+        start, end, line = _place(found)
+        if isinstance(found, yaml.ScalarNode):
+            merge = found.tag == _MERGE
+            key = found.value if merge else _meaning(found, line)
+            return Node("scalar", start, end, line, key=key, merge=merge, style=found.style or "")
+        inside = [self._nodes[id(each)] for each in _children(found)]
+        if inside and not found.flow_style:
+            # PyYAML's mark stands behind the empty lines that follow.
+            end = inside[-1].end
+        if isinstance(found, yaml.SequenceNode):
+            return Node("sequence", start, end, line, flow=found.flow_style, items=inside)
+        entries = list(zip(inside[::2], inside[1::2], strict=True))
+        _check_keys(entries)
+        return Node("mapping", start, end, line, flow=found.flow_style, entries=entries)
 
 
-def _check_tag(event: yaml.ScalarEvent | yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
-    if event.tag is not None and event.tag not in _KNOWN_TAGS:
-        raise TreeError(
-            f"the tag {event.tag!r} is not loaded", _line(event), "Write a plain value: TRL loads no objects from YAML."
-        )
+def _children(found: Any) -> Iterator[Any]:
+    for each in found.value:
+        yield from each if isinstance(each, tuple) else (each,)
 
 
-def _check_keys(mapping: Node) -> None:
+def _check_keys(entries: list[tuple[Node, Node]]) -> None:
     seen: dict[Hashable, Node] = {}
-    for key, _ in mapping.entries:
+    for key, _ in entries:
         if key.resolved().kind != "scalar":
             raise TreeError("a key is a collection", key.line, "Keys are words.")
         same = (type(key.key), key.key)
@@ -235,17 +206,17 @@ def _check_keys(mapping: Node) -> None:
         seen[same] = key
 
 
-def _meaning(tag: str, value: str, line: int) -> Hashable:
+def _meaning(found: yaml.ScalarNode, line: int) -> Hashable:
     """Return what the safe loader makes of a scalar, as far as it makes anything that can be a key."""
     try:
-        if tag in _NUMBERS and len(value) > _MAX_NUMBER:
+        if found.tag in _NUMBERS and len(found.value) > _MAX_NUMBER:
             raise ValueError("too long")
-        made = SafeConstructor().construct_object(yaml.ScalarNode(tag, value), deep=True)
+        made = SafeConstructor().construct_object(found, deep=True)
     except yaml.MarkedYAMLError as error:
         raise TreeError(error.problem or "it cannot be loaded", line) from error
     except (ValueError, OverflowError, KeyError, IndexError, AttributeError) as error:
-        name = tag.rpartition(":")[2]
-        raise TreeError(f"{_cut(value)!r} cannot be read as {name}", line, "Quote it if it is text.") from error
+        name = found.tag.rpartition(":")[2]
+        raise TreeError(f"{_cut(found.value)!r} cannot be read as {name}", line, "Quote it if it is text.") from error
     return made if isinstance(made, Hashable) else None
 
 
@@ -253,23 +224,14 @@ def _same(key: object, wanted: object) -> bool:
     return type(key) is type(wanted) and key == wanted
 
 
-def _start(event: yaml.Event) -> int:
-    assert event.start_mark is not None  # every event of a text has marks
-    return int(event.start_mark.index)
-
-
-def _end(event: yaml.Event) -> int:
-    assert event.end_mark is not None
-    return int(event.end_mark.index)
+def _place(found: Any) -> tuple[int, int, int]:
+    """Return where a node of a text starts and ends, and its line."""
+    return found.start_mark.index, found.end_mark.index, found.start_mark.line + 1
 
 
 def _line(event: yaml.Event) -> int:
-    assert event.start_mark is not None
+    assert event.start_mark is not None  # every event of a text has marks
     return int(event.start_mark.line) + 1
-
-
-def _line_at(text: str, index: int) -> int:
-    return text.count("\n", 0, index) + 1
 
 
 def _cut(value: str) -> str:

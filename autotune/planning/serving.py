@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelProfile
 from autotune.planning.vllm import Engine, Reservation, engine_of, reservation, why_not
@@ -15,10 +14,10 @@ UTILIZATION = 0.9
 """The share of its GPUs that the server takes unless it is told otherwise (``trl/scripts/vllm_serve.py``)."""
 
 
-def generating_gpus(hardware: Hardware) -> Iterator[int]:
-    """Yield the numbers of GPUs that a server may get: powers of two in one machine, one GPU at least being left."""
+def generating_gpus(gpus: int) -> Iterator[int]:
+    """Yield how many of the GPUs of a machine a server may get: powers of two, one GPU at least being left."""
     number = 1
-    while number < hardware.processes and number <= hardware.launch.per_machine:
+    while number < gpus:
         yield number
         number *= 2
 

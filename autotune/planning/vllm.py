@@ -218,6 +218,11 @@ def assumed(engine: Engine, model: ModelProfile) -> Iterator[str]:
         buffers = format_bytes(_sync_bytes(model))
         yield f"the server holds nothing on this GPU, which sends it the weights from buffers of {buffers}"
         return
+    yield from assumed_beside(model)
+
+
+def assumed_beside(model: ModelProfile) -> Iterator[str]:
+    """Yield what is assumed of vLLM on the GPU of a training, in sentences."""
     yield from ASSUMPTIONS
     if model.cache is None:
         yield "the cache of a token is not known for this model, so whether it holds a sequence is not either"

@@ -26,8 +26,6 @@ from autotune.reporting.plan_words import (
     said_ways_out,
     smallest,
 )
-from autotune.reporting.servers import drawn_servers
-from autotune.reporting.vllm import drawn_vllm
 
 
 def show_plan(plan: Plan, console: Console, top: int) -> None:
@@ -51,8 +49,6 @@ def drawn_plan(plan: Plan, width: int, top: int) -> Iterable[RenderableType]:
     yield from _found(plan)
     yield from candidates(plan, rows, width)
     yield from breakdown(plan, width)
-    yield from drawn_vllm(plan)
-    yield from drawn_servers(plan)
     shown = [*said_bases([*rows, plan.baseline]), *said_unknown(plan)]
     yield listing(said_counts(plan), [said_traces(plan), *shown])
     yield listing("Left out", said_left_out(plan.left_out))

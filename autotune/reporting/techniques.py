@@ -54,18 +54,3 @@ def _said_option(option: CatalogueOption) -> Text:
     if not option.available:
         text.append(f" (not here: {option.reason})", style="red")
     return text
-
-
-def catalogue_markdown(rows: Iterable[CatalogueRow]) -> str:
-    """Return the catalogue as a Markdown table that is the same on every machine; * marks what changes training."""
-    lines = ["| knob | what it trades | choices (* changes training) | needs |", "|---|---|---|---|"]
-    for row in rows:
-        choices = ", ".join(f"`{option.choice}`{' *' if option.effect == _CHANGES else ''}" for option in row.options)
-        aside = "" if row.in_default_space else " Not in the default search space."
-        cells = (f"`{row.knob}`", row.summary + aside, choices, row.needs)
-        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", r"\|")

@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.virtual.tracing import adopt, assume, for_real, holds_gradients, is_tracing, phase, settled, trace
+    from autotune.virtual.tracing import (
+        adopt,
+        assume,
+        for_real,
+        holds_gradients,
+        is_tracing,
+        phase,
+        settled,
+        trace,
+        unused_bytes,
+    )
 
-__all__ = ["adopt", "assume", "for_real", "holds_gradients", "is_tracing", "phase", "settled", "trace"]
+__all__ = ["adopt", "assume", "for_real", "holds_gradients", "is_tracing", "phase", "settled", "trace", "unused_bytes"]
 
 
 def __getattr__(name: str) -> object:

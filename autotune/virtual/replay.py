@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.units import MIB
@@ -76,16 +76,32 @@ def replay(
                 allocator.empty_cache()
         if event.storage == THE_CACHE:
             allocator.empty_cache()
-        if event.place is not Place.DEVICE or not event.change_bytes:
-            continue
-        size, block = blocks.pop(event.storage, (0, None))
-        wanted = size + event.change_bytes
-        # A storage that grows is copied to a new block before the old one is freed.
-        if wanted:
-            blocks[event.storage] = (wanted, allocator.allocate(wanted, traced.streams.get(event.storage, 0)))
-        if block is not None:
-            allocator.free(block)
+        _take(event, allocator, blocks, traced.streams)
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
+
+
+def unused_bytes(events: Iterable[MemoryEvent], streams: Mapping[int, int]) -> int:
+    """Return the bytes that the caching allocator has reserved and no tensor has, after events without any product."""
+    allocator = CachingAllocator()
+    blocks: dict[int, tuple[int, Block]] = {}
+    for event in events:
+        _take(event, allocator, blocks, streams)
+    return allocator.reserved_bytes - allocator.allocated_bytes
+
+
+def _take(
+    event: MemoryEvent, allocator: CachingAllocator, blocks: dict[int, tuple[int, Block]], streams: Mapping[int, int]
+) -> None:
+    """Allocate or free what an event does on the device; ``blocks`` has the size and the block of each storage."""
+    if event.place is not Place.DEVICE or not event.change_bytes:
+        return
+    size, block = blocks.pop(event.storage, (0, None))
+    wanted = size + event.change_bytes
+    # A storage that grows is copied to a new block before the old one is freed.
+    if wanted:
+        blocks[event.storage] = (wanted, allocator.allocate(wanted, streams.get(event.storage, 0)))
+    if block is not None:
+        allocator.free(block)
 
 
 def _is_after(event: MemoryEvent, product: int) -> bool:
@@ -110,4 +126,4 @@ def _first_products(traced: Trace) -> list[int]:
     return sorted(found.values())
 
 
-__all__ = ["OutOfMemoryError", "Replay", "replay", "workspace_bytes"]
+__all__ = ["OutOfMemoryError", "Replay", "replay", "unused_bytes", "workspace_bytes"]

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from autotune.virtual import apart
+from autotune.virtual import apart, replay
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import listed
 from autotune.virtual.ledger import Ledger
@@ -139,6 +139,11 @@ def phase(name: str) -> Iterator[None]:
 def is_tracing() -> bool:
     """Whether a trace is running."""
     return bool(_running)
+
+
+def unused_bytes() -> int:
+    """Return the bytes that the caching allocator has reserved in the running trace and no tensor has; else 0."""
+    return replay.unused_bytes(_running[-1][1].events, _running[-1][1].streams) if _running else 0
 
 
 @contextmanager

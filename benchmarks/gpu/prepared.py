@@ -62,8 +62,7 @@ class Prepared:
 
     def flat(self, case: Case) -> bool:
         """Whether rows lie end to end in a micro-batch."""
-        candidate = self.candidate(case)
-        return candidate.get("packing") in SEPARATING or candidate.get("padding_free") == ON
+        return _flat(self.candidate(case))
 
     def probe_request(self, case: Case, schedule: Schedule) -> ProbeRequest:
         """Return the request that measures a case."""
@@ -81,20 +80,19 @@ class Prepared:
             plan=self.problem.trainer.plan(self.candidate(case), setting),
             model=setting.workload.model_source,
             target=setting.machine.hardware.kind,
-            worst=tuple((tokens,) for tokens in self._worst(case)),
+            worst=tuple((tokens,) for tokens in self.worst(self.candidate(case))),
             typical=tuple((tokens,) for tokens in self._typical(case)),
             gpu=gpu,
             limit_bytes=self.limit_bytes(case) - (gpu.context_bytes if gpu is not None else 0),
         )
 
-    def _worst(self, case: Case) -> Iterator[int]:
+    def worst(self, candidate: Candidate) -> Iterator[int]:
         """Yield the rows of the largest micro-batch: the longest, and where rows are packed, enough to fill it."""
-        candidate = self.candidate(case)
         rows, lengths = int(candidate["per_device_train_batch_size"]), self.scenario.lengths
         longest_first = [tokens for tokens in sorted(lengths, reverse=True) for _ in range(lengths[tokens])]
         if candidate["packing"] == NONE:
             cut = [min(tokens, int(candidate["max_length"])) for tokens in longest_first]
-            for position in worst_micro_batches(cut, rows, padded=not self.flat(case))[0]:
+            for position in worst_micro_batches(cut, rows, padded=not _flat(candidate))[0]:
                 yield cut[position]
             return
         left = rows * int(candidate["max_length"])
@@ -147,6 +145,10 @@ def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepar
     )
     problem = problem_of(options, workload, planned.machine, scenario.rows)
     return Prepared(scenario, planned, problem, planned.machine.hardware.available_bytes)
+
+
+def _flat(candidate: Candidate) -> bool:
+    return candidate.get("packing") in SEPARATING or candidate.get("padding_free") == ON
 
 
 def _vocabulary(model: Path) -> int:

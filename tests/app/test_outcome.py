@@ -14,6 +14,8 @@ from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.prediction import Prediction
 from autotune.core.program import BACKWARD, MICRO_BATCH
 from autotune.core.result import Choosable, LaterFailure, Result, Smallest
+from autotune.core.speeds import Speeds
+from autotune.core.speeds import compared as compare
 from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
@@ -119,6 +121,19 @@ def test_a_comparison_that_time_cut_short_is_told_of() -> None:
     found = result(BASELINE, winner, winner=winner, comparisons=5)
     assert (found.speedup, found.speedup_low, found.pairs) == (pytest.approx(3.0), None, 1)
     assert found.notes[0] == "The search ended after 1 of 5 short runs of the recommendation."
+
+
+@pytest.mark.parametrize(
+    ("rates", "speeds"), [((80, 400), Speeds.NOT_TOLD_APART), ((299, 301), Speeds.FASTER), ((), Speeds.FASTER)]
+)
+def test_one_pair_shows_nothing_where_further_runs_may_be_as_slow_as_the_default(
+    rates: tuple[float, ...], speeds: Speeds
+) -> None:
+    winner = compared(
+        record(1, ran(300), max_length=2000), (1, 300), (0, 100), (0, RAN_OUT), *((1, rate) for rate in rates)
+    )
+    found = result(BASELINE, winner, winner=winner)
+    assert (found.pairs, compare(found, recommended(found))) == (1, speeds)
 
 
 def test_a_default_that_is_recommended_is_as_fast_as_itself() -> None:

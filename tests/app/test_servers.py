@@ -1,18 +1,27 @@
-"""``autotune.plan`` splits several GPUs between a vLLM server and the training."""
+"""``--server-gpus``: a vLLM server generates on some of the GPUs, and the training that is planned has the others."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import autotune
+from autotune.app.options import checked_options
+from autotune.app.planned import planned_machine
+from autotune.app.problem import problem_of
+from autotune.app.servers import check_server, set_aside, split_of
+from autotune.core.bundle import ServerSplit
 from autotune.core.candidate import Choice
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError
 from tests.app.test_plan_vllm import ONE_WAY
+from tests.settings import workload
 from tests.small import write_rows, write_small_model
 
 FIXED: dict[str, Choice] = {
@@ -33,44 +42,25 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.nightly
-def test_the_gpus_of_the_server_are_missing_in_the_training_and_its_documents_stay(model: str) -> None:
-    # 16 documents cannot be shared out among 3 processes.
-    planned = autotune.plan(
-        model, seq_len=32, trainer="grpo", gpu="RTX4090", num_processes=4, global_batch_size=16, fix=FIXED
-    )
-    one, two = planned.servers
-    assert (one.generation, one.training) == (1, 3)
-    assert one.reason == "16 documents of an optimizer step cannot be shared out among 3 processes"
-    assert (two.generation, two.training) == (2, 2)
-    assert two.fits, two.reason
-    assert two.candidate is not None
-    assert two.candidate["vllm"] == "server"
-    assert two.training_seconds is not None
-    # Each of two processes does what two of four do.
-    whole = planned.best
-    assert whole is not None
-    assert whole.memory is not None
-    assert two.training_bytes == pytest.approx(whole.memory.device_bytes, rel=0.02)
-    # TRL's default: 0.9 of each GPU.
-    assert two.server_bytes == pytest.approx(0.9 * planned.gpu.memory_bytes, rel=1e-6)
-    assert "--tensor-parallel-size 2 --max-model-len 48" in two.serve
-    assert two.train.startswith("CUDA_VISIBLE_DEVICES=2,3 trl grpo ")
-
-
-@pytest.mark.nightly
-def test_the_split_that_is_asked_for_is_written_and_a_check_judges_the_gpus_that_train(
-    model: str, tmp_path: Path
-) -> None:
+def test_the_training_has_the_other_gpus_and_a_check_judges_these(model: str, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "the speed of a token"}] * 16)
     words = {"trainer": "grpo", "gpu": "RTX4090", "num_processes": 4, "global_batch_size": 16, "fix": FIXED}
     folder = tmp_path / "bundle"
     planned = autotune.plan(model, str(rows), server_gpus=2, output=folder, **words)  # type: ignore[arg-type]
-    [split] = planned.servers
-    bundle = planned.bundle
+    bundle, best = planned.bundle, planned.best
     assert bundle is not None
-    assert bundle.server == split
-    assert (bundle.processes, bundle.needed_bytes) == (2, split.training_bytes)
-    assert split.serve in (folder / "serve.sh").read_text(encoding="utf-8")
+    assert bundle.server is not None
+    assert best is not None
+    assert best.memory is not None
+    assert (planned.processes, bundle.processes, planned.global_batch_size) == (2, 2, 16)
+    assert (bundle.needed_bytes, bundle.candidate) == (best.memory.device_bytes, best.candidate)
+    assert (bundle.server.generation, bundle.server.training) == (2, 2)
+    assert bundle.server.training_seconds is not None
+    # TRL's default: 0.9 of each GPU.
+    assert bundle.server.server_bytes == pytest.approx(0.9 * planned.gpu.memory_bytes, rel=1e-6)
+    assert "--tensor-parallel-size 2 --max-model-len " in bundle.server.serve
+    assert bundle.server.serve in (folder / "serve.sh").read_text(encoding="utf-8")
+    assert any("2 further GPUs generate in a vLLM server" in note for note in planned.notes)
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     assert (config["num_processes"], config["use_vllm"], config["vllm_mode"]) == (2, True, "server")
 
@@ -79,20 +69,44 @@ def test_the_split_that_is_asked_for_is_written_and_a_check_judges_the_gpus_that
     assert (verdict.outcome, verdict.trainer, verdict.processes) == (Outcome.FITS, "grpo", 2)
     assert verdict.documents_per_step == 16
     assert verdict.need is not None
-    assert verdict.need.bytes == pytest.approx(split.training_bytes, rel=0.01)
+    assert verdict.need.bytes == pytest.approx(bundle.needed_bytes, rel=0.01)
     said = " ".join(finding.message for finding in verdict.findings)
     assert "A vLLM server on other GPUs generates the completions" in said
     assert "has not measured it" in said
 
-    # One of the four processes is missing, and 16 documents cannot be shared out among three.
-    nothing = autotune.plan(model, str(rows), server_gpus=1, output=folder, **words)  # type: ignore[arg-type]
-    assert nothing.bundle is None
-    assert "16 documents of an optimizer step cannot be shared out among 3 processes" in nothing.unwritten
-    assert list(folder.iterdir()) == []
-    with pytest.raises(InputError, match=r"A server on 3 of 4 GPUs is not possible") as raised:
-        autotune.plan(model, str(rows), server_gpus=3, output=folder, **words)  # type: ignore[arg-type]
-    assert raised.value.hint == "It takes 1, 2."
-    with pytest.raises(InputError, match=r"A bundle with a vLLM server is for one machine, and 4 GPUs are in 2\."):
-        autotune.plan(model, str(rows), num_machines=2, output=folder, **words)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="and there is none"):
-        autotune.plan(model, seq_len=8, gpu="RTX4090", num_processes=2, server_gpus=1)
+
+@pytest.mark.parametrize(
+    ("server_gpus", "changes", "said"),
+    [
+        (3, {}, r"A server on 3 of 4 GPUs is not possible\. It takes 1, 2\."),
+        (1, {"num_processes": 1}, r"Of a single GPU, none can be a server's\."),
+        (1, {"num_machines": 2}, r"A vLLM server gets GPUs of one machine, and 4 GPUs are in 2\."),
+        (1, {"global_batch_size": 16}, r"A global batch of 16 documents cannot be reached with 3 processes\."),
+        (1, {"gpu": "cpu"}, r"No vLLM server can generate here: TRL's vLLM needs a CUDA GPU\."),
+        (1, {"fix": {"vllm": "colocate"}}, r"and there is none\."),
+        (1, {"fix": {}}, r"and there is none\."),
+        (1, {"fix": {}, "trainer": "sft"}, r"and there is none\."),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_before_anything_is_started(
+    server_gpus: int, changes: dict[str, Any], said: str, model: str
+) -> None:
+    words = {"trainer": "grpo", "gpu": "RTX4090", "num_processes": 4, "fix": {"vllm": "server"}, **changes}
+    with pytest.raises(InputError) as raised:
+        autotune.plan(model, seq_len=8, server_gpus=server_gpus, **words)
+    assert re.search(said, f"{raised.value.message} {raised.value.hint}")
+
+
+def test_an_allowed_server_generates_and_one_that_does_not_start_is_refused() -> None:
+    options = checked_options(trainer="grpo", allow=("vllm",))
+    planned, served = set_aside(planned_machine("RTX4090", 2), options, 1)
+    assert planned.machine.hardware.processes == 1
+    assert served.wishes.fixed == {"vllm": "server"}
+    of = replace(workload(), trainer="grpo")
+    problem = problem_of(served, of, planned.machine, 8)
+    assert isinstance(split_of(problem, problem.baseline, 1), ServerSplit)
+    large = replace(of, model=replace(of.model, parameters=20_000_000_000))
+    with pytest.raises(
+        InputError, match=r"A server on 1 of the GPUs is not possible: vLLM does not start with 0\.9 of the GPU"
+    ):
+        check_server(problem_of(served, large, planned.machine, 8), 1)

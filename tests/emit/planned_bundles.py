@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.bundle import SCHEMA, Basis, PlannedBundle
+from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.candidate import Candidate
 from autotune.core.plan import Completions, Launch, TrainingPlan
-from autotune.core.vllm import ServerSplit
 from autotune.emit.serving import asking, serve_command
 from autotune.units import GIB
 
@@ -17,10 +16,7 @@ ARGS = {
     "bf16": False, "gradient_accumulation_steps": 1, "max_completion_length": 16, "num_generations": 2,
     "per_device_train_batch_size": 2, "use_cpu": True,
 }  # fmt: skip
-SPLIT = ServerSplit(
-    2, 2, training_bytes=20 * GIB, training_spare_bytes=GIB, training_error=0.1, training_seconds=1.5,
-    server_bytes=72 * GIB, sequences=300.0, serve=serve_command(MODEL, 2, 48),
-)  # fmt: skip
+SPLIT = ServerSplit(2, 2, 72 * GIB, 60 * GIB, 300.0, serve_command(MODEL, 2, 48), training_seconds=1.5)
 
 
 def a_bundle(split: ServerSplit | None = SPLIT, trainer: str = "grpo", **changes: Any) -> PlannedBundle:
@@ -41,7 +37,6 @@ def a_bundle(split: ServerSplit | None = SPLIT, trainer: str = "grpo", **changes
         global_batch_size=16,
         candidate=Candidate({"liger": "off"}),
         plan=plan,
-        why="",
         needed_bytes=20 * GIB,
         error=0.1,
         spare_bytes=59 * GIB,

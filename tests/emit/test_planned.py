@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.bundle import PlannedBundle
+from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.codec import decode
 from autotune.core.machine import Hardware
 from autotune.core.plan import Launch
-from autotune.core.vllm import ServerSplit
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.planned import SERVER_TIMEOUT, planned
 from autotune.units import GIB

@@ -75,7 +75,7 @@ def test_several_edits_of_one_mapping_go_together() -> None:
 @pytest.mark.parametrize(
     ("text", "edit", "message"),
     [
-        ("x: &x {a: 1}\ny: *x\n", drop("x"), "there is no anchor 'x'"),
+        ("x: &x {a: 1}\ny: *x\n", drop("x"), "found undefined alias 'x'"),
         ("x: &x {a: 1}\ny: *x\n", write("x", "a", b=1), "an anchor, a merge or a text"),
         ("x: &x {a: 1}\ny: *x\n", write("y", "a", b=1), "line 2: .*the value of 'y' is no mapping of its own"),
         ("x: &x {a: 1}\n<<: *x\n", write("a", b=1), "line 1: .*'a' comes from a merge"),

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import KeyValueCache
 from autotune.planning.serving import generating_gpus, held_by_server, server_of
@@ -49,9 +48,6 @@ def test_a_server_that_does_not_start_says_why() -> None:
     assert held(3, 80 * GIB) == "vLLM cannot share 32 attention heads out among 3 GPUs"
 
 
-@pytest.mark.parametrize(
-    ("processes", "machines", "numbers"), [(1, 1, []), (2, 1, [1]), (8, 1, [1, 2, 4]), (16, 2, [1, 2, 4, 8])]
-)
-def test_the_server_gets_gpus_of_one_machine_and_leaves_some(processes: int, machines: int, numbers: list[int]) -> None:
-    hardware = Hardware("cuda", "GPU", 80 * GIB, processes=processes, machines=machines)
-    assert list(generating_gpus(hardware)) == numbers
+@pytest.mark.parametrize(("gpus", "numbers"), [(1, []), (2, [1]), (8, [1, 2, 4])])
+def test_the_server_gets_a_power_of_two_and_leaves_some(gpus: int, numbers: list[int]) -> None:
+    assert list(generating_gpus(gpus)) == numbers

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import KeyValueCache, ModelProfile
-from autotune.planning.sharing import outlook
 from autotune.planning.vllm import (
     ASLEEP_BYTES,
-    BESIDE_WEIGHTS_BYTES,
     TYPE_BYTES,
     WEIGHT_SYNC_BYTES,
     Engine,
@@ -170,19 +167,3 @@ def test_the_engine_is_the_one_that_trl_starts() -> None:
     untold = {name: args[name] for name in list(args)[:3]}
     assert engine_of(TrainingPlan("grpo", untold), model(None)) == Engine(False, False, 0.3, 1, 131_072, 32)
     assert engine_of(TrainingPlan("grpo", {**args, "use_vllm": False}), model(None)) is None
-
-
-def test_the_shares_that_leave_training_enough_end_where_one_hundredth_more_does_not_fit() -> None:
-    found = outlook(
-        Candidate({}), TRAINING, engine(), model(QWEN3_8B), total_bytes=80 * GIB, budget_bytes=80 * GIB, fastest=True
-    )
-    assert found.least is not None
-    assert found.most is not None
-    assert found.most_sleeping is not None
-    assert found.enough is not None
-    # 40 GiB are left of 80, and 55 beside what training keeps.
-    assert (found.least.utilization, found.most.utilization, found.most_sleeping.utilization) == (0.22, 0.5, 0.68)
-    assert BESIDE_WEIGHTS_BYTES == 2 * GIB
-    # A token takes 36 x 8 x 256 x 2 bytes: 64 sequences of 1536 are 13.5 GiB, beside 16.9 GiB.
-    assert found.enough.utilization == 0.39
-    assert [share.utilization for share in found.shares] == [0.22, 0.3, 0.39, 0.4, 0.5, 0.6, 0.68, 0.7]

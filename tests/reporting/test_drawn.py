@@ -13,7 +13,7 @@ from autotune.core.result import Result
 from autotune.core.status import RunStatus
 from autotune.reporting.lengths import show_lengths
 from autotune.reporting.summary import show_summary
-from autotune.reporting.techniques import catalogue_markdown, show_techniques
+from autotune.reporting.techniques import show_techniques
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
@@ -125,10 +125,3 @@ def test_techniques_tell_what_is_missing_here_and_what_changes_training(width: i
     assert "wrapped end to end (changes training) (not here: no GPU)" in text
     assert "--allow packing: cuts documents" in text
     assert "not in the default search space" in text
-
-
-def test_the_markdown_catalogue_is_one_row_per_knob_and_does_not_depend_on_the_machine() -> None:
-    head, rule, row = catalogue_markdown([ROW]).splitlines()
-    assert head.count("|") == rule.count("|") == row.replace(r"\|", "").count("|")
-    assert "`none`, `wrapped` *" in row
-    assert "no GPU" not in row

@@ -7,8 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
+from transformers import modeling_utils
+
+from autotune.step.models import loading
+from autotune.units import GIB, MIB
+from tests.virtual.models import config_of
 
 _SCRIPT = """
 import json, sys
@@ -51,3 +58,29 @@ def test_each_weight_is_allocated_once_though_two_modules_have_it(found: tuple[i
 
     assert sum(events[2:]) == weights + frequencies
     assert all(size > 0 for size in events[2:])
+
+
+@pytest.mark.parametrize("unused", [0, MIB, 5 * MIB, 2 * GIB, 4 * GIB, 7 * GIB, 100 * GIB])
+@pytest.mark.parametrize("intermediate_size", [10_000, 10_000_000])
+def test_memory_that_is_unused_makes_the_block_smaller_as_transformers_does(
+    unused: int, intermediate_size: int
+) -> None:
+    config = config_of("llama", num_hidden_layers=1, intermediate_size=intermediate_size)
+    model = loading.meta_model(loading.model_class(config), config)
+    placed = dict.fromkeys((name for name, _ in model.named_parameters()), torch.device("cuda", 0))
+    asked: list[int] = []
+
+    def empty(elements: int, **_: object) -> None:
+        asked.append(elements)
+
+    with (
+        mock.patch.object(torch, "empty", empty),
+        mock.patch.object(torch.cuda, "mem_get_info", return_value=(200 * GIB, 200 * GIB)),
+        mock.patch.object(torch.cuda, "memory_reserved", return_value=unused),
+        mock.patch.object(torch.cuda, "memory_allocated", return_value=0),
+        mock.patch.object(loading, "unused_bytes", return_value=unused),
+    ):
+        modeling_utils.caching_allocator_warmup(model, placed, None)
+        loading._warm_up_allocator(model, torch.device("cuda", 0))
+
+    assert asked[0] == asked[1]

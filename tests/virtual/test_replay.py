@@ -10,7 +10,7 @@ from autotune.units import MIB
 from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.records import A_WORKSPACE, MemoryEvent, OperatorRecord, Peak, Place, Trace
-from autotune.virtual.replay import OutOfMemoryError, replay
+from autotune.virtual.replay import OutOfMemoryError, replay, unused_bytes
 
 
 def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecord, ...] = ()) -> Trace:
@@ -114,3 +114,9 @@ def test_what_is_freed_on_one_stream_is_not_used_on_another() -> None:
     assert replay(alike).peak_reserved_bytes == 20 * MIB
     assert replay(apart).peak_reserved_bytes == 40 * MIB
     assert replay(apart).peak_allocated_bytes == 20 * MIB
+
+
+def test_what_is_unused_is_reserved_less_allocated() -> None:
+    events = traced([(0, 3 * MIB, Place.DEVICE), (1, 5 * MIB, Place.DEVICE), (0, -3 * MIB, Place.DEVICE)]).events
+    assert unused_bytes(events, {}) == 15 * MIB
+    assert unused_bytes(events, {1: 7}) == 35 * MIB

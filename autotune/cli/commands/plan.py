@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--server-gpus",
         type=int,
         metavar="N",
-        help="with vllm=server: of these GPUs, those of the server (default: any)",
+        help="of the GPUs, those of a vLLM server; the others train (default: a server has further GPUs)",
     )
     parser.add_argument("--html", metavar="FILE", help="write a page about the plan, such as plan.html")
     add_json(parser, "the plan, with the estimates that the table would show,")

@@ -11,7 +11,6 @@ from markupsafe import Markup
 from autotune.reporting.comparison import costs_title
 from autotune.reporting.page.charts import charts
 from autotune.reporting.page.values import Values
-from autotune.reporting.shares import ASSUMED, COLUMNS, TITLE
 
 
 def html_page(shown: Values) -> str:
@@ -26,9 +25,6 @@ def html_page(shown: Values) -> str:
         bar=_bar,
         mark=_mark,
         costs_title=costs_title,
-        vllm_title=TITLE,
-        vllm_columns=COLUMNS,
-        vllm_assumed=ASSUMED,
         figures=_in_a_script({chart.name: chart.figure for chart in drawn}),
         # These three are our own and Plotly's: nothing in them comes from outside.
         style=Markup((here / "page.css").read_text(encoding="utf-8")),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.reporting.comparison import costs_title
 from autotune.reporting.page.values import Edited, Values
-from autotune.reporting.shares import ASSUMED, COLUMNS, TITLE, Shares
 from autotune.reporting.words import said_bytes, said_rate
 
 # What Markdown or the HTML in it would read as more than text.
@@ -30,8 +29,6 @@ def _lines(shown: Values) -> Iterator[str]:
         yield from _section("What it chose", _table(["choice", "changed back to", "measured"], chosen, escaped=True))
     if shown.edited is not None:
         yield from _file(shown.edited)
-    if shown.vllm is not None:
-        yield from _section(TITLE, _vllm(shown.vllm))
     yield from _best(shown)
     yield from _section(shown.table.title, [_text(shown.table.said)])
     for title, lines in shown.lists:
@@ -60,16 +57,6 @@ def _file(shown: Edited) -> Iterator[str]:
         yield from _section(_text(costs_title(shown.file)), told)
     if shown.diff:
         yield from _section(f"What changes in {_text(shown.file)}", _fenced(shown.diff, "diff"))
-
-
-def _vllm(found: Shares) -> Iterator[str]:
-    for sentence in found.answer:
-        yield _text(sentence)
-        yield ""
-    if found.rows:
-        yield from _table(COLUMNS, ([cell.text for cell in row] for row in found.rows))
-    if found.assumptions:
-        yield from ("", f"{ASSUMED}:", "", *(f"- {_text(line)}" for line in found.assumptions))
 
 
 def _best(shown: Values) -> Iterator[str]:

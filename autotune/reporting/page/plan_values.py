@@ -31,9 +31,6 @@ from autotune.reporting.plan_words import (
     said_unknown,
     said_ways_out,
 )
-from autotune.reporting.servers import TITLE as SERVERS
-from autotune.reporting.servers import said_servers
-from autotune.reporting.shares import shares
 from autotune.reporting.steps import Step, said_untraced
 from autotune.reporting.words import BASELINE_NAME, MISSING, said_bytes, said_rate
 
@@ -69,7 +66,6 @@ def plan_values(plan: Plan) -> Values:
         budget_bytes=plan.budget_bytes,
         contributions=(),
         edited=None,
-        vllm=shares(plan),
         lengths=histogram(plan.lengths, length if isinstance(length, int) else None),
         memory=(),
         speed=(),
@@ -77,7 +73,6 @@ def plan_values(plan: Plan) -> Values:
         lists=(
             ("What the estimates stand on", said_bases([*shown, baseline])),
             ("Unknown", said_unknown(plan)),
-            (SERVERS, said_servers(plan)),
             ("Notes", plan.notes),
             ("Left out", said_left_out(plan.left_out)),
             (

@@ -92,7 +92,6 @@ def result_values(result: Result) -> Values:
             for item in result.contributions
         ),
         edited=_edited(result),
-        vllm=None,
         lengths=histogram(
             length_bins(result.workload.dataset.documents), chosen.max_length if chosen is not None else None
         ),

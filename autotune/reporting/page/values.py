@@ -10,7 +10,6 @@ from itertools import accumulate
 from autotune.core.length_report import LengthBin
 from autotune.reporting.comparison import Cost, Row
 from autotune.reporting.phases import PhaseRow
-from autotune.reporting.shares import Shares
 from autotune.reporting.steps import Step
 from autotune.reporting.words import BASELINE_NAME
 
@@ -173,7 +172,6 @@ class Values:
         phases: memory and time of the phases of the recommendation; empty where the phases were not told apart.
         budget_bytes: what a candidate may need.
         edited: None where the search did not start from a file.
-        vllm: what vLLM may take of the GPU; None where nothing is said of it.
         lengths: None where they are not known.
         lists: sentences under titles; empty lists are not shown.
         facts: about the run, by name.
@@ -195,7 +193,6 @@ class Values:
     budget_bytes: int
     contributions: tuple[Contributed, ...]
     edited: Edited | None
-    vllm: Shares | None
     lengths: Histogram | None
     memory: tuple[Predicted, ...]
     speed: tuple[Predicted, ...]

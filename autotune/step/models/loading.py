@@ -20,9 +20,13 @@ from autotune.errors import InputError
 from autotune.step.distributed.group import world_size
 from autotune.step.models.heads import Head
 from autotune.step.models.stand_in import stand_in
+from autotune.units import GIB
+from autotune.virtual import unused_bytes
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 _WEIGHT_DEVIATION = 0.02
+# Beside as much unused memory, a smaller block is not taken (``caching_allocator_warmup`` of transformers).
+_WORTH_A_BLOCK_BYTES = 3 * GIB // 2
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
 
@@ -163,7 +167,8 @@ def _warm_up_allocator(model: Any, device: torch.device, quantized: Mapping[str,
     """Allocate and free one block for all weights, as transformers does before it loads them to a GPU.
 
     The caching allocator keeps the block, and weights, gradients and activations are placed within it
-    (``caching_allocator_warmup`` and ``get_total_byte_count`` of ``transformers/modeling_utils.py``). It is left out
+    (``caching_allocator_warmup`` and ``get_total_byte_count`` of ``transformers/modeling_utils.py``). For a further
+    model, such as a reference, it is smaller by what the allocator has reserved and no tensor uses. It is left out
     where weights are loaded to the host, as TRL does with several processes.
 
     Args:
@@ -173,6 +178,11 @@ def _warm_up_allocator(model: Any, device: torch.device, quantized: Mapping[str,
     weights = dict(model.named_parameters())
     weights |= {str(number): tensor for number, tensor in enumerate(_saved_buffers(model))}
     total = sum(tensor.numel() * sizes.get(name, tensor.element_size()) for name, tensor in weights.items())
+    unused = unused_bytes()
+    if total - unused > unused:
+        total -= unused
+    else:
+        total = unused + 1 if total - unused > _WORTH_A_BLOCK_BYTES else 0
     torch.empty(int(total // 2), dtype=torch.float16, device=device)
 
 

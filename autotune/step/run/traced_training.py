@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from accelerate.utils import memory
 from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
@@ -107,7 +110,7 @@ def traced_training(
     """
 
     def run(device: torch.device) -> None:
-        with tempfile.TemporaryDirectory(dir=beside) as folder, engine_on(device, plan):
+        with tempfile.TemporaryDirectory(dir=beside) as folder, engine_on(device, plan), _cache_emptied(device):
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **NOT_TRACED)
@@ -144,6 +147,22 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _cache_emptied(device: torch.device) -> Iterator[None]:
+    """Make accelerate empty the cache of a virtual device where it does that of a GPU: before the first step.
+
+    Where the Trainer does so in a step, as its argument ``torch_empty_cache_steps`` says, is left to a trace's replays.
+    """
+    clear = memory.clear_device_cache
+
+    def cleared(garbage_collection: bool = False) -> None:
+        clear(garbage_collection)
+        getattr(torch, device.type).empty_cache()
+
+    with mock.patch.object(memory, "clear_device_cache", cleared) if device.type != "cpu" else nullcontext():
+        yield
+
+
 def build_virtual(
     known: Adapter,
     plan: TrainingPlan,
@@ -175,7 +194,8 @@ def build_virtual(
     def make_model() -> Any:
         quantization = quantization_config(plan)
         place = first_place(device, plan, quantized=quantization is not None)
-        model = virtual_model(configured, kwargs, quantization, place)
+        # Trainers set attributes of the configuration of the model that they train alone.
+        model = virtual_model(deepcopy(configured), kwargs, quantization, place)
         if not is_tracing():
             _draw_weights(model)
         return model

@@ -1,0 +1,54 @@
+"""A model and its reference in a trace: each has its own configuration; the cache is emptied before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.core.plan import Completions, TrainingPlan
+from autotune.core.program import CONSTRUCTION
+from autotune.step.objects import config
+from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual, traced_training
+from autotune.step.trainers import adapter
+from autotune.trainers.prompts import NO_REWARD
+from autotune.virtual import trace
+from autotune.virtual.phases import step_name
+from autotune.virtual.records import THE_CACHE
+from tests.small import small_tokenizer
+from tests.virtual.models import config_of
+
+ARGS = {"per_device_train_batch_size": 2, "bf16": False, "max_length": 32, "report_to": "none"}
+PLANS: dict[str, tuple[TrainingPlan, list[tuple[int, ...]]]] = {
+    "dpo": (TrainingPlan("dpo", args=ARGS), [(8, 8, 8)] * 2),
+    "online_dpo": (
+        TrainingPlan(
+            "online_dpo", args={**ARGS, "max_new_tokens": 8}, rewards=(NO_REWARD,), completions=Completions(8, 8)
+        ),
+        [(8, 8)] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_reference_keeps_the_settings_that_trl_changes_in_the_model_that_it_trains(name: str, tmp_path: Path) -> None:
+    plan, rows = PLANS[name]
+    arguments = config(plan, output_dir=str(tmp_path), **NOT_TRACED)
+    sizes, cpu = TracedRows(rows), torch.device("cpu")
+    trainer: Any = build_virtual(adapter(name), plan, arguments, config_of("llama"), small_tokenizer(), sizes, cpu)
+
+    trainer.model.config.use_cache = False
+
+    assert trainer.ref_model.config.use_cache
+
+
+def test_the_cache_is_emptied_once_before_the_first_step() -> None:
+    plan, rows = PLANS["dpo"]
+    traced = trace(traced_training(plan, config_of("llama"), small_tokenizer(), TracedRows(rows)))
+
+    emptied = [index for index, event in enumerate(traced.events) if event.storage == THE_CACHE]
+
+    assert len(emptied) == 1
+    assert traced.phase(CONSTRUCTION).end_event <= emptied[0] <= traced.phase(step_name(0)).first_event
