@@ -47,7 +47,7 @@ class Sized:
 
 
 @dataclass(frozen=True)
-class TracedPlan:
+class TracedPlan(Sized):
     """A training plan that was traced at its own sizes.
 
     Attributes:
@@ -60,7 +60,6 @@ class TracedPlan:
         requests: of the traces of the worst micro-batch.
     """
 
-    geometry: BatchGeometry
     layers: int
     worst: Forecast
     typical: Forecast
@@ -196,6 +195,7 @@ class PlanTracer:
         if untimed(plan, self._setting.machine.hardware):
             memory = replace(memory, step_seconds=None)
         return TracedPlan(
+            plan=plan,
             geometry=replace(geometry, worst=decisive, rivals=()),
             layers=len(self._layer_kinds),
             worst=worst,
