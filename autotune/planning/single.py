@@ -81,11 +81,7 @@ class TracedPlan(Sized):
         """Return the bytes of tensors at each moment of a step, by stretch."""
         at = {beside.phase: beside.size for beside in _beside(self.geometry)}
         own = _full(self.geometry)
-        found: dict[Stretch, Sequence[Levels]] = {}
-        for stretch in self.worst.stretches:
-            size = at.get(stretch[0].phase, own)
-            found[stretch] = self.fits[size].course(stretch)
-        return found
+        return {stretch: self.fits[at.get(stretch[0].phase, own)].course(stretch) for stretch in self.worst.stretches}
 
 
 class PlanTracer:
