@@ -31,7 +31,7 @@ from autotune.inspection.yaml_file import read_yaml
 from autotune.nullgpu.command import Ran, run
 from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
-from autotune.reporting.words import said_path
+from autotune.reporting.words import short_path
 from autotune.units import format_bytes, parse_duration
 from autotune.userconfig.launch import default_file, started_by
 from autotune.userconfig.written import Written
@@ -139,7 +139,7 @@ def headline(found: Answer, held: int | None, spare: int | None) -> str:
     """Return the answer in one line."""
     if found.failed is not None:
         place = found.failed.place
-        at = f" at {said_path(Path(place.file))}:{place.line}" if place.file else ""
+        at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
         asked = format_bytes(found.failed.requested_bytes)
         return f"{found.outcome.value}: out of memory {_step(found.failed.step)}{at}, {asked} asked for"
     if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
 from autotune.core.spread import Interval, mean_of, mean_rate, next_run
-from autotune.reporting.words import baseline_name, said
+from autotune.reporting.words import baseline_name, differences
 from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
@@ -123,7 +123,7 @@ def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
     least, ours = _need_bytes((lightest.measurement,)), _need_bytes((winner.measurement, *winner.runs))
     if least >= ours:
         return (f"{told}; none of them needs less memory.",)
-    which = f"trial {lightest.number} ({said(lightest.candidate, baseline.candidate)})"
+    which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
     return (f"{told}; {which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}.",)
 
 

@@ -1,61 +1,65 @@
-"""``autotune check`` in a terminal: the verdict in one line, then what it stands on, then what was found."""
+"""The report of ``autotune check``: the verdict in one line, then its evidence, then what was found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.syntax import Syntax
-from rich.text import Text
+from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
-from autotune.reporting.copied import copied, show
-from autotune.reporting.words import printable
+from autotune.reporting import document
+from autotune.reporting import document as doc
 from autotune.units import format_bytes, format_rate, format_share
 
-_STYLES: Mapping[Outcome, str] = {
-    Outcome.FITS: "bold green",
-    Outcome.READ: "bold green",
-    Outcome.TOO_CLOSE: "bold yellow",
-    Outcome.UNKNOWN: "bold yellow",
-    Outcome.DOES_NOT_FIT: "bold red",
-    Outcome.CANNOT_RUN: "bold red",
+_OUTCOMES: Mapping[Outcome, doc.Tone] = {
+    Outcome.FITS: doc.Tone.GOOD,
+    Outcome.READ: doc.Tone.GOOD,
+    Outcome.TOO_CLOSE: doc.Tone.UNSURE,
+    Outcome.UNKNOWN: doc.Tone.UNSURE,
+    Outcome.DOES_NOT_FIT: doc.Tone.BAD,
+    Outcome.CANNOT_RUN: doc.Tone.BAD,
 }
 _TITLES: Mapping[Severity, str] = {
     Severity.ERROR: "Wrong",
-    Severity.SILENT: "Done without saying so",
+    Severity.SILENT: "Silent behaviour",
     Severity.NOTE: "Notes",
 }
-_INDENT = "  "
-_COLOURS: Mapping[Severity, str] = {Severity.ERROR: "red", Severity.SILENT: "yellow", Severity.NOTE: ""}
+_SEVERITIES: Mapping[Severity, doc.Tone] = {
+    Severity.ERROR: doc.Tone.BAD,
+    Severity.SILENT: doc.Tone.UNSURE,
+    Severity.NOTE: doc.Tone.PLAIN,
+}
 
 
-def show_verdict(verdict: Verdict, console: Console, name: str = "") -> None:
-    """Print a verdict, under the name of its file if there are several."""
-    if name:
-        console.print(Text(printable(name), style="bold underline"), soft_wrap=True)
-    for part in drawn_verdict(verdict):
-        show(part, console)
-    if name:
-        console.print()
+def verdict_report(verdict: Verdict, name: str = "") -> doc.Document:
+    """Return the report about a check, with the name of its file if there are several."""
+    headline = f"{name}: {verdict.headline}" if name else verdict.headline
+    return doc.Document(
+        verdict=document.Verdict(headline, _OUTCOMES[verdict.outcome], evidence=tuple(_evidence(verdict))),
+        sections=tuple(_sections(verdict)),
+    )
 
 
-def drawn_verdict(verdict: Verdict) -> Iterator[RenderableType]:
-    """Return the parts of a verdict, top to bottom."""
-    yield Text(printable(verdict.headline), style=_STYLES[verdict.outcome])
-    yield from (Hanging(Text(printable(line))) for line in _evidence(verdict))
+def _sections(verdict: Verdict) -> Iterator[doc.Section]:
     if verdict.need is not None and verdict.need.memory is not None:
-        yield from _parts(verdict.need)
+        parts = sorted(verdict.need.memory.breakdown.items(), key=lambda item: -item[1])
+        facts = doc.Facts(tuple((name, format_bytes(size)) for name, size in parts))
+        yield doc.Section("Memory at the peak", (facts,), heading=True)
     for severity, title in _TITLES.items():
-        found = [item for item in verdict.findings if item.severity is severity]
-        if found:
-            yield Text(f"\n{title}", style="bold")
-            yield from _list(found, _COLOURS[severity])
+        found = tuple(item for item in verdict.findings if item.severity is severity)
+        yield from _findings(title, found, _SEVERITIES[severity])
     if verdict.remedy is not None:
-        yield from _remedy(verdict.remedy, verdict.budget_bytes)
+        yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
-        yield Text("\nNo change of up to three techniques that trains the same was found to fit.")
+        none = doc.Paragraph("No change of up to three techniques that trains the same was found to fit.")
+        yield doc.Section("Remedy", (none,))
+
+
+def _findings(title: str, found: Iterable[Finding], tone: doc.Tone) -> list[doc.Section]:
+    lines = tuple(f"{_place(item)}{item.message}" for item in found)
+    return [doc.Section(title, (doc.Listing(lines, tone=tone),), heading=True)] if lines else []
+
+
+def _place(item: Finding) -> str:
+    return f"{item.file}:{item.line}: " if item.line is not None else ""
 
 
 def _evidence(verdict: Verdict) -> Iterator[str]:
@@ -81,7 +85,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     if verdict.outcome is Outcome.TOO_CLOSE and verdict.passes is None:
         yield "--probe runs it for real; --when-unsure pass or fail decides without."
     if verdict.from_cache:
-        yield "Nothing has changed since an earlier check, which said this."
+        yield "Nothing has changed since an earlier check, whose verdict this is."
 
 
 def _error(need: Need) -> str:
@@ -92,66 +96,22 @@ def _rate(need: Need) -> str:
     return f", {format_rate(need.tokens_per_second)}" if need.tokens_per_second is not None else ""
 
 
-def _parts(need: Need) -> Iterator[RenderableType]:
-    assert need.memory is not None
-    parts = sorted(need.memory.breakdown.items(), key=lambda item: -item[1])
-    sizes = [format_bytes(size) for _, size in parts]
-    width = max(map(len, sizes), default=0)
-    yield from (Hanging(Text(f"{size:>{width}}  {name}")) for size, (name, _) in zip(sizes, parts, strict=True))
-
-
-def _list(found: list[Finding], style: str) -> Iterator[RenderableType]:
-    yield from (Hanging(Text(f"{_place(item)}{printable(item.message)}", style=style)) for item in found)
-
-
-def _place(item: Finding) -> str:
-    return f"{printable(item.file)}:{item.line}: " if item.line is not None else ""
-
-
-def _remedy(remedy: Remedy, budget_bytes: int) -> Iterator[RenderableType]:
+def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
     slower = "; no speed is predicted"
     if remedy.slower is not None:
         slower = f", and a step takes {remedy.slower:.2f} times as long"
-    yield Text(
-        f"\nThe smallest change that fits: {format_bytes(remedy.bytes)}, at most {format_bytes(remedy.most_bytes)} of"
-        f" {format_bytes(budget_bytes)}{slower}",
-        style="bold",
+    fits = f"{format_bytes(remedy.bytes)}, at most {format_bytes(remedy.most_bytes)} of {format_bytes(budget_bytes)}"
+    lead = f"The smallest change that fits: {fits}{slower}"
+    keys = () if remedy.diff else tuple(f"{key}: {value}" for key, value in remedy.keys.items())
+    return doc.Section("Remedy", (doc.Listing(keys, lead), doc.Diff(remedy.diff)))
+
+
+def fixed_report(fixed: Fixed) -> doc.Document:
+    """Return the report about what was rewritten in a file, and what is left to do by hand."""
+    written = doc.Paragraph(
+        f"wrote {fixed.file}" if fixed.diff else "No key can be rewritten; the file stays as it is."
     )
-    if remedy.diff:
-        yield _diff(remedy.diff)
-    else:
-        yield from (Hanging(Text(f"{key}: {value}")) for key, value in remedy.keys.items())
-
-
-def show_fixed(fixed: Fixed, console: Console) -> None:
-    """Print what was rewritten in a file, and what is left to do by hand."""
-    if fixed.diff:
-        show(_diff(fixed.diff), console)
-        console.print(Text(f"wrote {printable(fixed.file)}", style="bold"), soft_wrap=True)
-    else:
-        console.print(Text("No key can be rewritten; the file stays as it is."))
-    if fixed.left:
-        console.print(Text("\nTo be done by hand", style="bold"))
-        for part in _list(list(fixed.left), "yellow"):
-            console.print(part)
-
-
-@dataclass(frozen=True)
-class Hanging:
-    """A paragraph that is indented, its further lines more than its first, with no spaces behind it."""
-
-    text: Text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the lines, none of them longer than the console is wide."""
-        further = 2 * _INDENT
-        for number, line in enumerate(self.text.wrap(console, max(1, options.max_width - len(further)))):
-            line.rstrip()
-            yield Text.assemble(_INDENT if number == 0 else further, line)
-
-
-def _diff(diff: str) -> Text:
-    """Return a diff whose lines are whole: one that is cut at the edge of the terminal cannot be taken over."""
-    shown = Syntax("", "diff", theme="ansi_light", background_color="default").highlight(printable(diff).rstrip("\n"))
-    shown.rstrip()
-    return copied("\n").join(Text.assemble(_INDENT, line) for line in shown.split("\n"))
+    blocks = (doc.Diff(fixed.diff), written) if fixed.diff else (written,)
+    return doc.Document(
+        None, (doc.Section("Changes", blocks), *_findings("To be done by hand", fixed.left, doc.Tone.UNSURE))
+    )

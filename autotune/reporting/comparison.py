@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.speeds import Speeds, compared
 from autotune.core.status import ProbeStatus, RunStatus
-from autotune.reporting.words import MISSING, baseline_name, printable, said_bytes, said_rate, said_share, said_status
+from autotune.reporting.document import Bar, Cell
+from autotune.reporting.words import (
+    MISSING,
+    baseline_name,
+    bytes_or_dash,
+    number_or_dash,
+    printable,
+    rate_or_dash,
+    share_text,
+    status_text,
+)
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
@@ -19,21 +29,6 @@ _COSTS = 1.02
 _MOST_COSTS = 3
 _SAME_STEP = 0.1
 """Relative deviation allowed for the documents of a packed optimizer step."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One property of the recommendation and the baseline, in words.
-
-    Attributes:
-        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None without a bar.
-    """
-
-    label: str
-    recommended: str
-    baseline: str
-    recommended_share: float | None = None
-    baseline_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +44,27 @@ class Cost:
     share: float
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The share in words."""
         return f"costs {100 * self.share:.0f} %"
 
 
-def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
+def compared_row(
+    label: str,
+    recommended: str,
+    baseline: str,
+    recommended_share: float | None = None,
+    baseline_share: float | None = None,
+) -> tuple[Cell, ...]:
+    """Return a property of the recommendation and the baseline in words, with bars.
+
+    Args:
+        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None without a bar.
+    """
+    return label, recommended, Bar(recommended_share), baseline, Bar(baseline_share, "default")
+
+
+def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
     rates = [one.tokens_per_second for one in (recommended, baseline) if one is not None]
@@ -62,47 +72,49 @@ def comparison(result: Result, recommended: Choosable) -> tuple[Row, ...]:
 
     def row(
         label: str, say: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
-    ) -> Row:
-        return Row(
-            label=label,
-            recommended=say(recommended),
-            baseline=MISSING if baseline is None else say(baseline),
-            recommended_share=share(recommended) if share else None,
-            baseline_share=share(baseline) if share and baseline is not None else None,
+    ) -> tuple[Cell, ...]:
+        return compared_row(
+            label,
+            say(recommended),
+            MISSING if baseline is None else say(baseline),
+            share(recommended) if share else None,
+            share(baseline) if share and baseline is not None else None,
         )
 
     drops = any(one.row_coverage < 1 for one in (recommended, baseline) if one is not None)
     rows = [
-        row("status", lambda one: said_status(one.status)),
+        row("status", lambda one: status_text(one.status)),
         row(
             "peak memory",
-            lambda one: said_bytes(one.peak_bytes),
+            lambda one: bytes_or_dash(one.peak_bytes),
             lambda one: _over(one.peak_bytes, result.budget_bytes),
         ),
-        row("  reserved", lambda one: said_bytes(one.reserved_bytes)),
-        row("  on the device", lambda one: said_bytes(one.device_bytes)),
-        row("speed", lambda one: said_rate(one.tokens_per_second), lambda one: _over(one.tokens_per_second, fastest)),
+        row("  reserved", lambda one: bytes_or_dash(one.reserved_bytes)),
+        row("  on the device", lambda one: bytes_or_dash(one.device_bytes)),
+        row(
+            "speed", lambda one: rate_or_dash(one.tokens_per_second), lambda one: _over(one.tokens_per_second, fastest)
+        ),
         row("  a further run", _expected),
         row("time per epoch", lambda one: _duration(one.seconds_per_epoch)),
         row("time per evaluation", lambda one: _duration(one.evaluation_seconds)),
-        row("tokens covered", lambda one: said_share(one.token_coverage)),
-        *([row("rows covered", lambda one: said_share(one.row_coverage))] if drops else []),
+        row("tokens covered", lambda one: share_text(one.token_coverage)),
+        *([row("rows covered", lambda one: share_text(one.row_coverage))] if drops else []),
         row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
         row("batch x accumulation", _batch),
         row(f"{find_trainer(result.trainer).counted} per step", lambda one: _number(one.documents_per_step)),
-        row("tokens per step", lambda one: _rounded(one.tokens_per_step)),
+        row("tokens per step", lambda one: number_or_dash(one.tokens_per_step)),
         row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
     ]
-    return tuple(row for row in rows if not (row.label == "status" and _both_ran(result)) and not _empty(row))
+    return tuple(row for row in rows if not (row[0] == "status" and _both_ran(result)) and not _empty(row))
 
 
-def said_contribution(contribution: Contribution) -> str:
+def contribution_text(contribution: Contribution) -> str:
     """Return the effect of changing one choice of the winner back to the baseline's."""
     if contribution.speedup is None:
         if contribution.status in (ProbeStatus.OK, ProbeStatus.VETOED):
             return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
-        return said_status(contribution.status)
-    parts = [_said_speedup(contribution.speedup)]
+        return status_text(contribution.status)
+    parts = [_speedup_text(contribution.speedup)]
     if contribution.told_apart is False and parts != [_EQUALLY_FAST]:
         parts = [f"speed not told apart ({parts[0]} in one probe)"]
     if contribution.peak_bytes_saved:
@@ -113,7 +125,7 @@ def said_contribution(contribution: Contribution) -> str:
 
 def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
-    baseline, rate = result.baseline, said_rate(recommended.tokens_per_second)
+    baseline, rate = result.baseline, rate_or_dash(recommended.tokens_per_second)
     speeds = compared(result, recommended)
     if speeds is Speeds.OWN:
         if result.status is RunStatus.INTERRUPTED:
@@ -121,14 +133,14 @@ def headline(result: Result, recommended: Choosable) -> str:
         return f"{_name(result, starts=True)} is {result.compared or 'already the fastest candidate that fits'}."
     among = f" It is {result.compared}." if result.compared else ""
     if result.speedup is not None:
-        return f"{_said_speed(result, result.speedup, speeds)}{among}"
+        return f"{_speed_text(result, result.speedup, speeds)}{among}"
     if baseline is not None and baseline.status is not ProbeStatus.OK:
         name = _name(result, starts=True)
-        return f"{name} does not run here ({said_status(baseline.status)}); this does, at {rate}.{among}"
+        return f"{name} does not run here ({status_text(baseline.status)}); this does, at {rate}.{among}"
     return f"This runs at {rate}.{among}" if among else f"The fastest candidate that fits runs at {rate}."
 
 
-def said_confirmed(result: Result) -> str:
+def confirmed_text(result: Result) -> str:
     """Return whether a longer run confirmed the recommendation, and whether the search was interrupted."""
     if result.status is RunStatus.INTERRUPTED:
         confirmed = "confirmed" if result.confirmed else "not confirmed"
@@ -138,7 +150,7 @@ def said_confirmed(result: Result) -> str:
     )
 
 
-def said_runs(result: Result, recommended: Choosable) -> str:
+def runs_text(result: Result, recommended: Choosable) -> str:
     """Return how many runs the speed figures are based on, and what their range means."""
     if recommended.tokens_per_second_low is None:
         return "The speed is that of one run, which says nothing of the spread between runs."
@@ -162,7 +174,7 @@ def costs(result: Result) -> tuple[Cost, ...]:
     return tuple(sorted(found, key=lambda cost: -cost.share)[:_MOST_COSTS])
 
 
-def said_steps(result: Result) -> str:
+def step_change_text(result: Result) -> str:
     """Return the consequences for the learning rate and step counts, or an empty text without any."""
     recommended, baseline = result.recommended, result.baseline
     if recommended is None or baseline is None:
@@ -185,14 +197,14 @@ def _yaml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _said_speedup(speedup: float) -> str:
+def _speedup_text(speedup: float) -> str:
     factor = f"{max(speedup, 1 / speedup):.2f}"
     if factor == "1.00":
         return _EQUALLY_FAST
     return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
 
 
-def _said_speed(result: Result, speedup: float, speeds: Speeds) -> str:
+def _speed_text(result: Result, speedup: float, speeds: Speeds) -> str:
     """Return the speed-up and its interval, or that there may be none."""
     factor, low, high = f"{speedup:.2f}x", result.speedup_low, result.speedup_high
     where = f"{_name(result)} at the same global batch of {result.global_batch_size}"
@@ -224,10 +236,6 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
-def _rounded(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.0f}"
-
-
 def _over(value: float | None, whole: float | None) -> float | None:
     return value / whole if value is not None and whole else None
 
@@ -236,5 +244,6 @@ def _both_ran(result: Result) -> bool:
     return result.baseline is not None and result.baseline.status is ProbeStatus.OK
 
 
-def _empty(row: Row) -> bool:
-    return row.recommended == MISSING and row.baseline == MISSING
+def _empty(row: tuple[Cell, ...]) -> bool:
+    _, recommended, _, baseline, _ = row
+    return recommended == MISSING and baseline == MISSING

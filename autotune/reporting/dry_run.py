@@ -1,49 +1,37 @@
-"""``autotune dry-run`` in a terminal: the answer, where memory ran out, and peaks by step and process."""
+"""The report of ``autotune dry-run``: the answer, where memory ran out, and peaks by step and process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from autotune.core.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
-from autotune.reporting.check import Hanging
-from autotune.reporting.copied import show
-from autotune.reporting.words import bar, printable, said_path
+from autotune.reporting.document import Bar, Document, Section, Table, Tone, Verdict, listing
+from autotune.reporting.words import short_path
 from autotune.units import format_bytes
 
-_STYLES: Mapping[DryOutcome, str] = {
-    DryOutcome.FITS: "bold green",
-    DryOutcome.BATCHES_FIT: "bold yellow",
-    DryOutcome.UNKNOWN: "bold yellow",
-    DryOutcome.DOES_NOT_FIT: "bold red",
-    DryOutcome.CANNOT_RUN: "bold red",
+_TONES: Mapping[DryOutcome, Tone] = {
+    DryOutcome.FITS: Tone.GOOD,
+    DryOutcome.BATCHES_FIT: Tone.UNSURE,
+    DryOutcome.UNKNOWN: Tone.UNSURE,
+    DryOutcome.DOES_NOT_FIT: Tone.BAD,
+    DryOutcome.CANNOT_RUN: Tone.BAD,
 }
-_BAR_WIDTH = 20
 # More rows are for --json.
 _MOST_ROWS = 16
 
 
-def show_dry_run(found: DryRun, console: Console) -> None:
-    """Print the result of a dry run."""
-    for part in drawn(found):
-        show(part, console)
-
-
-def drawn(found: DryRun) -> Iterator[RenderableType]:
-    """Yield the parts of a result, top to bottom."""
-    yield Text(printable(found.headline), style=_STYLES[found.outcome])
-    yield from (Hanging(Text(printable(line))) for line in _evidence(found))
+def dry_run_report(found: DryRun) -> Document:
+    """Return the report about a dry run."""
     rows = [(each, span) for each in _training(found) for span in each.spans]
-    if rows:
-        yield Text()
-        yield _table(rows if len(rows) <= _MOST_ROWS else list(_fullest(found)), several=found.gpus > 1)
-    if found.notes:
-        yield Text("\nNotes", style="bold")
-        yield from (Hanging(Text(printable(note))) for note in found.notes)
+    shown = rows if len(rows) <= _MOST_ROWS else list(_fullest(found))
+    return Document(
+        verdict=Verdict(found.headline, _TONES[found.outcome], evidence=tuple(_evidence(found))),
+        sections=(
+            *([Section("Peaks", (_table(shown, several=found.gpus > 1),))] if rows else []),
+            *listing("Notes", found.notes),
+        ),
+    )
 
 
 def _training(found: DryRun) -> list[Followed]:
@@ -72,7 +60,7 @@ def _evidence(found: DryRun) -> Iterator[str]:
 
 def _failed(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
     if failed.place.text:
-        file = said_path(Path(failed.place.file))
+        file = short_path(Path(failed.place.file))
         yield f"{file}:{failed.place.line}, in {failed.place.function}: {failed.place.text}"
     if failed.place.within:
         yield f"below it, {failed.place.within}" if failed.place.file else failed.place.within
@@ -84,18 +72,16 @@ def _failed(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
         )
 
 
-def _table(rows: list[tuple[Followed, Span]], *, several: bool) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    if several:
-        table.add_column("rank", justify="right")
-        table.add_column("GPU", justify="right")
-    table.add_column("step")
-    for name in ("allocated", "reserved", "held of the GPU"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for each, span in rows:
-        step = str(span.step) if span.step else "before"
-        sizes = [format_bytes(size) for size in (span.allocated_bytes, span.reserved_bytes, span.held_bytes)]
-        where = [str(each.rank), str(span.device)] if several else []
-        table.add_row(*where, step, *sizes, bar(span.held_bytes / span.total_bytes, _BAR_WIDTH))
-    return table
+def _table(rows: Sequence[tuple[Followed, Span]], *, several: bool) -> Table:
+    cells = tuple(
+        (
+            *((str(each.rank), str(span.device)) if several else ()),
+            str(span.step) if span.step else "before",
+            *map(format_bytes, (span.allocated_bytes, span.reserved_bytes, span.held_bytes)),
+            Bar(span.held_bytes / span.total_bytes),
+        )
+        for each, span in rows
+    )
+    where = ("rank", "GPU") if several else ()
+    columns = (*where, "step", "allocated", "reserved", "held of the GPU", "")
+    return Table(columns, cells, words=(len(where),))

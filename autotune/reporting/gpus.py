@@ -1,15 +1,11 @@
-"""``autotune plan --gpu list`` in a terminal: the catalogue of GPUs and the sources of its figures."""
+"""The report of ``autotune plan --gpu list``: the catalogue of GPUs and the sources of its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from autotune.core.gpu import Gpu
+from autotune.reporting.document import Document, Paragraph, Section, Table
 from autotune.reporting.words import MISSING
 from autotune.units import GIB
 
@@ -28,31 +24,19 @@ _UNVERIFIED = "whether autotune's rules hold for it is not known"
 _SOURCES = "The source of every figure: autotune plan --gpu list --json"
 
 
-def show_gpus(gpus: Sequence[Gpu], console: Console) -> None:
-    """Print the catalogue of GPUs."""
-    for part in drawn_gpus(gpus, console.width):
-        console.print(part)
-
-
-def drawn_gpus(gpus: Sequence[Gpu], width: int) -> Iterable[RenderableType]:
-    """Return the parts of the catalogue for a console of ``width`` characters; a narrow one omits links."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+def gpus_report(gpus: Sequence[Gpu], width: int) -> Document:
+    """Return the catalogue for a terminal of ``width`` characters; a narrow one omits links."""
     titles = [title for title in _columns(gpus[0]) if width >= _WIDE or title not in _LINKS]
-    for title in titles:
-        table.add_column(title, justify="left" if title == "GPU" else "right", no_wrap=True)
-    for gpu in gpus:
-        cells = _columns(gpu)
-        table.add_row(*(cells[title] for title in titles))
-    yield table
-    yield Text()
-    yield from map(Text, (_MEANINGS, *_exceptions(gpus), _SOURCES))
+    rows = tuple(tuple(_columns(gpu)[title] for title in titles) for gpu in gpus)
+    notes = tuple(map(Paragraph, (_MEANINGS, *_exceptions(gpus), _SOURCES)))
+    return Document(None, (Section("GPUs", (Table(tuple(titles), rows),)), Section("Notes", notes)))
 
 
 def _exceptions(gpus: Iterable[Gpu]) -> Iterable[str]:
     for gpu in gpus:
-        said = [_KINDS.get(gpu.memory_kind, ""), "" if gpu.verified else _UNVERIFIED]
-        if any(said):
-            yield f"{gpu.name}: {'; '.join(filter(None, said))}."
+        facts = [_KINDS.get(gpu.memory_kind, ""), "" if gpu.verified else _UNVERIFIED]
+        if any(facts):
+            yield f"{gpu.name}: {'; '.join(filter(None, facts))}."
 
 
 def _columns(gpu: Gpu) -> Mapping[str, str]:

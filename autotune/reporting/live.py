@@ -14,9 +14,9 @@ from rich.text import Text
 
 from autotune.core.events import Event, Noted, ProbeFinished, StageStarted, StudyResumed, WorkloadReady
 from autotune.core.status import ProbeStatus
-from autotune.reporting.progress import Progress, said_reason, said_resumed, said_tracing, said_workload
+from autotune.reporting.progress import Progress, reason_text, resumed_text, tracing_text, workload_text
 from autotune.reporting.provisional import provisional
-from autotune.reporting.words import said_bytes, said_status
+from autotune.reporting.words import bytes_or_dash, status_text
 from autotune.units import format_duration
 
 _STYLES = {
@@ -60,9 +60,9 @@ class LiveListener:
             case StageStarted(text=text):
                 self._console.print(Text(text, style="bold"))
             case WorkloadReady():
-                self._console.print(Text(said_workload(event)))
+                self._console.print(Text(workload_text(event)))
             case StudyResumed():
-                self._console.print(Text(said_resumed(progress)))
+                self._console.print(Text(resumed_text(progress)))
             case Noted(text=text):
                 self._console.print(Text(f"note: {text}", style="italic"))
             case ProbeFinished():
@@ -87,11 +87,11 @@ class Display:
         if progress.tracing is None:
             parts.append(self._running(progress))
         else:
-            parts.append(_bar(progress.tracing.done, progress.tracing.expected, said_tracing(progress.tracing)))
+            parts.append(_bar(progress.tracing.done, progress.tracing.expected, tracing_text(progress.tracing)))
         if progress.limit is not None:
             parts.append(self._of_probes(progress, progress.limit))
-        if progress.said_best:
-            parts.append(Text(progress.said_best, style="bold green", overflow="ellipsis", no_wrap=True))
+        if progress.best_text:
+            parts.append(Text(progress.best_text, style="bold green", overflow="ellipsis", no_wrap=True))
         if progress.ranked is not None:
             parts += provisional(progress.ranked)
         # The terminal echoes ^C behind the last line; if that made it wrap, one line would not be erased.
@@ -102,15 +102,15 @@ class Display:
         running.add_column(min_width=1, no_wrap=True)
         running.add_column(no_wrap=True, overflow="ellipsis")
         # The line of a stage stays above, so that it is not repeated here.
-        for words in progress.said_running or [self._said_elapsed()]:
+        for words in progress.running_lines or [self._elapsed_text()]:
             running.add_row(self._spinner, Text(words))
         return running
 
-    def _said_elapsed(self) -> str:
+    def _elapsed_text(self) -> str:
         return format_duration(time.monotonic() - self._started)
 
     def _of_probes(self, progress: Progress, limit: int) -> Table:
-        elapsed = self._said_elapsed()
+        elapsed = self._elapsed_text()
         remaining = progress.remaining_seconds
         left = "" if remaining is None else f", at most {format_duration(remaining)} left"
         vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
@@ -132,15 +132,15 @@ def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     if event.best:
         # In front, where it does not wrap.
         what.append("best so far  ", style="bold green")
-    what.append(progress.said_finished(event))
-    reason = said_reason(measurement)
+    what.append(progress.finished_text(event))
+    reason = reason_text(measurement)
     if reason:
         what.append(f"\n{reason}", style="dim")
     rate = measurement.tokens_per_second
     return probe_row(
         str(event.number),
-        said_status(measurement.status),
-        said_bytes(measurement.peak_bytes),
+        status_text(measurement.status),
+        bytes_or_dash(measurement.peak_bytes),
         "-" if rate is None else f"{rate:,.0f}",
         what,
         _STYLES.get(measurement.status, "red"),

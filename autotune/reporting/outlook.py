@@ -12,7 +12,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.result import Result, Trial
 from autotune.core.status import ProbeStatus
 from autotune.core.unsearched import LeftOut, Unlockable
-from autotune.reporting.words import said, said_bytes, said_kept, said_path, said_rate, said_status
+from autotune.reporting.words import bytes_or_dash, differences, kept_text, rate_or_dash, short_path, status_text
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
@@ -20,16 +20,16 @@ _REASONS_SHOWN = 4
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def said_trials(result: Result) -> str:
+def trial_counts_text(result: Result) -> str:
     """Return the number of candidates by outcome, and the time taken."""
     counts = Counter(trial.status for trial in result.trials)
-    parts = [f"{counts[status]} {said_status(status)}" for status in ProbeStatus if counts[status]]
+    parts = [f"{counts[status]} {status_text(status)}" for status in ProbeStatus if counts[status]]
     number = len(result.trials)
     tried = f"{number or 'no'} candidate{'' if number == 1 else 's'} in {format_duration(result.wall_seconds)}"
     return f"{tried[:1].upper()}{tried[1:]}{': ' if parts else ''}{', '.join(parts)}."
 
 
-def said_vetoes(result: Result) -> tuple[str, ...]:
+def veto_lines(result: Result) -> tuple[str, ...]:
     """Return why candidates were vetoed, the most frequent reasons first, each with its count."""
     vetoed = [trial for trial in result.trials if trial.status is ProbeStatus.VETOED]
     needs = sorted(trial.predicted_bytes for trial in vetoed if trial.predicted_bytes is not None)
@@ -43,7 +43,7 @@ def said_vetoes(result: Result) -> tuple[str, ...]:
     return (*lines, f"{rest} vetoed for other reasons; all are in result.json") if rest else tuple(lines)
 
 
-def said_left_out(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
+def left_out_lines(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
     """Return the choices that were not searched, grouped by knob and reason."""
     together: dict[tuple[str, str], list[str]] = {}
     for item in left_out:
@@ -51,7 +51,7 @@ def said_left_out(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
     return tuple(f"{knob} {', '.join(choices)}: {reason}" for (knob, reason), choices in together.items())
 
 
-def said_unlockable(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
+def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
     """Return what each ``--allow`` would add to the candidates."""
     return tuple(
         f"--allow {item.knob} would add {', '.join(str(choice) for choice in item.choices)}"
@@ -66,20 +66,20 @@ def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
     return max(found, key=lambda trial: trial.tokens_per_second or 0.0, default=None)
 
 
-def said_interrupted(result: Result) -> str:
+def interrupted_text(result: Result) -> str:
     """Return the result of an interrupted run so far."""
     best = best_so_far(result.trials)
     if best is None:
         allowed = " that may be recommended" if ran(result.trials) else ""
         return f"Interrupted before any candidate{allowed} ran to the end."
-    what = said(best.candidate, result.baseline.candidate) if result.baseline else said_all(best.candidate)
+    what = differences(best.candidate, result.baseline.candidate) if result.baseline else all_choices(best.candidate)
     return (
         f"Interrupted. Best so far, not confirmed by a longer run: {what} "
-        f"at {said_rate(best.tokens_per_second)}, peak {said_bytes(best.peak_bytes)}."
+        f"at {rate_or_dash(best.tokens_per_second)}, peak {bytes_or_dash(best.peak_bytes)}."
     )
 
 
-def said_all(candidate: Candidate) -> str:
+def all_choices(candidate: Candidate) -> str:
     """Return every choice of a candidate."""
     return " ".join(f"{knob}={choice}" for knob, choice in candidate.items())
 
@@ -89,21 +89,21 @@ def ran(trials: Iterable[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.status is ProbeStatus.OK]
 
 
-def said_ways_out(result: Result) -> tuple[str, ...]:
+def way_out_lines(result: Result) -> tuple[str, ...]:
     """Return changes that might make a candidate fit; no candidate of the search has them."""
     documents = result.workload.dataset.documents
     if find_trainer(result.workload.trainer).generates:
         # Prompts are never cut.
-        return (*said_unlockable(result.unlockable), "a larger --memory-budget")
+        return (*allow_lines(result.unlockable), "a larger --memory-budget")
     failed = [trial for trial in result.trials if not trial.illegal]
     shortest = min([*_lengths(failed), documents.longest])
     # A length that keeps too few tokens may have run all the same: TRL's default is always probed.
     known = [length for length in _lengths(ran(result.trials)) if length < shortest]
     shorter = sorted({shortest // 2, shortest // 4, *known}, reverse=True)
     return (
-        *said_unlockable(result.unlockable),
+        *allow_lines(result.unlockable),
         *(
-            f"--max-length {length} would keep {said_kept(documents, length)}"
+            f"--max-length {length} would keep {kept_text(documents, length)}"
             for length in shorter
             if documents.row_coverage(length) > 0
         ),
@@ -119,9 +119,9 @@ def next_command(result: Result, trl: str = "trl") -> str:
     """Return the command that trains as recommended; ``trl`` is how that program is started."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
-        accelerate = ["accelerate", "launch", "--config_file", said_path(bundle / "accelerate.yaml")]
-        return shlex.join([*(accelerate if chosen.plan.in_group else ["python"]), said_path(bundle / "train.py")])
-    config = said_path(bundle / "config.yaml")
+        accelerate = ["accelerate", "launch", "--config_file", short_path(bundle / "accelerate.yaml")]
+        return shlex.join([*(accelerate if chosen.plan.in_group else ["python"]), short_path(bundle / "train.py")])
+    config = short_path(bundle / "config.yaml")
     gpu = _first_gpu() if result.hardware.kind == "cuda" and chosen is not None and not chosen.plan.in_group else ""
     waiting = "".join(
         f"{name}={shlex.quote(value)} "

@@ -1,52 +1,23 @@
-"""A scatter plot in text of memory against speed, for all candidates that ran."""
+"""A scatter plot in text of memory against speed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from autotune.core.result import Result
-from autotune.core.status import ProbeStatus
+from autotune.reporting.document import Point
 from autotune.units import format_bytes
 
-RECOMMENDED, BASELINE, OTHER = "●", "○", "·"
-_ORDER = (OTHER, BASELINE, RECOMMENDED)
+MARKS = {"other": "·", "default": "○", "recommended": "●"}
+"""The mark of each role; where points coincide, the later one is seen."""
+WIDEST = 100
+"""Characters of a line that are enough."""
 # Below a third of the budget, points would be too close to the left edge.
 _CROWDED = 1 / 3
 _HEIGHT = 9
 
 
-@dataclass(frozen=True)
-class Point:
-    """One candidate: its peak in bytes, its rate in tokens per second, and the mark it is drawn with."""
-
-    peak_bytes: int
-    tokens_per_second: float
-    mark: str
-
-
-def points(result: Result) -> tuple[Point, ...]:
-    """Return a point for every candidate that ran to the end; the two compared ones with their compared figures."""
-    compared = {
-        one.candidate: (one.peak_bytes, one.tokens_per_second, mark)
-        for one, mark in ((result.baseline, BASELINE), (result.recommended, RECOMMENDED))
-        if one is not None
-    }
-    others = {
-        trial.candidate: (trial.peak_bytes, trial.tokens_per_second, OTHER)
-        for trial in result.trials
-        if trial.status is ProbeStatus.OK
-    }
-    return tuple(
-        Point(peak, rate, mark)
-        for peak, rate, mark in {**others, **compared}.values()
-        if peak is not None and rate is not None
-    )
-
-
-def scatter(drawn: tuple[Point, ...], budget_bytes: int, width: int) -> list[str]:
+def scatter(drawn: Sequence[Point], budget_bytes: int, width: int) -> list[str]:
     """Return the lines of a scatter plot: speed upwards, memory to the right, both from zero.
-
-    Where points coincide, the recommendation is drawn over the baseline, and both over the others.
 
     Args:
         drawn: at least one point.
@@ -59,10 +30,10 @@ def scatter(drawn: tuple[Point, ...], budget_bytes: int, width: int) -> list[str
     top = f"{most_rate:,.0f}"
     columns = width - len(top) - 3
     grid = [[" "] * columns for _ in range(_HEIGHT)]
-    for point in sorted(drawn, key=lambda point: _ORDER.index(point.mark)):
+    for point in sorted(drawn, key=lambda point: list(MARKS).index(point.role)):
         column = min(columns - 1, int(point.peak_bytes / right * columns))
         line = min(_HEIGHT - 1, int((1 - point.tokens_per_second / most_rate) * _HEIGHT))
-        grid[line][column] = point.mark
+        grid[line][column] = MARKS[point.role]
     marks = [top, *[""] * (_HEIGHT - 1)]
     lines = [f"{mark:>{len(top)}} ┤{''.join(cells)}".rstrip() for mark, cells in zip(marks, grid, strict=True)]
     end = f"{format_bytes(right)}{' = budget' if right == budget_bytes else ''}"

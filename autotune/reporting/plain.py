@@ -18,8 +18,8 @@ from autotune.core.events import (
     Tracing,
     WorkloadReady,
 )
-from autotune.reporting.progress import UNCOUNTED, Progress, said_ranked, said_reason, said_resumed, said_workload
-from autotune.reporting.words import said_bytes, said_rate, said_status
+from autotune.reporting.progress import UNCOUNTED, Progress, ranked_text, reason_text, resumed_text, workload_text
+from autotune.reporting.words import bytes_or_dash, rate_or_dash, status_text
 
 
 class PlainListener:
@@ -43,13 +43,13 @@ class PlainListener:
             case Tracing():
                 return ""
             case Ranked():
-                return said_ranked(event) if first else ""
+                return ranked_text(event) if first else ""
             case StageStarted(text=text):
                 return text
             case WorkloadReady():
-                return said_workload(event)
+                return workload_text(event)
             case StudyResumed():
-                return said_resumed(progress)
+                return resumed_text(progress)
             case Noted(text=text):
                 return f"note: {text}"
             case ProbeStarted() | ProbeFinished() | ProbeLost() | CandidateVetoed():
@@ -62,16 +62,16 @@ class PlainListener:
         match event:
             case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
                 place = "" if purpose in UNCOUNTED else f" ({progress.done + len(progress.running)} of at most {limit})"
-                return f"probe {number} started{place}: {progress.said_candidate(candidate, purpose)}"
+                return f"probe {number} started{place}: {progress.candidate_text(candidate, purpose)}"
             case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
-                figures = f"peak {said_bytes(measurement.peak_bytes)}, {said_rate(measurement.tokens_per_second)}"
-                reason = said_reason(measurement)
+                figures = f"peak {bytes_or_dash(measurement.peak_bytes)}, {rate_or_dash(measurement.tokens_per_second)}"
+                reason = reason_text(measurement)
                 return (
-                    f"probe {number} {said_status(measurement.status)}: {figures if measurement.ok else reason}: "
-                    f"{progress.said_candidate(candidate, purpose)}{' (best so far)' if best else ''}"
+                    f"probe {number} {status_text(measurement.status)}: {figures if measurement.ok else reason}: "
+                    f"{progress.candidate_text(candidate, purpose)}{' (best so far)' if best else ''}"
                 )
             case ProbeLost(number=number):
                 return f"probe {number} lost with its worker: it is repeated"
             case CandidateVetoed(number=number, candidate=candidate, reason=reason):
-                return f"candidate {number} vetoed: {reason}: {progress.said_candidate(candidate, 'search')}"
+                return f"candidate {number} vetoed: {reason}: {progress.candidate_text(candidate, 'search')}"
         assert_never(event)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
-from autotune.reporting.outlook import said_unlockable
-from autotune.reporting.words import BASELINE_NAME, said_bytes, said_rate
+from autotune.reporting.outlook import allow_lines
+from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash
 from autotune.units import format_bytes, format_duration
 
 BASIS = {Origin.TRACED: "traced", Origin.UNKNOWN: "unknown"}
@@ -19,7 +19,7 @@ _MEANINGS = {
 }
 
 
-def said_target(plan: Plan) -> str:
+def target_text(plan: Plan) -> str:
     """Return the workload and the target of the plan."""
     part = plan.budget_bytes < plan.gpu.memory_bytes
     several = plan.processes > 1
@@ -34,7 +34,7 @@ def said_target(plan: Plan) -> str:
     )
 
 
-def said_choices(candidate: Candidate, plan: Plan) -> str:
+def choices_text(candidate: Candidate, plan: Plan) -> str:
     """Return a candidate's differences from TRL's default, without the fixed choices."""
     differences = candidate.differences(plan.baseline.candidate)
     words = " ".join(f"{knob}={choice}" for knob, choice in differences.items())
@@ -45,11 +45,13 @@ def headline(plan: Plan) -> str:
     """Return the candidate predicted to be best in one sentence."""
     best, alone = plan.fastest, len(plan.estimates) == 1
     if best is not None:
-        spare = f"with {said_bytes(best.spare_bytes)} to spare"
+        spare = f"with {bytes_or_dash(best.spare_bytes)} to spare"
         if best.tokens_per_second is None:
             return f"{'It fits' if alone else 'What fits with most room'}: {spare}"
         each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
-        return f"{'It fits' if alone else 'The fastest that fits'}: {said_rate(best.tokens_per_second)}{each}, {spare}"
+        return (
+            f"{'It fits' if alone else 'The fastest that fits'}: {rate_or_dash(best.tokens_per_second)}{each}, {spare}"
+        )
     least = smallest(plan)
     if least is None or least.memory is None:
         return "Nothing can be predicted here: autotune probe can measure it."
@@ -66,7 +68,7 @@ def smallest(plan: Plan) -> Estimate | None:
     return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
 
 
-def said_doubt(plan: Plan) -> str:
+def doubt_text(plan: Plan) -> str:
     """Return why the best might not fit, with the alternatives; an empty text where it is sure to fit."""
     best = plan.fastest
     if best is None or best.memory is None:
@@ -86,10 +88,10 @@ def _doubted_device(best: Estimate, memory: MemoryEstimate, plan: Plan) -> str:
     safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
     if safe is None:
         return f"{doubt} Nothing fits with its error to spare."
-    rate = f"{said_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
+    rate = f"{rate_or_dash(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
     return (
-        f"{doubt} The fastest that fits with its error to spare: {rate}{said_bytes(safe.spare_bytes)} to spare: "
-        f"{said_choices(safe.candidate, plan)}"
+        f"{doubt} The fastest that fits with its error to spare: {rate}{bytes_or_dash(safe.spare_bytes)} to spare: "
+        f"{choices_text(safe.candidate, plan)}"
     )
 
 
@@ -102,19 +104,19 @@ def _doubted_host(memory: MemoryEstimate, plan: Plan) -> str:
     )
 
 
-def said_change(change: Change) -> str:
+def change_text(change: Change) -> str:
     """Return in a few words the change that makes a candidate fit."""
     made = change.instead.candidate.differences(change.candidate)
     words = " ".join(f"{knob}={choice}" for knob, choice in made.items())
-    return f"fits with {words}, {said_bytes(change.instead.spare_bytes)} to spare"
+    return f"fits with {words}, {bytes_or_dash(change.instead.spare_bytes)} to spare"
 
 
-def said_ways_out(plan: Plan) -> tuple[str, ...]:
+def way_out_lines(plan: Plan) -> tuple[str, ...]:
     """Return changes outside of the plan that might make a candidate fit."""
-    return (*said_unlockable(plan.unlockable), "rows cut by a smaller --max-length", "a GPU with more memory")
+    return (*allow_lines(plan.unlockable), "rows cut by a smaller --max-length", "a GPU with more memory")
 
 
-def said_counts(plan: Plan) -> str:
+def candidate_counts_text(plan: Plan) -> str:
     """Return how many candidates were traced, and how many of them fit."""
     known = plan.estimates
     fitting = sum(estimate.fits for estimate in known)
@@ -125,12 +127,12 @@ def said_counts(plan: Plan) -> str:
     return f"{candidates}: {parts or 'none legal'}."
 
 
-def said_traces(plan: Plan) -> str:
+def traces_text(plan: Plan) -> str:
     """Return how many traces the plan stands on, and how long it took."""
     return f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
 
 
-def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
+def basis_lines(estimates: Iterable[Estimate]) -> tuple[str, ...]:
     """Return the meaning of the words in the table's last column, with the errors of the estimates shown."""
     errors: dict[Origin, float] = {}
     for estimate in estimates:
@@ -143,7 +145,7 @@ def said_bases(estimates: Iterable[Estimate]) -> tuple[str, ...]:
     )
 
 
-def said_unknown(plan: Plan) -> tuple[str, ...]:
+def unknown_lines(plan: Plan) -> tuple[str, ...]:
     """Return why estimates are missing, the most frequent reasons first, each with its count."""
     reasons = Counter(estimate.reason for estimate in plan.estimates if estimate.reason)
     return tuple(f"{count:,} unknown: {reason}" for reason, count in reasons.most_common())

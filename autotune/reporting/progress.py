@@ -19,7 +19,7 @@ from autotune.core.events import (
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement
-from autotune.reporting.words import BASELINE_NAME, baseline_name, said, said_bytes, said_rate
+from autotune.reporting.words import BASELINE_NAME, baseline_name, bytes_or_dash, differences, rate_or_dash
 from autotune.units import format_bytes, format_count, format_duration
 
 _PURPOSES = {
@@ -100,58 +100,58 @@ class Progress:
         return max(0, self.limit - self.done) * mean
 
     @property
-    def said_running(self) -> list[str]:
+    def running_lines(self) -> list[str]:
         """The running probes in words, the oldest first."""
-        shown = [(number, self.said_candidate(one.candidate, one.purpose)) for number, one in self.running.items()]
-        return [f"probe {number}: {said_one}" for number, said_one in shown]
+        shown = [(number, self.candidate_text(one.candidate, one.purpose)) for number, one in self.running.items()]
+        return [f"probe {number}: {text}" for number, text in shown]
 
     @property
-    def said_best(self) -> str:
+    def best_text(self) -> str:
         """The best so far in words; empty when there is none."""
         if self.best is None:
             return ""
         shown = self.best.measurement
-        figures = f"{said_rate(shown.tokens_per_second)}, {said_bytes(shown.peak_bytes)}"
-        return f"best so far: {said(self.best.candidate, self.baseline, self.name)} ({figures})"
+        figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.peak_bytes)}"
+        return f"best so far: {differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
-    def said_candidate(self, candidate: Candidate, purpose: str) -> str:
+    def candidate_text(self, candidate: Candidate, purpose: str) -> str:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
-        shown = said(candidate, self.baseline, self.name)
+        shown = differences(candidate, self.baseline, self.name)
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
 
-    def said_finished(self, event: ProbeFinished) -> str:
+    def finished_text(self, event: ProbeFinished) -> str:
         """Return what a probe ran, for a line with its number; what ran before under that number is not told again."""
         if event.purpose in ONCE_MORE and event.candidate != self.baseline:
             return f"{_PURPOSES[event.purpose]}probe {event.number}"
-        return self.said_candidate(event.candidate, event.purpose)
+        return self.candidate_text(event.candidate, event.purpose)
 
 
-def said_tracing(tracing: Tracing) -> str:
+def tracing_text(tracing: Tracing) -> str:
     """Return how far traces are."""
     left = tracing.remaining_seconds
     beside = "" if left is None else f", about {format_duration(left)} left"
     return f"{tracing.done:,} of about {tracing.expected:,} traces{beside}"
 
 
-def said_ranked(ranked: Ranked) -> str:
+def ranked_text(ranked: Ranked) -> str:
     """Return the best candidate of a provisional ranking in one line."""
     best = ranked.best[0]
     memory, rate = best.memory, best.tokens_per_second
-    needs = said_bytes(memory.device_bytes if memory is not None else None)
+    needs = bytes_or_dash(memory.device_bytes if memory is not None else None)
     if not best.fits:
         return f"first ranking: nothing of what is traced so far fits; the least needs {needs}"
-    figures = needs if rate is None else f"{said_rate(rate)}, {needs}"
-    return f"first ranking, of what is traced so far: {said(best.candidate, ranked.baseline)} ({figures})"
+    figures = needs if rate is None else f"{rate_or_dash(rate)}, {needs}"
+    return f"first ranking, of what is traced so far: {differences(best.candidate, ranked.baseline)} ({figures})"
 
 
-def said_resumed(progress: Progress) -> str:
+def resumed_text(progress: Progress) -> str:
     """Return the contents of a resumed study in one line."""
     vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
-    found = progress.said_best or "nothing fits so far"
+    found = progress.best_text or "nothing fits so far"
     return f"resumed with {progress.done} of at most {progress.limit} probes{vetoed}; {found}"
 
 
-def said_reason(measurement: Measurement) -> str:
+def reason_text(measurement: Measurement) -> str:
     """Return why a probe failed, in words; empty if it did not."""
     if measurement.out_of_memory is None or measurement.reason:
         return measurement.reason
@@ -159,7 +159,7 @@ def said_reason(measurement: Measurement) -> str:
     return f"in {measurement.out_of_memory.phase}" + (f", asking for {format_bytes(asked)}" if asked else "")
 
 
-def said_workload(event: WorkloadReady) -> str:
+def workload_text(event: WorkloadReady) -> str:
     """Return the workload in one line."""
     model, dataset = event.workload.model, event.workload.dataset
     return (

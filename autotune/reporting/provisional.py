@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from autotune.core.events import Ranked
-from autotune.reporting.words import BASELINE_NAME, MISSING, said, said_bytes
+from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, differences
 
 _TITLE = "Best of what is traced so far (provisional)"
 _WIDTHS = (10, 10, 9)
@@ -19,9 +19,9 @@ def provisional(ranked: Ranked) -> Iterator[Text]:
     yield _line(_row("needs", "to spare", "tok/s", f"what differs from {BASELINE_NAME}"), "bold")
     for estimate in ranked.best:
         memory, rate = estimate.memory, estimate.tokens_per_second
-        needs = said_bytes(memory.device_bytes if memory is not None else None)
-        figures = needs, said_bytes(estimate.spare_bytes), MISSING if rate is None else f"{rate:,.0f}"
-        choices = said(estimate.candidate, ranked.baseline)
+        needs = bytes_or_dash(memory.device_bytes if memory is not None else None)
+        figures = needs, bytes_or_dash(estimate.spare_bytes), MISSING if rate is None else f"{rate:,.0f}"
+        choices = differences(estimate.candidate, ranked.baseline)
         yield _line(_row(*figures, choices), "" if estimate.fits else "red")
 
 

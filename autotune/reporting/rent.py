@@ -1,27 +1,43 @@
-"""``autotune plan --gpu all`` in a terminal: GPUs with speed and cost, and those that do not fit."""
+"""The report of ``autotune plan --gpu all``: GPUs with speed and cost, and those that do not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
-from autotune.reporting.listing import listing
-from autotune.reporting.words import BASELINE_NAME, MISSING, said_bytes, said_rate
+from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
+from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, number_or_dash, rate_or_dash
 from autotune.units import format_duration
 
 
-def show_rent(found: Rent, console: Console) -> None:
-    """Print a table of GPUs."""
-    for part in drawn_rent(found, console.width):
-        console.print(part)
+def rent_report(found: Rent) -> Document:
+    """Return the report about a comparison of GPUs."""
+    fitting = [offer for offer in found.offers if offer.fits]
+    return Document(
+        subject=target_text(found),
+        verdict=Verdict(best_text(found), Tone.GOOD if fitting else Tone.BAD),
+        sections=(
+            *_fitting(found, fitting),
+            *listing("Does not fit", unfit_lines(found)),
+            Section("Traces", (Paragraph(traces_text(found)),)),
+            *listing("Notes", found.notes),
+        ),
+    )
 
 
-def said_asked(found: Rent) -> str:
+def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
+    """Yield the figures of what fits, and each configuration once, with the GPUs on which it is the fastest."""
+    if not fitting:
+        return
+    yield Section("GPUs", (Table(titles(found), tuple(cells(offer, found) for offer in fitting)),))
+    names: dict[str, list[str]] = {}
+    for offer in fitting:
+        names.setdefault(configuration_text(offer), []).append(gpus_text(offer))
+    title = "The fastest configuration there, by what differs from TRL's default"
+    yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
+
+
+def target_text(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
     fixed = found.settings.get("fix")
     words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, dict) else ""
@@ -36,7 +52,7 @@ def said_asked(found: Rent) -> str:
     )
 
 
-def said_best(found: Rent) -> str:
+def best_text(found: Rent) -> str:
     """Return the cheapest and the fastest in one sentence each, or that nothing fits."""
     fitting = [offer for offer in found.offers if offer.fits]
     if not fitting:
@@ -48,28 +64,30 @@ def said_best(found: Rent) -> str:
             "1 of these fits, and its speed is not known." if alone else f"{len(fitting)} fit, and no speed is known."
         )
     if cheapest is not None and cheapest is fastest:
-        return f"The cheapest and the fastest: {_said_offer(fastest, found)}."
-    sentences = [f"The cheapest: {_said_offer(cheapest, found)}."] if cheapest is not None else []
-    return " ".join([*sentences, f"The fastest: {_said_offer(fastest, found)}."])
+        return f"The cheapest and the fastest: {_offer_text(fastest, found)}."
+    sentences = [f"The cheapest: {_offer_text(cheapest, found)}."] if cheapest is not None else []
+    return " ".join([*sentences, f"The fastest: {_offer_text(fastest, found)}."])
 
 
-def _said_offer(offer: Offer, found: Rent) -> str:
-    cost = f" for {said_cost(offer)}" if offer.cost is not None else ""
+def _offer_text(offer: Offer, found: Rent) -> str:
+    cost = f" for {cost_text(offer)}" if offer.cost is not None else ""
     doubt = "" if offer.sure else ", which may not fit (see the notes)"
-    return f"{said_gpus(offer)}, {said_rate(offer.tokens_per_second)}, {said_time(offer)} per {found.unit}{cost}{doubt}"
+    return (
+        f"{gpus_text(offer)}, {rate_or_dash(offer.tokens_per_second)}, {time_text(offer)} per {found.unit}{cost}{doubt}"
+    )
 
 
-def said_gpus(offer: Offer) -> str:
+def gpus_text(offer: Offer) -> str:
     """Return a number of GPUs, such as ``4 x H100-SXM``."""
     return f"{offer.processes} x {offer.gpu.name}"
 
 
-def said_time(offer: Offer) -> str:
+def time_text(offer: Offer) -> str:
     """Return the time of the unit of the table, or a dash."""
     return MISSING if offer.seconds is None else format_duration(offer.seconds)
 
 
-def said_cost(offer: Offer) -> str:
+def cost_text(offer: Offer) -> str:
     """Return the cost in the currency of the user's prices, with two digits at least, or a dash."""
     if offer.cost is None:
         return MISSING
@@ -85,74 +103,32 @@ def titles(found: Rent) -> tuple[str, ...]:
 def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
     """Return the figures of an offer that fits, as long as :func:`titles`."""
     memory = offer.estimate.memory if offer.estimate is not None else None
-    rate = offer.tokens_per_second
-    costs = (said_cost(offer),) if found.priced else ()
+    costs = (cost_text(offer),) if found.priced else ()
     return (
-        said_gpus(offer),
-        said_bytes(memory.device_bytes if memory is not None else None),
-        said_bytes(offer.estimate.spare_bytes if offer.estimate is not None else None),
-        said_bytes(memory.host_need_bytes if memory is not None else None),
-        MISSING if rate is None else f"{rate:,.0f}",
-        MISSING if offer.rate_of_each is None else f"{offer.rate_of_each:,.0f}",
-        said_time(offer),
+        gpus_text(offer),
+        bytes_or_dash(memory.device_bytes if memory is not None else None),
+        bytes_or_dash(offer.estimate.spare_bytes if offer.estimate is not None else None),
+        bytes_or_dash(memory.host_need_bytes if memory is not None else None),
+        number_or_dash(offer.tokens_per_second),
+        number_or_dash(offer.rate_of_each),
+        time_text(offer),
         *costs,
     )
 
 
-def said_configuration(offer: Offer) -> str:
+def configuration_text(offer: Offer) -> str:
     """Return the fastest configuration by its differences from TRL's default."""
     return " ".join(f"{knob}={choice}" for knob, choice in offer.differences.items()) or BASELINE_NAME
 
 
-def said_unfit(found: Rent) -> tuple[str, ...]:
+def unfit_lines(found: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
-    return tuple(f"{said_gpus(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
+    return tuple(f"{gpus_text(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
 
 
-def said_traces(found: Rent) -> str:
+def traces_text(found: Rent) -> str:
     """Return what the table stands on."""
     return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}."
-
-
-def drawn_rent(found: Rent, width: int) -> Iterable[RenderableType]:
-    """Return the parts of the table for a console of ``width`` characters, top to bottom."""
-    fitting = [offer for offer in found.offers if offer.fits]
-    yield Text(said_asked(found))
-    yield Text()
-    yield Text(said_best(found), style="bold green" if fitting else "bold red")
-    if fitting:
-        yield Text()
-        yield _table(found, fitting)
-        yield Text()
-        yield Text("The fastest configuration there, by what differs from TRL's default:", style="bold")
-        yield from _configurations(fitting, width)
-    yield listing("Does not fit", said_unfit(found))
-    yield Text()
-    yield Text(said_traces(found))
-    yield listing("Notes", found.notes)
-
-
-def _table(found: Rent, fitting: Sequence[Offer]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, title in enumerate(titles(found)):
-        table.add_column(title, justify="right" if number else "left")
-    for offer in fitting:
-        table.add_row(*cells(offer, found))
-    return table
-
-
-def _configurations(fitting: Sequence[Offer], width: int) -> Iterable[RenderableType]:
-    """Return each configuration once, with the GPUs on which it is the fastest."""
-    names: dict[str, list[str]] = {}
-    for offer in fitting:
-        names.setdefault(said_configuration(offer), []).append(said_gpus(offer))
-    for words, gpus in names.items():
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=1)
-        grid.add_column(overflow="fold", max_width=width - 2)
-        grid.add_row("", Text(", ".join(gpus)))
-        grid.add_row("", Text(f"  {words}", style="bold"))
-        yield grid
 
 
 def _short(found: Rent) -> str:

@@ -93,7 +93,7 @@ def shown_levels(timeline: MemoryTimeline) -> dict[str, tuple[int, ...]]:
     }
 
 
-def said_untraced(names: Iterable[str], *, predicted: bool) -> str:
+def untraced_text(names: Iterable[str], *, predicted: bool) -> str:
     """Return why the memory of a step is not shown of those with these names; an empty text where there are none."""
     missing = " and ".join(names)
     if not missing:

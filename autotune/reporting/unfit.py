@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 from autotune.core.result import Result, Smallest, Trial
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus
-from autotune.reporting.outlook import ran, said_all
-from autotune.reporting.words import baseline_name, said, said_bytes, said_status
+from autotune.reporting.outlook import all_choices, ran
+from autotune.reporting.words import baseline_name, bytes_or_dash, differences, status_text
 from autotune.units import format_bytes
 
 
-def said_nothing_fits(result: Result) -> str:
+def nothing_fits_text(result: Result) -> str:
     """Return that nothing fits, and by how much, and what fits but may not be recommended."""
     barred = [trial for trial in ran(result.trials) if trial.illegal]
     failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
     ended = next((trial for trial in other if trial.status is not ProbeStatus.OK), None)
     if other and not any(_lacked_memory(trial) for trial in result.trials):
-        found = f"No candidate can be recommended{_said_ended(ended) if ended is not None else ''}."
+        found = f"No candidate can be recommended{_ended_text(ended) if ended is not None else ''}."
     else:
         smallest = result.smallest_peak_bytes
         seen = f"the smallest peak seen was {format_bytes(smallest)}" if smallest is not None else "no peak was seen"
@@ -27,9 +27,9 @@ def said_nothing_fits(result: Result) -> str:
         found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}."
     return " ".join((
         found,
-        *_said_nearest(result, failed),
-        *_said_smallest(result),
-        *(_said_barred(result, trial) for trial in barred),
+        *_nearest_text(result, failed),
+        *_smallest_text(result),
+        *(_barred_text(result, trial) for trial in barred),
     ))  # fmt: skip
 
 
@@ -46,29 +46,29 @@ def _lacked_memory(trial: Trial) -> bool:
     return trial.status in OUT_OF_MEMORY or (later is not None and later.status in OUT_OF_MEMORY)
 
 
-def _said_ended(trial: Trial) -> str:
+def _ended_text(trial: Trial) -> str:
     reason = f": {trial.reason}" if trial.reason else ""
-    return f"; trial {trial.number} ended {said_status(trial.status)}{reason}"
+    return f"; trial {trial.number} ended {status_text(trial.status)}{reason}"
 
 
-def _said_nearest(result: Result, failed: list[Trial]) -> Iterable[str]:
+def _nearest_text(result: Result, failed: list[Trial]) -> Iterable[str]:
     """Yield how the lightest candidate failed that had fit its probe."""
     trial = min(failed, key=lambda one: _held_bytes(one) or 0, default=None)
     if trial is None or trial.later_failure is None:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
-    ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {said_status(later.status)}"
+    ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {status_text(later.status)}"
     again = "as it ran again for longer" if later.longer else "as it ran again"
-    held = f"{said_bytes(_held_bytes(trial))} of {format_bytes(limit_bytes)}"
+    held = f"{bytes_or_dash(_held_bytes(trial))} of {format_bytes(limit_bytes)}"
     yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
 
 
-def _said_smallest(result: Result) -> Iterable[str]:
+def _smallest_text(result: Result) -> Iterable[str]:
     """Yield what became of the candidate with the smallest predicted need."""
     found, trial = result.smallest, _trial_of(result, result.smallest)
     if found is None:
         return
-    named = said(found.candidate, result.baseline.candidate) if result.baseline else said_all(found.candidate)
+    named = differences(found.candidate, result.baseline.candidate) if result.baseline else all_choices(found.candidate)
     need = f"The smallest predicted need, {format_bytes(found.predicted_bytes)} ({named}),"
     if trial is None:
         limit = f": {result.ended} ended the search" if result.ended else ""
@@ -78,11 +78,11 @@ def _said_smallest(result: Result) -> Iterable[str]:
     elif _lacked_memory(trial):
         yield f"{need} ran out of memory in trial {trial.number}."
     else:
-        yield f"{need} ended {said_status(trial.status)} in trial {trial.number}."
+        yield f"{need} ended {status_text(trial.status)} in trial {trial.number}."
 
 
-def _said_barred(result: Result, trial: Trial) -> str:
-    held = said_bytes(trial.peak_bytes)
+def _barred_text(result: Result, trial: Trial) -> str:
+    held = bytes_or_dash(trial.peak_bytes)
     return f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
 
 

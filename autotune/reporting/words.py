@@ -25,17 +25,17 @@ def baseline_name(*, own: bool, starts: bool = False) -> str:
     return name[:1].upper() + name[1:] if starts else name
 
 
-def said(candidate: Candidate, baseline: Candidate, name: str = BASELINE_NAME) -> str:
+def differences(candidate: Candidate, baseline: Candidate, name: str = BASELINE_NAME) -> str:
     """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``; its name without any."""
     return " ".join(f"{knob}={choice}" for knob, choice in candidate.differences(baseline).items()) or name
 
 
-def said_status(status: ProbeStatus) -> str:
+def status_text(status: ProbeStatus) -> str:
     """Return a status in words, such as ``out of memory``."""
     return status.value.replace("_", " ")
 
 
-def said_bytes(count: float | None) -> str:
+def bytes_or_dash(count: float | None) -> str:
     """Return a byte count, or a dash where it was not measured."""
     return MISSING if count is None else format_bytes(count)
 
@@ -45,25 +45,30 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 
-def said_rate(tokens_per_second: float | None) -> str:
+def rate_or_dash(tokens_per_second: float | None) -> str:
     """Return a token rate, or a dash where it was not measured."""
     return MISSING if tokens_per_second is None else format_rate(tokens_per_second)
 
 
-def said_share(share: float) -> str:
+def number_or_dash(value: float | None) -> str:
+    """Return a number without digits behind the point, or a dash where it is not known."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def share_text(share: float) -> str:
     """Return a share, 0 to 1, as a percentage that shows 100 % only for the whole."""
     percent = min(100 * share, 99.99) if share < 1 else 100 * share
     return f"{percent:.2f} %" if 99 <= percent < 100 else f"{percent:.1f} %"
 
 
-def said_kept(documents: Documents, max_length: int) -> str:
+def kept_text(documents: Documents, max_length: int) -> str:
     """Return what a maximum length keeps of a dataset, such as ``90.0 % of the tokens and 97.0 % of the rows``."""
     rows = documents.row_coverage(max_length)
-    beside = f" and {said_share(rows)} of the rows" if rows < 1 else ""
-    return f"{said_share(documents.coverage(max_length))} of the tokens{beside}"
+    beside = f" and {share_text(rows)} of the rows" if rows < 1 else ""
+    return f"{share_text(documents.coverage(max_length))} of the tokens{beside}"
 
 
-def said_path(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Return a path relative to the working directory if it is inside it, else in full."""
     here = Path.cwd()
     absolute = path.absolute()

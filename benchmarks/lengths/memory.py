@@ -26,7 +26,8 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import Job, PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer
-from autotune.reporting.lengths import show_lengths
+from autotune.reporting.lengths import lengths_report
+from autotune.reporting.terminal import show
 from autotune.trainers import find_trainer, trainers
 from autotune.units import MIB
 from benchmarks.shapes import LLAMA_8B, write_model
@@ -63,7 +64,7 @@ def main() -> None:
         reader = WorkloadReader(server, folder, lambda _: None)
         workload = reader.read(trainer.name, ModelSource(str(folder / "model")), source)
         report, read = length_report(workload), time.monotonic()
-        show_lengths(report, Console(file=io.StringIO()))
+        show(lengths_report(report), Console(file=io.StringIO()))
         parent, job = _peak_bytes(), int((folder / "prepare" / _PEAK_FILE).read_text())
     print("| trainer | rows | different | read | parent at most | job at most |")
     print("|---|--:|--:|--:|--:|--:|")

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from autotune.app.search import fingerprint
 from autotune.errors import InputError
-from autotune.reporting.outlook import said_left_out
+from autotune.reporting.outlook import left_out_lines
 from tests.app.bases import a_base, disagreements, started
 from tests.settings import LENGTHS, workload
 
@@ -90,7 +90,7 @@ def test_a_choice_that_changes_training_is_held_and_said(tmp_path: Path) -> None
     assert problem.choices["optimizer"] == ("adafactor",)
     assert problem.choices["precision"] == ("bfloat16",)
     assert problem.illegal(problem.baseline.but(max_length=2000)) is None
-    said = " ".join(said_left_out(problem.space.left_out))
+    said = " ".join(left_out_lines(problem.space.left_out))
     assert "optim: adafactor, and another choice would change training (--allow optimizer)" in said
     assert "adamw_torch_fused" in said
 
@@ -231,7 +231,7 @@ def test_prompts_to_evaluate_on_are_completed_as_often_as_the_file_says(tmp_path
 def test_a_training_without_bf16_is_not_given_bf16(adapter: str, tmp_path: Path) -> None:
     found = started(a_base(tmp_path, f"bf16: false\n{adapter}"))
     assert found.problem.choices["precision"] == ("float32",)
-    assert "bf16: false" in " ".join(said_left_out(found.problem.space.left_out))
+    assert "bf16: false" in " ".join(left_out_lines(found.problem.space.left_out))
     allowed = started(a_base(tmp_path, f"bf16: false\n{adapter}"), allow=("precision",))
     assert allowed.problem.choices["precision"][0] == "float32"
     assert "float32+bf16" in allowed.problem.choices["precision"]

@@ -23,7 +23,8 @@ from autotune.emit.bundle import write_bundle
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import unified_diff
 from autotune.probing import JobServer
-from autotune.reporting.summary import show_summary
+from autotune.reporting.probe import probe_report
+from autotune.reporting.terminal import show
 from autotune.userconfig.base import read_base
 from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
 from autotune.userconfig.handover import handed_over
@@ -135,7 +136,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     for form in ("html", "markdown"):
         write_page(result, out / f"report.{form}", form)
     console = Console(record=True, width=120, file=io.StringIO())
-    show_summary(result, console)
+    show(probe_report(result), console)
     files = [file for file in out.rglob("*") if file.is_file()]
     names = {"result.json", "train.py", "config.yaml", "accelerate.yaml", "report.html", "request.json", "reply.json"}
     assert names <= {file.name for file in files}

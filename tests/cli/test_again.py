@@ -16,7 +16,7 @@ import autotune
 from autotune.api.given import given
 from autotune.cli.arguments import options_of
 from autotune.cli.parser import build_parser, read_arguments
-from autotune.reporting.page.values import command_again
+from autotune.reporting.sections import command_again
 from autotune.units import GIB, parse_duration, parse_size
 
 COMMANDS: dict[str, Callable[..., object]] = {"probe": autotune.probe, "plan": autotune.plan}

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
-from autotune.reporting.check import show_fixed, show_verdict
+from autotune.reporting.check import fixed_report, verdict_report
+from autotune.reporting.terminal import show
 from autotune.units import GIB
 from tests.cli.screen import screen
 
@@ -41,7 +42,7 @@ VERDICT = Verdict(
 def sent(columns: int, *, colour: bool = False, name: str = "") -> str:
     file = io.StringIO()
     console = Console(file=file, width=columns, force_terminal=colour, color_system="standard" if colour else None)
-    show_verdict(VERDICT, console, name)
+    show(verdict_report(VERDICT, name), console)
     return file.getvalue()
 
 
@@ -65,14 +66,12 @@ def test_a_diff_keeps_its_lines(columns: int, colour: bool) -> None:
     assert [line[2:].rstrip() for line in diff.splitlines()] == [line.rstrip() for line in DIFF.splitlines()]
 
 
-def test_several_verdicts_stand_apart() -> None:
-    assert sent(100, name="a.yaml").startswith("a.yaml\ndoes not fit")
-    assert sent(100, name="a.yaml").endswith("\n\n")
-    assert not sent(100).endswith("\n\n")
+def test_each_of_several_verdicts_names_its_file() -> None:
+    assert sent(100, name="a.yaml").startswith("a.yaml: does not fit")
 
 
 def test_what_was_rewritten_is_shown_whole() -> None:
     file = io.StringIO()
-    show_fixed(Fixed("new.yaml", DIFF, FINDINGS[:1]), Console(file=file, width=60))
+    show(fixed_report(Fixed("new.yaml", DIFF, FINDINGS[:1])), Console(file=file, width=60))
     assert f"+++ {FOLDER}/{FOLDER}/{FOLDER}/mine.yaml\n" in file.getvalue()
-    assert "To be done by hand\n  a.yaml:4: max_length" in file.getvalue()
+    assert "To be done by hand:\n  a.yaml:4: max_length" in file.getvalue()

@@ -8,7 +8,8 @@ import pytest
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
-from autotune.reporting.comparison import comparison, headline, said_contribution, said_runs, said_steps
+from autotune.reporting.comparison import comparison, contribution_text, headline, runs_text, step_change_text
+from autotune.reporting.document import Bar
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_choosable, a_result, nothing_fits
 
@@ -22,14 +23,14 @@ def recommended(result: Result) -> Choosable:
 def cells(result: Result) -> dict[str, tuple[str, str]]:
     """Return both columns by label."""
     rows = comparison(result, recommended(result))
-    return {row.label.strip(): (row.recommended, row.baseline) for row in rows}
+    return {f"{label}".strip(): (f"{ours}", f"{theirs}") for label, ours, _, theirs, _ in rows}
 
 
 def contribution(
     speedup: float | None, saved: int | None, status: ProbeStatus = ProbeStatus.OK, reason: str = ""
 ) -> str:
     """Return how a contribution of packing is said."""
-    return said_contribution(Contribution("packing", "bfd", "none", 3, status, reason, speedup, saved))
+    return contribution_text(Contribution("packing", "bfd", "none", 3, status, reason, speedup, saved))
 
 
 def test_each_figure_stands_beside_the_baselines() -> None:
@@ -56,9 +57,10 @@ def test_a_step_counts_what_its_trainer_makes_batches_of(trainer: str, counted: 
 
 def test_memory_is_drawn_against_the_budget_and_speed_against_the_faster() -> None:
     result = a_result()
-    shares = {row.label: (row.recommended_share, row.baseline_share) for row in comparison(result, recommended(result))}
-    assert shares["peak memory"] == (21 / 24, 12 / 24)
-    assert shares["speed"] == (1.0, 10_000.0 / 23_000.0)
+    rows = comparison(result, recommended(result))
+    shares = {label: (ours, theirs) for label, _, ours, _, theirs in rows}
+    assert shares["peak memory"] == (Bar(21 / 24), Bar(12 / 24, "default"))
+    assert shares["speed"] == (Bar(1.0), Bar(10_000.0 / 23_000.0, "default"))
 
 
 def test_what_neither_has_measured_is_left_out() -> None:
@@ -127,17 +129,17 @@ def test_the_headline_of_a_default_that_is_faster_and_may_not_be_recommended_giv
 
 
 def test_runs_are_counted_and_their_range_is_explained() -> None:
-    assert said_runs(a_result(), recommended(a_result())) == (
+    assert runs_text(a_result(), recommended(a_result())) == (
         "The speed is the mean of 6 runs, 5 of them in turn with TRL's default; a further run is in the range in 95 of "
         "100 cases."
     )
     alone = a_result(pairs=0)
-    assert "the mean of 6 runs; a further" in said_runs(alone, recommended(alone))
+    assert "the mean of 6 runs; a further" in runs_text(alone, recommended(alone))
 
 
 def test_one_run_is_said_to_show_no_spread() -> None:
     once = a_choosable(8, BASELINE, tokens_per_second_low=None, tokens_per_second_high=None, runs=1)
-    assert said_runs(a_result(), once) == (
+    assert runs_text(a_result(), once) == (
         "The speed is that of one run, which says nothing of the spread between runs."
     )
 
@@ -168,9 +170,9 @@ def test_a_contribution_says_what_changing_back_did(speedup: float, saved: int |
 
 def test_a_contribution_within_the_spread_between_runs_is_not_told_apart() -> None:
     near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, told_apart=False)
-    assert said_contribution(near) == "speed not told apart (1.23x slower in one probe), needs 1.00 GiB more"
-    assert said_contribution(replace(near, told_apart=True)) == "1.23x slower, needs 1.00 GiB more"
-    assert said_contribution(replace(near, speedup=1.001)) == "equally fast, needs 1.00 GiB more"
+    assert contribution_text(near) == "speed not told apart (1.23x slower in one probe), needs 1.00 GiB more"
+    assert contribution_text(replace(near, told_apart=True)) == "1.23x slower, needs 1.00 GiB more"
+    assert contribution_text(replace(near, speedup=1.001)) == "equally fast, needs 1.00 GiB more"
 
 
 def test_a_contribution_that_did_not_fit_says_so() -> None:
@@ -182,7 +184,7 @@ def test_a_contribution_that_was_not_measured_says_why() -> None:
 
 
 def test_more_documents_in_a_step_are_pointed_out() -> None:
-    said = said_steps(a_result())
+    said = step_change_text(a_result())
     assert "An optimizer step now sees 52.4 documents rather than 8" in said
     assert "an epoch has 14 steps rather than 88" in said
     assert "learning rate" in said
@@ -190,4 +192,4 @@ def test_more_documents_in_a_step_are_pointed_out() -> None:
 
 def test_the_same_number_of_documents_in_a_step_is_not() -> None:
     same = replace(recommended(a_result()), documents_per_step=8.0)
-    assert said_steps(a_result(recommended=same)) == ""
+    assert step_change_text(a_result(recommended=same)) == ""

@@ -10,10 +10,10 @@ from rich.console import Console
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.length_report import length_report
 from autotune.core.result import Result
-from autotune.core.status import RunStatus
-from autotune.reporting.lengths import show_lengths
-from autotune.reporting.summary import show_summary
-from autotune.reporting.techniques import show_techniques
+from autotune.reporting.lengths import lengths_report
+from autotune.reporting.probe import probe_report
+from autotune.reporting.techniques import techniques_report
+from autotune.reporting.terminal import show
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
@@ -40,7 +40,7 @@ def a_console(width: int) -> Console:
 def drawn(result: Result, width: int) -> str:
     """Return the summary as text."""
     console = a_console(width)
-    show_summary(result, console)
+    show(probe_report(result), console)
     return console.export_text()
 
 
@@ -91,11 +91,6 @@ def test_a_summary_admits_that_a_recommendation_is_unconfirmed() -> None:
     assert "Not confirmed by a longer run." in drawn(a_result(confirmed=False), 80)
 
 
-@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far, confirmed by"), (False, "so far, not confirmed by")])
-def test_an_interrupted_search_says_whether_its_best_was_confirmed(confirmed: bool, said: str) -> None:
-    assert said in drawn(a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed), 120)
-
-
 def test_markup_in_names_is_shown_as_it_is() -> None:
     assert "[bold]" in drawn(a_result(notes=("see [bold]",)), 80)
 
@@ -110,7 +105,7 @@ def test_nothing_fits_offers_no_command_and_no_speed() -> None:
 def test_lengths_fit_the_console_and_show_every_limit(width: int) -> None:
     console = a_console(width)
     report = length_report(a_workload())
-    show_lengths(report, console)
+    show(lengths_report(report), console)
     text = console.export_text()
     assert widest(text) <= width
     assert all(f"{limit.max_length:,}" in text for limit in report.limits)
@@ -120,7 +115,7 @@ def test_lengths_fit_the_console_and_show_every_limit(width: int) -> None:
 @WIDTHS
 def test_techniques_tell_what_is_missing_here_and_what_changes_training(width: int) -> None:
     console = a_console(width)
-    show_techniques([ROW], console)
+    show(techniques_report([ROW]), console)
     text = " ".join(console.export_text().split())
     assert "wrapped end to end (changes training) (not here: no GPU)" in text
     assert "--allow packing: cuts documents" in text

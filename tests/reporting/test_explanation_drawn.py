@@ -14,7 +14,8 @@ from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
-from autotune.reporting.plan import show_plan
+from autotune.reporting.plan import plan_report
+from autotune.reporting.terminal import show
 from autotune.units import GIB, MIB
 from tests.reporting.plans import FASTEST, LONGEST, UNKNOWN, a_plan
 
@@ -49,7 +50,7 @@ EXPLANATION = Explanation(
 
 def drawn(explanation: Explanation, width: int = 100, plan: Plan | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
-    show_plan(replace(plan or a_plan(), explanation=explanation), console, top=20)
+    show(plan_report(replace(plan or a_plan(), explanation=explanation), top=20), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from autotune.core.documents import Documents
 from autotune.core.length_report import LengthReport, length_report
 from autotune.core.lengths import LengthDistribution
-from autotune.reporting.lengths import show_lengths
+from autotune.reporting.lengths import lengths_report
+from autotune.reporting.terminal import show
 from tests.reporting.examples import a_workload
 
 CUT = Documents.of_groups([(90, 1, 100), (10, 1, 1000)])
@@ -29,7 +30,7 @@ def shown(documents: Documents) -> str:
     """Return the report as a terminal of 100 columns shows it."""
     console = Console(width=100, force_terminal=False)
     with console.capture() as capture:
-        show_lengths(report_of(documents), console)
+        show(lengths_report(report_of(documents)), console)
     return capture.get()
 
 

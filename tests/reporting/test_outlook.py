@@ -11,14 +11,14 @@ from autotune.core.plan import Launch
 from autotune.core.status import ProbeStatus
 from autotune.core.unsearched import LeftOut
 from autotune.reporting.outlook import (
+    allow_lines,
     best_so_far,
+    interrupted_text,
+    left_out_lines,
     next_command,
-    said_interrupted,
-    said_left_out,
-    said_trials,
-    said_unlockable,
-    said_vetoes,
-    said_ways_out,
+    trial_counts_text,
+    veto_lines,
+    way_out_lines,
 )
 from autotune.units import GIB
 from tests.reporting.examples import (
@@ -33,15 +33,15 @@ from tests.reporting.examples import (
 
 
 def test_trials_are_counted_by_how_they_ended() -> None:
-    assert said_trials(a_result()) == "9 candidates in 5 min 12 s: 5 ok, 1 out of memory, 1 crashed, 2 vetoed."
-    assert said_trials(a_result(trials=TRIALS[:1])) == "1 candidate in 5 min 12 s: 1 ok."
-    assert said_trials(a_result(trials=())) == "No candidates in 5 min 12 s."
+    assert trial_counts_text(a_result()) == "9 candidates in 5 min 12 s: 5 ok, 1 out of memory, 1 crashed, 2 vetoed."
+    assert trial_counts_text(a_result(trials=TRIALS[:1])) == "1 candidate in 5 min 12 s: 1 ok."
+    assert trial_counts_text(a_result(trials=())) == "No candidates in 5 min 12 s."
 
 
 def test_vetoes_are_counted_by_reason_most_frequent_first() -> None:
     reasons = ["b", "a", "b", "c", "d", "e"]
     trials = tuple(failed(i, ProbeStatus.VETOED, reason) for i, reason in enumerate(reasons))
-    said = said_vetoes(a_result(trials=trials))
+    said = veto_lines(a_result(trials=trials))
     assert said[:2] == ("2 vetoed: b", "1 vetoed: a")
     assert said[-1] == "1 vetoed for other reasons; all are in result.json"
 
@@ -52,8 +52,8 @@ def test_vetoes_for_what_was_predicted_are_one_reason_with_the_range_of_needs() 
         for number, size in enumerate((40, 30, 95))
     )
     other = failed(3, ProbeStatus.VETOED, "a")
-    assert said_vetoes(a_result(trials=trials[:1])) == ("1 vetoed: predicted to need 40.00 GiB",)
-    assert said_vetoes(a_result(trials=(*trials, other))) == (
+    assert veto_lines(a_result(trials=trials[:1])) == ("1 vetoed: predicted to need 40.00 GiB",)
+    assert veto_lines(a_result(trials=(*trials, other))) == (
         "3 vetoed: predicted to need 30.00 GiB to 95.00 GiB",
         "1 vetoed: a",
     )
@@ -65,23 +65,23 @@ def test_choices_of_a_knob_left_out_for_one_reason_are_named_together() -> None:
         LeftOut("optimizer", "lion", "x"),
         LeftOut("optimizer", "sgd", "x"),
     )
-    assert said_left_out(left_out) == ("liger on: no GPU", "optimizer lion, sgd: x")
+    assert left_out_lines(left_out) == ("liger on: no GPU", "optimizer lion, sgd: x")
 
 
 def test_what_allow_would_add_is_named_with_what_it_changes() -> None:
-    said = said_unlockable(a_result().unlockable)
+    said = allow_lines(a_result().unlockable)
     assert said == ("--allow quantization would add 8bit, 4bit (rounds the frozen weights)",)
 
 
 def test_ways_out_name_shorter_lengths_with_what_they_keep() -> None:
-    said = said_ways_out(nothing_fits())
+    said = way_out_lines(nothing_fits())
     assert said[0].startswith("--allow quantization")
     assert said[1] == "--max-length 512 would keep 87.0 % of the tokens"
     assert said[-1] == "a larger --memory-budget"
 
 
 def test_ways_out_are_the_lengths_below_the_shortest_that_was_to_fit_and_that_which_does() -> None:
-    said = said_ways_out(only_the_default_fits())
+    said = way_out_lines(only_the_default_fits())
     assert [line.split()[1] for line in said if line.startswith("--max-length")] == ["4096", "2048", "1024"]
     assert "--max-length 1024 would keep 24.3 % of the tokens" in said
 
@@ -93,20 +93,20 @@ def test_the_best_so_far_is_the_fastest_that_ran() -> None:
 
 
 def test_an_interrupted_run_tells_its_best_and_that_it_is_unconfirmed() -> None:
-    said = said_interrupted(interrupted())
+    said = interrupted_text(interrupted())
     assert "not confirmed by a longer run" in said
     assert "packing=bfd" in said
     assert "23,000 tok/s, peak 21.00 GiB" in said
 
 
 def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
-    assert said_interrupted(replace(interrupted(), trials=())) == "Interrupted before any candidate ran to the end."
+    assert interrupted_text(replace(interrupted(), trials=())) == "Interrupted before any candidate ran to the end."
 
 
 def test_what_may_not_be_recommended_is_not_the_best_of_an_interrupted_run() -> None:
     stopped = replace(interrupted(), trials=only_the_default_fits().trials)
     said = "Interrupted before any candidate that may be recommended ran to the end."
-    assert said_interrupted(stopped) == said
+    assert interrupted_text(stopped) == said
 
 
 def test_the_next_command_is_relative_to_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import WorkloadReady
 from autotune.core.result import BaseFile, Contribution, Result
 from autotune.core.status import ProbeStatus
-from autotune.reporting.comparison import costs, headline, said_runs
-from autotune.reporting.page.html import html_page
-from autotune.reporting.page.markdown import markdown_page
-from autotune.reporting.page.result_values import result_values
+from autotune.reporting.comparison import costs, headline, runs_text
+from autotune.reporting.document import Diff
+from autotune.reporting.page import html, markdown
+from autotune.reporting.probe import probe_report
 from autotune.reporting.progress import Progress
-from autotune.reporting.summary import show_summary
+from autotune.reporting.terminal import show
 from tests.reporting.examples import a_result, a_workload, nothing_fits
 from tests.reporting.test_page import HOSTILE
 from tests.reporting.test_page import own as own_part
@@ -53,7 +53,7 @@ def own() -> Result:
 
 
 def test_what_costs_most_comes_first_and_what_is_not_told_apart_or_not_in_the_file_is_left_out() -> None:
-    assert [(cost.written, cost.said) for cost in costs(own())] == [
+    assert [(cost.written, cost.text) for cost in costs(own())] == [
         ("gradient_checkpointing: true", "costs 34 %"),
         ("dtype: float32", "costs 20 %"),
         ("gradient_accumulation_steps: 4, per_device_train_batch_size: 2", "costs 7 %"),
@@ -65,7 +65,7 @@ def test_the_comparison_is_with_the_user_s_configuration() -> None:
     result = own()
     assert result.recommended is not None
     assert "the speed of your configuration" in headline(result, result.recommended)
-    assert "in turn with your configuration" in said_runs(result, result.recommended)
+    assert "in turn with your configuration" in runs_text(result, result.recommended)
     slow = replace(result, recommended=result.baseline)
     assert result.baseline is not None
     assert headline(slow, result.baseline).startswith("Your configuration is already the fastest")
@@ -73,7 +73,7 @@ def test_the_comparison_is_with_the_user_s_configuration() -> None:
 
 def test_the_summary_shows_costs_and_difference_and_not_trl_s_default() -> None:
     console = Console(width=100, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115, PTH123
-    show_summary(own(), console)
+    show(probe_report(own()), console)
     shown = console.export_text()
     assert "costs 34 %" in shown
     assert "+gradient_checkpointing: false  # old" in shown
@@ -83,22 +83,17 @@ def test_the_summary_shows_costs_and_difference_and_not_trl_s_default() -> None:
 def test_progress_names_it() -> None:
     progress = Progress()
     progress.follow(WorkloadReady(a_workload(), 1, 1, own=True))
-    assert progress.said_candidate(Candidate({}), "baseline") == "your configuration"
+    assert progress.candidate_text(Candidate({}), "baseline") == "your configuration"
 
 
 def test_the_page_names_it_too() -> None:
-    shown = result_values(own())
-    assert "Beside your configuration" in markdown_page(shown)
-    assert "TRL's default" not in markdown_page(shown)
+    text = markdown(own())
+    assert "Beside your configuration" in text
+    assert "TRL's default" not in text
 
 
 def test_a_page_has_the_costs_and_the_difference_of_the_terminal() -> None:
-    shown = result_values(own()).edited
-    assert shown is not None
-    assert shown.file == "mine.yaml"
-    assert shown.costs == costs(own())
-    assert "\n".join(shown.diff) + "\n" == DIFF
-    page = unescape(html_page(result_values(own())))
+    page = unescape(html(own()))
     assert "<code>gradient_checkpointing: true</code> costs 34 %" in page
     assert '<span class="removed">-gradient_checkpointing: true  # old</span>' in page
     assert '<span class="added">+gradient_checkpointing: false  # old</span>' in page
@@ -106,25 +101,24 @@ def test_a_page_has_the_costs_and_the_difference_of_the_terminal() -> None:
 
 
 def test_markdown_has_them_too() -> None:
-    text = markdown_page(result_values(own()))
+    text = markdown(own())
     assert "- `gradient_checkpointing: true` costs 34 %" in text
     assert f"```diff\n{DIFF}```" in text
 
 
 def test_a_search_without_a_file_or_without_a_recommendation_shows_no_change_of_one() -> None:
-    assert result_values(a_result()).edited is None
-    assert result_values(replace(nothing_fits(), base=BaseFile("mine.yaml"))).edited is None
-    assert "What changes in" not in html_page(result_values(a_result()))
+    for result in (a_result(), replace(nothing_fits(), base=BaseFile("mine.yaml"))):
+        assert probe_report(result).blocks(Diff) == []
 
 
 def test_a_hostile_file_stays_text() -> None:
     keys = {"gradient_checkpointing": {"run_name": HOSTILE}}
     diff = f"--- {HOSTILE}\n+++ {HOSTILE}\n@@ -1 +1 @@\n-a: {HOSTILE}\x1b[2J\n+a: ````\n"
     result = replace(own(), base=BaseFile(HOSTILE, keys, diff=diff))
-    page, plain = html_page(result_values(result)), html_page(result_values(own()))
+    page, plain = html(result), html(own())
     assert page.count("<script") == plain.count("<script")
     assert "<img" not in own_part(page)
     assert "\x1b" not in page
-    text = markdown_page(result_values(result))
+    text = markdown(result)
     assert "\n`````diff\n" in text
     assert f"\n-a: {HOSTILE}\\x1b[2J\n" in text

@@ -95,8 +95,8 @@ def test_every_trial_is_in_the_table_with_its_reason() -> None:
 def test_every_chart_has_its_text() -> None:
     page = own(html(a_result()))
     for name in re.findall(r'class="chart" id="(\w+)"', page):
-        assert f'aria-describedby="{name}-said"' in page
-        assert re.search(rf'<figcaption id="{name}-said">\S', page)
+        assert f'aria-describedby="{name}-caption"' in page
+        assert re.search(rf'<figcaption id="{name}-caption">\S', page)
 
 
 def test_markdown_has_the_verdict_the_comparison_and_the_choices() -> None:

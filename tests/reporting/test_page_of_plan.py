@@ -10,12 +10,14 @@ import pytest
 
 from autotune.core.estimate import Estimate, Origin, Plan
 from autotune.core.length_report import LengthBin
+from autotune.reporting.document import Candidates, Charts, Command, Point, Table, Tone, Verdict
 from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
-from autotune.reporting.page.plan_values import plan_values
+from autotune.reporting.plan import plan_report
+from autotune.reporting.plan_words import choices_text, headline
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_timeline
-from tests.reporting.plans import BUDGET_BYTES, DEFAULT, FASTEST, SECOND, UNKNOWN, a_plan, an_estimate
+from tests.reporting.plans import BUDGET_BYTES, DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
 from tests.reporting.test_page import HOSTILE, own
 
 BINS = (LengthBin(1, 512, 30, 9_000), LengthBin(513, 2048, 10, 12_000))
@@ -31,27 +33,38 @@ def planned(**changes: Any) -> Plan:
     return a_plan(**{**known, **changes})
 
 
+def candidates(plan: Plan) -> Candidates:
+    """Return the list of candidates of a page."""
+    (found,) = plan_report(plan).blocks(Candidates)
+    return found
+
+
+def points(plan: Plan) -> tuple[Point, ...]:
+    """Return the candidates that a page draws."""
+    (found,) = plan_report(plan).blocks(Charts)
+    return found.plane.points
+
+
 def test_the_verdict_is_the_terminal_s_and_says_that_nothing_was_measured() -> None:
-    shown = plan_values(planned())
-    assert shown.good
-    assert shown.verdict == "The fastest that fits: 9,000 tok/s, with 4.00 GiB to spare."
-    assert "Nothing was measured." in shown.remarks[0]
-    assert shown.command is None
-    assert [row.recommended for row in shown.figures][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]
+    shown = plan_report(planned())
+    assert shown.verdict == Verdict(headline(planned()), Tone.GOOD, choices_text(LONGEST, planned()))
+    assert shown.lines("Notes") == ("Nothing was measured.",)
+    (table, _) = shown.blocks(Table)
+    assert [row[1] for row in table.rows][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]
 
 
 def test_the_charts_are_those_of_a_report() -> None:
-    names = [chart.name for chart in charts(plan_values(planned()))]
+    names = [chart.name for chart in charts(plan_report(planned()))]
     assert names == ["front", "breakdown", "step_recommended", "step_default", "lengths"]
 
 
 def test_the_cut_is_that_of_the_fastest() -> None:
-    (chart,) = (chart for chart in charts(plan_values(planned())) if chart.name == "lengths")
-    assert chart.said == "40 rows of up to 2,048 tokens; the fastest that fits cuts at 1,024."
+    (chart,) = (chart for chart in charts(plan_report(planned())) if chart.name == "lengths")
+    assert chart.caption == "40 rows of up to 2,048 tokens; the fastest that fits cuts at 1,024."
 
 
 def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
-    rows = plan_values(planned()).table.rows
+    rows = candidates(planned()).rows
     assert [row.outcome for row in rows] == ["fits", "fits", "does not fit", "unknown"]
     assert rows[2].reason.startswith("fits with")
     assert rows[3].reason == UNKNOWN.reason
@@ -59,10 +72,8 @@ def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
 
 
 def test_what_was_traced_is_drawn_and_counted() -> None:
-    shown = plan_values(planned())
-    assert {point.label for point in shown.points} == {"traced"}
-    assert len(shown.points) == 3
-    assert shown.table.said.startswith("4 candidates: 2 fitting, 1 not fitting, 1 unknown.")
+    assert [point.label for point in points(planned())] == ["traced"] * 3
+    assert candidates(planned()).counts == "4 candidates: 2 fitting, 1 not fitting, 1 unknown."
 
 
 def test_of_tens_of_thousands_the_best_and_the_nearest_are_shown() -> None:
@@ -71,41 +82,43 @@ def test_of_tens_of_thousands_the_best_and_the_nearest_are_shown() -> None:
         for length in range(1, 30_001)
     )
     plan = planned(estimates=(*many, UNKNOWN))
-    shown = plan_values(plan)
-    assert len(shown.table.rows) < 500
-    assert shown.table.rows[-1].name == "TRL's default"
-    assert {row.outcome for row in shown.table.rows[:-1]} == {"fits", "unknown"}
-    assert "30,001 candidates: 30,000 fitting" in shown.table.said
-    assert len(shown.points) < 7_000
+    shown = candidates(plan)
+    assert len(shown.rows) < 500
+    assert shown.rows[-1].name == "TRL's default"
+    assert {row.outcome for row in shown.rows[:-1]} == {"fits", "unknown"}
+    assert "30,001 candidates: 30,000 fitting" in shown.counts
+    assert len(points(plan)) < 7_000
     assert len(html(plan).encode()) < 6_000_000
 
 
 def test_those_that_nothing_beats_are_drawn_whoever_lies_beside_them() -> None:
     near = [an_estimate(BASELINE.but(max_length=length), 20 * GIB - length, 9_000.0 - length) for length in range(1, 9)]
-    shown = plan_values(planned(estimates=(FASTEST, *near)))
-    assert sum(point.on_front for point in shown.points) == 9
-    assert [point.role for point in shown.points if point.role != "other"] == ["recommended", "default"]
+    shown = points(planned(estimates=(FASTEST, *near)))
+    assert sum(point.on_front for point in shown) == 9
+    assert [point.role for point in shown if point.role != "other"] == ["recommended", "default"]
 
 
 def test_what_needs_far_more_than_the_budget_makes_the_rest_no_smaller() -> None:
     huge = an_estimate(BASELINE.but(lora="r16"), 400 * GIB, 100.0)
-    (chart, *_) = charts(plan_values(planned(estimates=(FASTEST, DEFAULT, huge))))
+    (chart, *_) = charts(plan_report(planned(estimates=(FASTEST, DEFAULT, huge))))
     assert chart.figure["layout"]["xaxis"]["range"][1] < 50
-    assert chart.said.endswith("1 that need more than 48.00 GiB are not in the picture.")
+    assert chart.caption.endswith("1 that need more than 48.00 GiB are not in the picture.")
 
 
 def test_where_nothing_fits_the_page_is_about_what_needs_the_least() -> None:
-    shown = plan_values(planned(estimates=(DEFAULT, UNKNOWN), timeline=a_timeline()))
-    assert not shown.good
-    assert shown.verdict == "Nothing is predicted to fit in 24.00 GiB: the least needs 31.00 GiB."
-    assert [step.name for step in shown.steps] == ["least memory"]
-    assert "a GPU with more memory" in dict(shown.lists)["What might change this (not predicted)"]
+    shown = plan_report(planned(estimates=(DEFAULT, UNKNOWN), timeline=a_timeline()))
+    assert shown.verdict is not None
+    assert shown.verdict.tone is Tone.BAD
+    (figures,) = shown.blocks(Charts)
+    assert [step.name for step in figures.steps] == ["least memory"]
+    assert "a GPU with more memory" in shown.lines("What might change this (not predicted)")
 
 
 def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
-    shown = plan_values(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, timeline=None, baseline_timeline=None))
+    shown = plan_report(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, timeline=None, baseline_timeline=None))
     assert [chart.name for chart in charts(shown)] == ["lengths"]
-    assert shown.untraced == "What is live when in a step of TRL's default is not known: its step was not traced."
+    (figures,) = shown.blocks(Charts)
+    assert figures.untraced == "What is live when in a step of TRL's default is not known: its step was not traced."
     assert "What is live when" in html(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, baseline_timeline=None))
 
 
@@ -127,7 +140,7 @@ def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
     ],
 )
 def test_the_command_plans_again(settings: dict[str, object], command: str) -> None:
-    assert plan_values(planned(settings=settings)).repeated == command
+    assert plan_report(planned(settings=settings)).blocks(Command) == [Command("Plan again with", command)]
 
 
 def test_a_hostile_name_stays_a_name() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from autotune.reporting.picture import BASELINE, OTHER, RECOMMENDED, Point, points, scatter
+from autotune.reporting.document import Point
+from autotune.reporting.picture import MARKS, scatter
 from autotune.units import GIB
-from tests.reporting.examples import a_result
+
+OTHER, BASELINE, RECOMMENDED = MARKS.values()
+ROLES = {mark: role for role, mark in MARKS.items()}
+
+
+def a_point(peak_bytes: int, rate: float, mark: str) -> Point:
+    """Return a point of a candidate without a name."""
+    return Point("", "", peak_bytes, rate, ROLES[mark], False)
 
 
 def place(lines: list[str], mark: str) -> tuple[int, int]:
@@ -17,42 +23,31 @@ def place(lines: list[str], mark: str) -> tuple[int, int]:
     return found
 
 
-def test_only_candidates_that_ran_are_points() -> None:
-    marks = [point.mark for point in points(a_result())]
-    assert sorted(marks) == sorted([BASELINE, OTHER, OTHER, RECOMMENDED])
-
-
-def test_the_recommendation_is_where_the_comparison_puts_it() -> None:
-    result = a_result()
-    assert result.recommended is not None
-    confirmed = replace(result.recommended, peak_bytes=22 * GIB, tokens_per_second=22_000.0)
-    [point] = [point for point in points(replace(result, recommended=confirmed)) if point.mark == RECOMMENDED]
-    assert (point.peak_bytes, point.tokens_per_second) == (22 * GIB, 22_000.0)
-
-
 def test_faster_is_higher_and_more_memory_is_further_right() -> None:
-    lines = scatter((Point(20 * GIB, 900.0, RECOMMENDED), Point(10 * GIB, 300.0, BASELINE)), 24 * GIB, 80)
+    lines = scatter((a_point(20 * GIB, 900.0, RECOMMENDED), a_point(10 * GIB, 300.0, BASELINE)), 24 * GIB, 80)
     (fast_line, far_column), (slow_line, near_column) = place(lines, RECOMMENDED), place(lines, BASELINE)
     assert fast_line < slow_line
     assert far_column > near_column
 
 
 def test_the_recommendation_is_seen_where_points_coincide() -> None:
-    lines = scatter((Point(GIB, 5.0, RECOMMENDED), Point(GIB, 5.0, OTHER), Point(GIB, 5.0, BASELINE)), 2 * GIB, 60)
+    lines = scatter(
+        (a_point(GIB, 5.0, RECOMMENDED), a_point(GIB, 5.0, OTHER), a_point(GIB, 5.0, BASELINE)), 2 * GIB, 60
+    )
     assert place(lines, RECOMMENDED)
     assert not any(OTHER in line or BASELINE in line for line in lines)
 
 
 def test_the_memory_axis_ends_at_the_budget() -> None:
-    assert scatter((Point(20 * GIB, 1.0, OTHER),), 24 * GIB, 80)[-1].endswith("24.00 GiB = budget")
+    assert scatter((a_point(20 * GIB, 1.0, OTHER),), 24 * GIB, 80)[-1].endswith("24.00 GiB = budget")
 
 
 def test_points_far_below_the_budget_are_spread_over_the_axis() -> None:
-    lines = scatter((Point(GIB, 1.0, OTHER), Point(GIB // 2, 0.5, BASELINE)), 80 * GIB, 80)
+    lines = scatter((a_point(GIB, 1.0, OTHER), a_point(GIB // 2, 0.5, BASELINE)), 80 * GIB, 80)
     assert lines[-1].endswith("1.25 GiB")
     assert place(lines, OTHER)[1] - place(lines, BASELINE)[1] > 20
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_line_is_wider_than_asked(width: int) -> None:
-    assert max(len(line) for line in scatter(points(a_result()), 24 * GIB, width)) <= width
+    assert max(len(line) for line in scatter([a_point(21 * GIB, 23_000.0, RECOMMENDED)], 24 * GIB, width)) <= width

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from autotune.core.estimate import Plan
 from autotune.inspection.gpus import gpus
-from autotune.reporting.gpus import show_gpus
-from autotune.reporting.plan import show_plan
+from autotune.reporting.gpus import gpus_report
+from autotune.reporting.plan import plan_report
+from autotune.reporting.terminal import show
 from autotune.units import GIB, MIB
 from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, UNKNOWN, a_plan, an_estimate
 
@@ -32,7 +33,7 @@ def text_of(console: Console) -> str:
 def drawn(plan: Plan, width: int, top: int = 20) -> str:
     """Return a plan as text."""
     console = a_console(width)
-    show_plan(plan, console, top)
+    show(plan_report(plan, top), console)
     return text_of(console)
 
 
@@ -43,7 +44,7 @@ def words(text: str) -> str:
 
 def rows(text: str) -> list[str]:
     """Return the lines of the table of candidates that hold figures, with what follows each, joined."""
-    table = text.split("what differs from TRL's default", 1)[1].split("memory at peak", 1)[0]
+    table = text.split("what differs from TRL's default", 1)[1].split(" candidates: ", 1)[0].rpartition("\n")[0]
     joined: list[str] = []
     for line in table.splitlines():
         if line[:4].strip():
@@ -71,7 +72,7 @@ def test_each_row_shows_its_figures_and_what_differs_from_the_default(width: int
     assert third == (
         "3 31.00 GiB -7.00 GiB 3.00 MiB 7,000 traced TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
     )
-    assert fourth == "4 - - - - unknown attention=strange_attention"
+    assert fourth == "4 - - - - unknown attention=strange_attention strange_attention gives no shape"
 
 
 def test_the_default_is_shown_last_where_it_is_not_among_the_best() -> None:
@@ -132,7 +133,7 @@ def test_what_else_there_is_to_know_is_listed() -> None:
 @WIDTHS
 def test_the_catalogue_fits_the_console_and_says_what_is_not_sure(width: int) -> None:
     console = a_console(width)
-    show_gpus(gpus(), console)
+    show(gpus_report(gpus(), width), console)
     text = text_of(console)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text

@@ -8,15 +8,15 @@ import pytest
 
 from autotune.core.estimate import Change
 from autotune.reporting.plan_words import (
+    basis_lines,
+    candidate_counts_text,
+    change_text,
+    choices_text,
+    doubt_text,
     headline,
-    said_bases,
-    said_change,
-    said_choices,
-    said_counts,
-    said_doubt,
-    said_target,
-    said_unknown,
-    said_ways_out,
+    target_text,
+    unknown_lines,
+    way_out_lines,
 )
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE
@@ -45,11 +45,11 @@ def test_the_headline_says_how_much_each_of_several_gpus_trains() -> None:
 def test_a_host_without_the_memory_is_said_beside_the_headline() -> None:
     assert FASTEST.memory is not None
     heavy = replace(FASTEST, memory=replace(FASTEST.memory, machine_bytes=128 * GIB))
-    assert "up to 128 GiB are needed there (column host), and this machine has 96.00 GiB." in said_doubt(
+    assert "up to 128 GiB are needed there (column host), and this machine has 96.00 GiB." in doubt_text(
         a_plan(estimates=(heavy,), host_bytes=96 * GIB)
     )
-    assert said_doubt(a_plan(estimates=(heavy,), host_bytes=128 * GIB)) == ""
-    assert said_doubt(a_plan(estimates=(heavy,))) == ""
+    assert doubt_text(a_plan(estimates=(heavy,), host_bytes=128 * GIB)) == ""
+    assert doubt_text(a_plan(estimates=(heavy,))) == ""
 
 
 def test_without_a_known_speed_nothing_is_said_of_time() -> None:
@@ -77,14 +77,14 @@ def test_where_nothing_is_known_a_probe_is_named_and_no_figure_invented() -> Non
 
 
 def test_room_beyond_the_error_leaves_no_doubt() -> None:
-    assert said_doubt(a_plan()) == ""
+    assert doubt_text(a_plan()) == ""
 
 
 def test_room_within_the_error_is_doubted_and_the_fastest_beyond_doubt_is_named() -> None:
     tight = an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0)
     assert tight.memory is not None
     tight = replace(tight, memory=replace(tight.memory, error=0.35))
-    said = said_doubt(a_plan(estimates=(tight, FASTEST, SECOND)))
+    said = doubt_text(a_plan(estimates=(tight, FASTEST, SECOND)))
     assert "(±35 %, 8.05 GiB)" in said
     assert "9,000 tok/s, 4.00 GiB to spare: gradient_checkpointing=selective" in said
 
@@ -92,30 +92,30 @@ def test_room_within_the_error_is_doubted_and_the_fastest_beyond_doubt_is_named(
 def test_room_that_varied_lengths_may_take_is_doubted_too() -> None:
     roomy = an_estimate(LONGEST, 20 * GIB, 9500.0)
     assert roomy.memory is not None
-    assert said_doubt(a_plan(estimates=(roomy,))) == ""
+    assert doubt_text(a_plan(estimates=(roomy,))) == ""
     varied = replace(roomy, memory=replace(roomy.memory, varied_bytes=3 * GIB))
-    said = said_doubt(a_plan(estimates=(varied,)))
+    said = doubt_text(a_plan(estimates=(varied,)))
     assert "(±10 %, 2.00 GiB; batches of varied lengths may add 3.00 GiB)" in said
 
 
 def test_where_all_room_is_within_the_error_that_is_said() -> None:
     tight = an_estimate(LONGEST, 23 * GIB, 9500.0)
-    assert said_doubt(a_plan(estimates=(tight,))).endswith("Nothing fits with its error to spare.")
+    assert doubt_text(a_plan(estimates=(tight,))).endswith("Nothing fits with its error to spare.")
 
 
 def test_a_change_names_only_what_is_changed() -> None:
-    assert said_change(Change(BASELINE, SECOND)) == "fits with lora=r16 packing=bfd, 3.00 GiB to spare"
+    assert change_text(Change(BASELINE, SECOND)) == "fits with lora=r16 packing=bfd, 3.00 GiB to spare"
 
 
 def test_candidates_are_counted_by_whether_they_fit() -> None:
-    assert said_counts(a_plan(estimates=(FASTEST, DEFAULT, UNKNOWN))) == (
+    assert candidate_counts_text(a_plan(estimates=(FASTEST, DEFAULT, UNKNOWN))) == (
         "3 candidates: 1 fitting, 1 not fitting, 1 unknown."
     )
-    assert said_counts(a_plan(estimates=(FASTEST,))) == "1 candidate: 1 fitting."
+    assert candidate_counts_text(a_plan(estimates=(FASTEST,))) == "1 candidate: 1 fitting."
 
 
 def test_each_basis_that_is_shown_is_explained_with_its_largest_error() -> None:
-    said = said_bases([FASTEST, UNKNOWN, DEFAULT])
+    said = basis_lines([FASTEST, UNKNOWN, DEFAULT])
     assert len(said) == 2
     assert said[0].startswith("traced: ")
     assert said[0].endswith("memory may be off by 10 %")
@@ -125,30 +125,30 @@ def test_each_basis_that_is_shown_is_explained_with_its_largest_error() -> None:
 def test_an_error_may_be_larger_than_the_whole() -> None:
     assert FASTEST.memory is not None
     wide = replace(FASTEST, memory=replace(FASTEST.memory, error=1.63))
-    assert said_bases([wide])[0].endswith("memory may be off by 163 %")
+    assert basis_lines([wide])[0].endswith("memory may be off by 163 %")
 
 
 def test_unknown_candidates_are_counted_by_reason() -> None:
     other = replace(UNKNOWN, candidate=BASELINE.but(attention="eager"))
     third = replace(UNKNOWN, reason="never traced")
-    assert said_unknown(a_plan(estimates=(third, UNKNOWN, other))) == (
+    assert unknown_lines(a_plan(estimates=(third, UNKNOWN, other))) == (
         "2 unknown: strange_attention gives no shape",
         "1 unknown: never traced",
     )
 
 
 def test_the_target_says_which_part_of_a_gpu_may_be_used() -> None:
-    assert said_target(a_plan()).endswith("planned for RTX4090, which has 24.00 GiB")
-    assert said_target(a_plan(budget_bytes=BUDGET_BYTES // 2)).endswith("planned for 12.00 GiB of RTX4090")
+    assert target_text(a_plan()).endswith("planned for RTX4090, which has 24.00 GiB")
+    assert target_text(a_plan(budget_bytes=BUDGET_BYTES // 2)).endswith("planned for 12.00 GiB of RTX4090")
 
 
 @pytest.mark.parametrize(("fixed", "said"), [({}, "TRL's default"), ({"lora": "none"}, "TRL's default beside that")])
 def test_what_was_fixed_is_told_from_what_is_the_default(fixed: dict[str, str], said: str) -> None:
     plan = a_plan(settings={"fix": fixed})
-    assert said_choices(BASELINE, plan) == said
-    assert said_choices(BASELINE.but(lora="r16"), plan) == "lora=r16"
-    assert ("with lora=none" in said_target(plan)) == bool(fixed)
+    assert choices_text(BASELINE, plan) == said
+    assert choices_text(BASELINE.but(lora="r16"), plan) == "lora=r16"
+    assert ("with lora=none" in target_text(plan)) == bool(fixed)
 
 
 def test_ways_out_name_what_was_not_allowed() -> None:
-    assert said_ways_out(a_plan())[0] == "--allow quantization would add 8bit, 4bit-nf4 (rounds the frozen weights)"
+    assert way_out_lines(a_plan())[0] == "--allow quantization would add 8bit, 4bit-nf4 (rounds the frozen weights)"

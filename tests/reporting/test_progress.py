@@ -29,7 +29,7 @@ from autotune.reporting.live import Display
 from autotune.reporting.plain import PlainListener
 from autotune.reporting.progress import Progress
 from autotune.reporting.watch import watching
-from autotune.reporting.words import said
+from autotune.reporting.words import differences
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, WINNER, a_workload
 from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, an_estimate
@@ -166,7 +166,7 @@ def test_a_resumed_run_counts_its_earlier_probes_and_knows_the_best_of_them() ->
     assert (progress.done, progress.vetoed, progress.limit, progress.best) == (5, 2, 16, BEST)
     assert plain(*RESUMED, ProbeStarted(9, WINNER, "search", 16))[1:] == [
         "resumed with 5 of at most 16 probes, 2 vetoed; best so far: packing=bfd (10,000 tok/s, 12.00 GiB)",
-        "probe 9 started (6 of at most 16): " + said(WINNER, BASELINE),
+        "probe 9 started (6 of at most 16): " + differences(WINNER, BASELINE),
     ]
 
 
@@ -197,9 +197,9 @@ def test_a_short_run_is_not_one_of_the_limited_probes_and_says_nothing_of_how_lo
 
 
 def test_the_best_so_far_is_kept_until_there_is_a_better() -> None:
-    assert followed(*EVENTS).said_best == "best so far: TRL's default (10,000 tok/s, 12.00 GiB)"
+    assert followed(*EVENTS).best_text == "best so far: TRL's default (10,000 tok/s, 12.00 GiB)"
     better = ProbeFinished(4, PACKED, "search", RAN, best=True)
-    assert followed(*EVENTS, better).said_best.startswith("best so far: packing=bfd")
+    assert followed(*EVENTS, better).best_text.startswith("best so far: packing=bfd")
 
 
 def test_a_candidate_is_told_in_full_until_the_baseline_is_known() -> None:
@@ -293,9 +293,9 @@ def test_the_probes_of_several_workers_run_at_the_same_time() -> None:
     progress = Progress()
     for event in (READY, ProbeStarted(0, BASELINE, "baseline", 16), ProbeStarted(2, PACKED, "search", 16)):
         progress.follow(event)
-    assert progress.said_running == ["probe 0: TRL's default", "probe 2: packing=bfd"]
+    assert progress.running_lines == ["probe 0: TRL's default", "probe 2: packing=bfd"]
     progress.follow(ProbeLost(2))
-    assert progress.said_running == ["probe 0: TRL's default"]
+    assert progress.running_lines == ["probe 0: TRL's default"]
 
 
 def test_a_probe_that_is_lost_with_its_worker_is_told() -> None:

@@ -8,41 +8,42 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from autotune.reporting.rent import cells, said_best, said_unfit, show_rent, titles
-from autotune.reporting.words import said_bytes
+from autotune.reporting.rent import best_text, cells, rent_report, titles, unfit_lines
+from autotune.reporting.terminal import show
+from autotune.reporting.words import bytes_or_dash
 from autotune.units import GIB
 from tests.reporting.rents import CHEAPEST, FASTEST, TOO_SMALL, UNPRICED, a_rent
 
 
 def drawn(width: int, **changes: object) -> str:
     console = Console(width=width, record=True, file=StringIO())
-    show_rent(a_rent(**changes), console)
+    show(rent_report(a_rent(**changes)), console)
     return console.export_text()
 
 
 def test_the_cheapest_and_the_fastest_are_each_a_sentence() -> None:
-    assert said_best(a_rent()) == (
+    assert best_text(a_rent()) == (
         "The cheapest: 1 x L40S, 10,000 tok/s, 100 h 00 min per epoch for 80.00."
         " The fastest: 4 x H200, 120,000 tok/s, 8 h 20 min per epoch for 133.33."
     )
 
 
 def test_one_gpu_that_is_both_is_named_once() -> None:
-    assert said_best(a_rent(offers=(CHEAPEST, TOO_SMALL))).startswith("The cheapest and the fastest: 1 x L40S, ")
+    assert best_text(a_rent(offers=(CHEAPEST, TOO_SMALL))).startswith("The cheapest and the fastest: 1 x L40S, ")
 
 
 def test_what_has_less_to_spare_than_the_estimate_may_be_off_by_is_not_named_without_that() -> None:
     assert CHEAPEST.estimate is not None
     tight = replace(CHEAPEST, estimate=replace(CHEAPEST.estimate, spare_bytes=2 * GIB - 1))
     exact = replace(CHEAPEST, estimate=replace(CHEAPEST.estimate, spare_bytes=2 * GIB))
-    assert said_best(a_rent(offers=(tight,))).endswith(" for 80.00, which may not fit (see the notes).")
-    assert said_best(a_rent(offers=(exact,))).endswith(" for 80.00.")
-    assert said_bytes(2 * GIB) in cells(exact, a_rent())
+    assert best_text(a_rent(offers=(tight,))).endswith(" for 80.00, which may not fit (see the notes).")
+    assert best_text(a_rent(offers=(exact,))).endswith(" for 80.00.")
+    assert bytes_or_dash(2 * GIB) in cells(exact, a_rent())
 
 
 def test_without_prices_there_is_no_cost() -> None:
     free = a_rent(priced=False, offers=(replace(FASTEST, cost=None, price=None), TOO_SMALL))
-    assert said_best(free) == "The fastest: 4 x H200, 120,000 tok/s, 8 h 20 min per epoch."
+    assert best_text(free) == "The fastest: 4 x H200, 120,000 tok/s, 8 h 20 min per epoch."
     assert not any("cost" in title for title in titles(free))
     assert len(cells(FASTEST, free)) == len(titles(free))
 
@@ -58,13 +59,13 @@ def test_a_gpu_without_a_price_has_a_dash() -> None:
 
 def test_where_nothing_fits_that_is_said_with_each_reason() -> None:
     nothing = a_rent(offers=(TOO_SMALL,))
-    assert said_best(nothing) == "Nothing is predicted to fit on any of these GPUs."
-    assert said_unfit(nothing) == ("1 x T4: the least needs 20.00 GiB of 14.56 GiB",)
+    assert best_text(nothing) == "Nothing is predicted to fit on any of these GPUs."
+    assert unfit_lines(nothing) == ("1 x T4: the least needs 20.00 GiB of 14.56 GiB",)
 
 
 def test_speeds_that_are_not_known_are_said() -> None:
     unknown = replace(CHEAPEST, tokens_per_second=None, seconds=None, cost=None)
-    assert said_best(a_rent(offers=(unknown,))) == "1 of these fits, and its speed is not known."
+    assert best_text(a_rent(offers=(unknown,))) == "1 of these fits, and its speed is not known."
 
 
 def test_gpus_with_the_same_configuration_share_its_line() -> None:

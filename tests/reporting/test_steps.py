@@ -11,10 +11,11 @@ import pytest
 
 from autotune.core.memory_timeline import BESIDE_TENSORS, MemoryTimeline
 from autotune.reporting import page as home
+from autotune.reporting.document import Charts
 from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
-from autotune.reporting.page.result_values import result_values
 from autotune.reporting.page.step_charts import step_charts
+from autotune.reporting.probe import probe_report
 from autotune.reporting.steps import PARTS, Step, shown_levels, shown_parts, stretches
 from autotune.units import GIB
 from tests.reporting.examples import a_result, a_timeline, traced
@@ -80,7 +81,7 @@ def test_a_budget_far_above_is_told_and_not_drawn() -> None:
 
 
 def test_both_steps_are_drawn_with_the_same_axis_and_each_part_has_its_colour() -> None:
-    found = {chart.name: chart for chart in charts(result_values(traced()))}
+    found = {chart.name: chart for chart in charts(probe_report(traced()))}
     assert found.keys() >= {"step_recommended", "step_default", "breakdown"}
     ranges = [found[name].figure["layout"]["yaxis"]["range"] for name in ("step_recommended", "step_default")]
     assert ranges[0] == ranges[1]
@@ -107,7 +108,7 @@ def test_the_colours_are_ones_that_colour_blind_people_tell_apart() -> None:
 
 
 def test_the_charts_are_told_in_words() -> None:
-    told = {chart.name: chart.said for chart in charts(result_values(traced()))}
+    told = {chart.name: chart.caption for chart in charts(probe_report(traced()))}
     assert told["step_recommended"].startswith(
         "20.00 GiB of the 24.00 GiB are needed, 4.00 GiB of them beside tensors, within 10.0 %; traced. The most is "
         "held in micro-batch 2, forward: parameter 4.00 GiB"
@@ -118,17 +119,18 @@ def test_the_charts_are_told_in_words() -> None:
 
 
 def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> None:
-    shown = result_values(a_result(settings={"plan": False}))
+    report = probe_report(a_result(settings={"plan": False}))
+    (shown,) = report.blocks(Charts)
     assert shown.steps == ()
     assert shown.untraced == (
         "What is live when in a step of recommended and TRL's default is not known: predictions were turned off, and "
         "with them traces."
     )
-    assert "step_" not in "".join(chart.name for chart in charts(shown))
+    assert "step_" not in "".join(chart.name for chart in charts(report))
     assert "What is live when" in html(a_result())
     one = traced()
     assert one.baseline is not None
-    half = result_values(replace(one, baseline=replace(one.baseline, timeline=None)))
+    (half,) = probe_report(replace(one, baseline=replace(one.baseline, timeline=None))).blocks(Charts)
     assert [step.role for step in half.steps] == ["recommended"]
     assert half.untraced.startswith(
         "What is live when in a step of TRL's default is not known: its step was not traced"

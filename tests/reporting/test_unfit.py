@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.result import LaterFailure, Smallest
 from autotune.core.status import Ending, ProbeStatus
-from autotune.reporting.unfit import said_nothing_fits
+from autotune.reporting.unfit import nothing_fits_text
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_trial, nothing_fits, only_the_default_fits
 
@@ -18,17 +18,17 @@ SMALL = BASELINE.but(per_device_train_batch_size=1)
 
 def test_nothing_fits_names_budget_and_smallest_peak() -> None:
     assert (
-        said_nothing_fits(nothing_fits())
+        nothing_fits_text(nothing_fits())
         == "Nothing fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB."
     )
 
 
 def test_nothing_fits_invents_no_peak() -> None:
-    assert "no peak was seen" in said_nothing_fits(replace(nothing_fits(), smallest_peak_bytes=None))
+    assert "no peak was seen" in nothing_fits_text(replace(nothing_fits(), smallest_peak_bytes=None))
 
 
 def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_does_not_fit() -> None:
-    assert said_nothing_fits(only_the_default_fits()) == (
+    assert nothing_fits_text(only_the_default_fits()) == (
         "Nothing that may be recommended fits in 24.00 GiB less the margin: the smallest peak seen was 30.00 GiB. "
         "TRL's default fits with 10.00 GiB, but may not be recommended: max_length=1024 keeps 24.3 % of the dataset's "
         "tokens, and 99.0 % of the tokens were asked for."
@@ -37,27 +37,27 @@ def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_
 
 def test_a_default_that_alone_ran_is_no_proof_that_nothing_fits() -> None:
     result = only_the_default_fits()
-    said = said_nothing_fits(replace(result, trials=(result.trials[0], result.trials[3])))
+    said = nothing_fits_text(replace(result, trials=(result.trials[0], result.trials[3])))
     assert said.startswith("No candidate can be recommended. TRL's default fits with 10.00 GiB, but may not")
 
 
 def test_what_fit_its_probe_and_not_its_longer_run_is_told_with_both() -> None:
     trial = a_trial(1, SMALL, peak_bytes=3 * GIB, reserved_bytes=int(3.6 * GIB), later_failure=LATER)
     result = replace(nothing_fits(), trials=(nothing_fits().trials[0], trial))
-    assert said_nothing_fits(result) == (
+    assert nothing_fits_text(result) == (
         "Nothing fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB. Trial 1 fit its probe with "
         "3.60 GiB of 3.80 GiB, and ran out of memory as it ran again for longer."
     )
     alone = replace(result, trials=(replace(trial, number=0),))
-    assert "TRL's default fit its probe with 3.60 GiB" in said_nothing_fits(alone)
-    assert "No candidate" not in said_nothing_fits(alone)
+    assert "TRL's default fit its probe with 3.60 GiB" in nothing_fits_text(alone)
+    assert "No candidate" not in nothing_fits_text(alone)
 
 
 def test_of_several_that_failed_later_the_lightest_is_told() -> None:
     short = replace(LATER, longer=False, status=ProbeStatus.CRASHED)
     light = a_trial(1, SMALL, peak_bytes=GIB, reserved_bytes=None, later_failure=short)
     heavy = a_trial(2, BASELINE, peak_bytes=3 * GIB, reserved_bytes=None, later_failure=LATER)
-    said = said_nothing_fits(replace(nothing_fits(), trials=(heavy, light)))
+    said = nothing_fits_text(replace(nothing_fits(), trials=(heavy, light)))
     assert "Trial 1 fit its probe with 1.00 GiB of 3.80 GiB, and ended crashed as it ran again." in said
     assert "Trial 2" not in said
 
@@ -74,18 +74,18 @@ def test_that_nothing_fits_names_the_smallest_predicted_need_and_what_became_of_
     number: int | None, ended: Ending, what: str, became: str
 ) -> None:
     smallest = Smallest(SMALL, 3 * GIB, number)
-    assert said_nothing_fits(replace(nothing_fits(), smallest=smallest, ended=ended)) == (
+    assert nothing_fits_text(replace(nothing_fits(), smallest=smallest, ended=ended)) == (
         f"{what} in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB. "
         f"The smallest predicted need, 3.00 GiB (per_device_train_batch_size=1), {became}"
     )
 
 
 def test_what_a_limit_left_untried_without_predictions_is_not_said_to_not_fit() -> None:
-    assert said_nothing_fits(replace(nothing_fits(), ended=Ending.TIME)).startswith("Nothing that was tried fits in")
-    assert said_nothing_fits(replace(nothing_fits(), ended=Ending.EXHAUSTED)).startswith("Nothing fits in")
+    assert nothing_fits_text(replace(nothing_fits(), ended=Ending.TIME)).startswith("Nothing that was tried fits in")
+    assert nothing_fits_text(replace(nothing_fits(), ended=Ending.EXHAUSTED)).startswith("Nothing fits in")
 
 
 def test_a_candidate_that_crashed_is_told_with_its_reason() -> None:
     crashed = a_trial(1, SMALL, status=ProbeStatus.CRASHED, reason="signal 9")
-    said = said_nothing_fits(replace(nothing_fits(), trials=(crashed,)))
+    said = nothing_fits_text(replace(nothing_fits(), trials=(crashed,)))
     assert said == "No candidate can be recommended; trial 1 ended crashed: signal 9."

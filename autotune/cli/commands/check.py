@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     from autotune.api.check import verdict, verdicts
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.core.verdict import Verdicts
-    from autotune.reporting.check import show_verdict
+    from autotune.reporting.check import verdict_report
+    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     several = len(words) > 1 and all(word.endswith(_FILES) for word in words)
@@ -81,15 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
     if as_json:
         write_json(Verdicts(tuple(found)) if several else found[0])
     else:
-        for word, each in zip(words, found, strict=False):
-            show_verdict(each, stdout_console(), word if several else "")
+        for number, (word, each) in enumerate(zip(words, found, strict=False)):
+            show(verdict_report(each, word if several else ""), stdout_console(), apart=number > 0)
     return max(found, key=lambda each: _GRAVITY.index(each.exit_code)).exit_code
 
 
 def _fix(words: list[str], options: dict[str, Any]) -> int:
     from autotune.api.check import fix_legacy
     from autotune.cli.console import stdout_console
-    from autotune.reporting.check import show_fixed
+    from autotune.reporting.check import fixed_report
+    from autotune.reporting.terminal import show
 
     taken = {name: options.pop(name, None) for name in ("trainer", "output")}
     if len(words) > 1:
@@ -97,5 +99,5 @@ def _fix(words: list[str], options: dict[str, Any]) -> int:
     if options:
         raise InputError(f"--fix-legacy takes no --{min(options)}.", hint="Fix the file first, then check it.")
     fixed = fix_legacy(words[0], **taken)
-    show_fixed(fixed, stdout_console())
+    show(fixed_report(fixed), stdout_console())
     return 0 if not fixed.left else 1

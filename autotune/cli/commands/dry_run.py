@@ -47,8 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.api.dry_run import dry_run
     from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.reporting.dry_run import show_dry_run
+    from autotune.reporting.dry_run import dry_run_report
     from autotune.reporting.plain import PlainListener
+    from autotune.reporting.terminal import show
 
     # The script draws on the same terminal.
     console = stderr_console()
@@ -56,5 +57,5 @@ def run(arguments: argparse.Namespace) -> int:
     if as_json:
         write_json(found)
     else:
-        show_dry_run(found, stdout_console())
+        show(dry_run_report(found), stdout_console())
     return found.exit_code

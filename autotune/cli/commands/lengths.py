@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.api.lengths import lengths
     from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.reporting.lengths import show_lengths
+    from autotune.reporting.lengths import lengths_report
+    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     with watching(stderr_console()) as listener:
@@ -40,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     if as_json:
         write_json(report)
     else:
-        show_lengths(report, stdout_console())
+        show(lengths_report(report), stdout_console())
     return 0

@@ -128,12 +128,14 @@ def _list(*, as_json: bool) -> int:
     """Show the known GPUs, and return the exit code."""
     from autotune.cli.console import stdout_console, write_json
     from autotune.inspection.gpus import gpus
-    from autotune.reporting.gpus import show_gpus
+    from autotune.reporting.gpus import gpus_report
+    from autotune.reporting.terminal import show
 
     if as_json:
         write_json(gpus())
     else:
-        show_gpus(gpus(), stdout_console())
+        console = stdout_console()
+        show(gpus_report(gpus(), console.width), console)
     return 0
 
 
@@ -142,7 +144,8 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
     from autotune.api.plan import plan
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.emit.files import check_writable
-    from autotune.reporting.plan import show_plan
+    from autotune.reporting.plan import plan_report
+    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     if page is not None:
@@ -157,7 +160,7 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
     if as_json:
         write_json(found if whole else found.summary(top))
     else:
-        show_plan(found, stdout_console(), top)
+        show(plan_report(found, top), stdout_console())
     if page is not None:
         _say(_page(found, page))
     if failure is not None:
@@ -196,7 +199,8 @@ def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     """Compare GPUs, show the table, and return the exit code: 1 where nothing is predicted to fit on any."""
     from autotune.api.rent import rent
     from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.reporting.rent import show_rent
+    from autotune.reporting.rent import rent_report
+    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     for name in ("top", "explain", "output", "server_gpus"):
@@ -209,5 +213,5 @@ def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         write_json(found)
     else:
-        show_rent(found, stdout_console())
+        show(rent_report(found), stdout_console())
     return 0 if any(offer.fits for offer in found.offers) else 1

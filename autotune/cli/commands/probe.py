@@ -117,7 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
     from autotune.api.probe import probe
     from autotune.cli.console import stderr_console, write_json
     from autotune.cli.programs import program
-    from autotune.reporting.summary import show_summary
+    from autotune.reporting.probe import probe_report
+    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     console = stderr_console()
@@ -126,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
             result, failure = probe(**options, listener=listener).document, None
         except UnwrittenError as error:
             result, failure = error.document, error
-    show_summary(result, console, program("trl"))
+    show(probe_report(result, program("trl")), console, apart=True)
     if as_json:
         write_json(result)
     if failure is not None:

@@ -30,11 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.api.catalogue import catalogue
     from autotune.cli.console import stdout_console, write_json
-    from autotune.reporting.techniques import show_techniques
+    from autotune.reporting.techniques import techniques_report
+    from autotune.reporting.terminal import show
 
     rows = catalogue(**options)
     if as_json:
         write_json(rows)
     else:
-        show_techniques(rows, stdout_console())
+        show(techniques_report(rows), stdout_console())
     return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.reporting.document import Charts, Document, Factor, Histogram, Plane, Point, Predicted
 from autotune.reporting.page.drawing import Chart, Figure, plain, scale, upright
 from autotune.reporting.page.step_charts import step_charts
-from autotune.reporting.page.values import Histogram, Point, Predicted, Values
 from autotune.units import format_bytes, format_rate
 
 # The colours of Okabe and Ito, which people who are colour-blind tell apart (https://jfly.uni-koeln.de/color/); marks
@@ -26,40 +26,39 @@ _ROLES = {
 }
 
 
-def charts(shown: Values) -> tuple[Chart, ...]:
-    """Return the charts for which there are figures, in their order on the page."""
-    found = []
-    if shown.points:
-        found.append(Chart("front", "Memory and speed", _said_front(shown), _front(shown)))
-    found += step_charts(shown.steps, shown.budget_bytes)
-    if any(row.peak_bytes is not None for row in shown.phases):
-        found.append(Chart("phases", "Memory of each phase", _said_phases(shown), _phases(shown)))
-    if any(item.speedup is not None for item in shown.contributions):
-        found.append(Chart("choices", "What each choice contributed", _said_choices(shown), _choices(shown)))
+def charts(document: Document) -> tuple[Chart, ...]:
+    """Return the charts for which a report has figures, in their order on the page."""
+    return tuple(chart for block in document.blocks(Charts) for chart in _charts(block))
+
+
+def _charts(shown: Charts) -> Iterator[Chart]:
+    plane = shown.plane
+    if plane.points:
+        yield Chart("front", "Memory and speed", _front_caption(plane), _front(plane))
+    yield from step_charts(shown.steps, plane.budget_bytes)
+    if shown.phases:
+        yield Chart("phases", "Memory of each phase", _phases_caption(shown.phases), _phases(shown.phases))
+    if shown.factors:
+        caption = _choices_caption(shown.factors)
+        yield Chart("choices", "What each choice contributed", caption, _choices(shown.factors))
     if shown.lengths is not None:
-        said = _said_lengths(shown.lengths, shown.words.subject)
-        found.append(Chart("lengths", "Length of rows", said, _lengths(shown.lengths)))
-    if shown.memory:
-        found.append(
-            Chart("memory", "Memory: predicted and measured", _said_pairs(shown.memory), _pairs(shown.memory, scale))
-        )
-    if shown.speed:
-        found.append(
-            Chart("speed", "Speed: predicted and measured", _said_pairs(shown.speed), _pairs(shown.speed, _rates))
-        )
-    return tuple(found)
+        yield Chart("lengths", "Length of rows", _lengths_caption(shown.lengths), _lengths(shown.lengths))
+    for name, pairs, unit in (("memory", shown.memory, scale), ("speed", shown.speed, _rates)):
+        if pairs:
+            title = f"{name.capitalize()}: predicted and measured"
+            yield Chart(name, title, _pairs_caption(pairs), _pairs(pairs, unit))
 
 
-def _front(shown: Values) -> Figure:
+def _front(shown: Plane) -> Figure:
     unit, name = scale([point.peak_bytes for point in shown.points])
     traces = []
-    best = sorted((point for point in shown.points if point.on_front), key=lambda point: point.peak_bytes)
+    best = shown.front
     traces.append({
         "type": "scatter", "mode": "lines", "name": "nothing needs less and is as fast", "hoverinfo": "skip",
         "x": [point.peak_bytes / unit for point in best], "y": [point.tokens_per_second for point in best],
         "line": {"color": _OTHER, "width": 1, "dash": "dot", "shape": "hv"},
     })  # fmt: skip
-    legend = {"other": "other candidates", "default": shown.words.beside, "recommended": shown.words.chosen}
+    legend = dict(shown.legend)
     for role, (colour, symbol, size) in _ROLES.items():
         points = [point for point in shown.points if point.role == role]
         if points:
@@ -80,14 +79,14 @@ def _front(shown: Values) -> Figure:
     return {
         "data": traces,
         "layout": {
-            "xaxis": {"title": {"text": f"{shown.words.memory} ({name})"}, **reach},
+            "xaxis": {"title": {"text": f"{shown.memory} ({name})"}, **reach},
             "yaxis": {"title": {"text": "tokens per second"}, "range": [0, _HEADROOM * fastest]},
             **upright(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True, anchor=anchor),
         },
     }
 
 
-def _drawn_up_to(shown: Values) -> float:
+def _drawn_up_to(shown: Plane) -> float:
     """Return the memory up to which candidates are drawn: those far above the budget would make the rest small."""
     compared = (1.05 * point.peak_bytes for point in shown.points if point.role != "other")
     return min(
@@ -101,30 +100,30 @@ def _hovered(point: Point) -> str:
     return "<br>".join(map(plain, lines))
 
 
-def _phases(shown: Values) -> Figure:
-    rows = [row for row in reversed(shown.phases) if row.peak_bytes is not None]
-    unit, name = scale([row.peak_bytes or 0 for row in rows])
+def _phases(phases: Mapping[str, int]) -> Figure:
+    sizes = list(phases.values())[::-1]
+    unit, name = scale(sizes)
     return {
         "data": [
             {
-                "type": "bar", "orientation": "h", "y": [row.name for row in rows],
-                "x": [(row.peak_bytes or 0) / unit for row in rows], "marker": {"color": _RECOMMENDED},
-                "text": [format_bytes(row.peak_bytes or 0) for row in rows], "hoverinfo": "y+text",
+                "type": "bar", "orientation": "h", "y": list(phases)[::-1],
+                "x": [size / unit for size in sizes], "marker": {"color": _RECOMMENDED},
+                "text": [format_bytes(size) for size in sizes], "hoverinfo": "y+text",
             }
         ],
         "layout": {"xaxis": {"title": {"text": f"most memory held ({name})"}}, "yaxis": {"automargin": True}},
     }  # fmt: skip
 
 
-def _choices(shown: Values) -> Figure:
-    rows = [item for item in reversed(shown.contributions) if item.speedup is not None]
+def _choices(factors: Sequence[Factor]) -> Figure:
+    rows = factors[::-1]
     return {
         "data": [
             {
                 "type": "bar", "orientation": "h", "y": [plain(item.choice) for item in rows],
                 "x": [item.speedup for item in rows],
                 "marker": {"color": [_RECOMMENDED if item.told_apart else _OTHER for item in rows]},
-                "text": [plain(item.measured) for item in rows], "textposition": "none", "hoverinfo": "text",
+                "text": [plain(item.effect) for item in rows], "textposition": "none", "hoverinfo": "text",
             }
         ],
         "layout": {
@@ -193,36 +192,34 @@ def _rates(_: Sequence[float]) -> tuple[int, str]:
     return 1, "tokens per second"
 
 
-def _said_front(shown: Values) -> str:
-    best = sorted((point for point in shown.points if point.on_front), key=lambda point: point.peak_bytes)
-    told = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in best)
+def _front_caption(shown: Plane) -> str:
+    best = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in shown.front)
     budget, drawn = format_bytes(shown.budget_bytes), _drawn_up_to(shown)
     beyond = sum(point.peak_bytes > drawn for point in shown.points)
-    told += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
+    best += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
     return (
-        f"{len(shown.points):,} candidates by {shown.words.memory} and speed; the budget is {budget}. "
-        f"Those that nothing beats in both: {told}."
+        f"{len(shown.points):,} candidates by {shown.memory} and speed; the budget is {budget}. "
+        f"Those that nothing beats in both: {best}."
     )
 
 
-def _said_phases(shown: Values) -> str:
-    held = (f"{row.name} {format_bytes(row.peak_bytes)}" for row in shown.phases if row.peak_bytes is not None)
+def _phases_caption(phases: Mapping[str, int]) -> str:
+    held = (f"{name} {format_bytes(size)}" for name, size in phases.items())
     return f"The most memory that the recommendation held in each phase: {', '.join(held)}."
 
 
-def _said_choices(shown: Values) -> str:
-    known = [item for item in shown.contributions if item.speedup is not None]
-    told = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in known)
-    chance = "" if all(item.told_apart for item in known) else " Grey: one probe does not tell it from chance."
-    return f"Each choice, changed back alone, as the table below says it: {', '.join(told)}.{chance}"
+def _choices_caption(factors: Sequence[Factor]) -> str:
+    known = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in factors)
+    chance = "" if all(item.told_apart for item in factors) else " Grey: one probe does not tell it from chance."
+    return f"Each choice, changed back alone, with the effects in the table below: {', '.join(known)}.{chance}"
 
 
-def _said_lengths(shown: Histogram, subject: str) -> str:
-    cut = "no row is cut" if shown.cut is None else f"{subject} cuts at {shown.cut:,}"
+def _lengths_caption(shown: Histogram) -> str:
+    cut = "no row is cut" if shown.cut is None else f"{shown.subject} cuts at {shown.cut:,}"
     return f"{sum(part.rows for part in shown.bins):,} rows of up to {shown.longest:,} tokens; {cut}."
 
 
-def _said_pairs(pairs: Sequence[Predicted]) -> str:
+def _pairs_caption(pairs: Sequence[Predicted]) -> str:
     errors = sorted(abs(item.predicted / item.measured - 1) for item in pairs if item.measured)
     middle = f"{100 * errors[len(errors) // 2]:.1f} %" if errors else "unknown"
     return f"{len(pairs)} probes; half of the predictions were within {middle}."

@@ -20,13 +20,13 @@ class Chart:
     Attributes:
         name: its id in the page.
         title: above it.
-        said: what it shows, in sentences, for those who do not see it.
+        caption: what it shows, in sentences, for those who do not see it.
         tall: whether it needs more height than others, such as for slanted names.
     """
 
     name: str
     title: str
-    said: str
+    caption: str
     figure: Figure
     tall: bool = False
 

@@ -8,23 +8,24 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from autotune.reporting.comparison import costs_title
+from autotune.reporting.document import Bar, Cell, Code, Document, Line, Place, Tone
 from autotune.reporting.page.charts import charts
-from autotune.reporting.page.values import Values
+from autotune.reporting.words import printable
 
 
-def html_page(shown: Values) -> str:
-    """Return the page of values. Whatever comes from outside is escaped: names, paths, and errors of probes."""
-    here, drawn = files(__package__), charts(shown)
+def html_page(document: Document) -> str:
+    """Return the page of a report. Whatever comes from outside is escaped: names, paths, and errors of probes."""
+    here = files(__package__)
+    drawn = charts(document)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(part=_part, line=_line, mark=_mark, printable=printable)
+    environment.tests["shown"] = lambda section: section.place is not Place.TERMINAL
     template = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
     return template.render(
-        shown=shown,
+        document=document,
+        verdict=document.verdict,
+        good=document.verdict is not None and document.verdict.tone is Tone.GOOD,
         charts=drawn,
-        table=shown.table,
-        bar=_bar,
-        mark=_mark,
-        costs_title=costs_title,
         figures=_in_a_script({chart.name: chart.figure for chart in drawn}),
         # These three are our own and Plotly's: nothing in them comes from outside.
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
@@ -33,10 +34,19 @@ def html_page(shown: Values) -> str:
     )
 
 
-def _bar(share: float | None, role: str) -> Markup:
-    if share is None:
+def _part(part: Cell) -> Markup:
+    if isinstance(part, Code):
+        return Markup("<code>{}</code>").format(part.text)
+    if not isinstance(part, Bar):
+        return Markup("{}").format(part)
+    if part.share is None:
         return Markup()
-    return Markup('<span class="{}" style="width: {:.1f}%"></span>').format(role, 100 * min(1.0, max(0.0, share)))
+    share = 100 * min(1.0, max(0.0, part.share))
+    return Markup('<span class="{}" style="width: {:.1f}%"></span>').format(part.role, share)
+
+
+def _line(line: Line) -> Markup:
+    return Markup(" ").join(map(_part, (line,) if isinstance(line, str) else line))
 
 
 def _mark(line: str) -> str:

@@ -1,85 +1,111 @@
-"""Writes a report as Markdown, for a pull request or a model card."""
+"""Writes a report as Markdown, for a pull request or a model card. Whatever comes from outside is escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 
-from autotune.reporting.comparison import costs_title
-from autotune.reporting.page.values import Edited, Values
-from autotune.reporting.words import said_bytes, said_rate
+from autotune.reporting import document as doc
+from autotune.reporting.words import printable
+from autotune.units import format_bytes, format_rate
 
 # What Markdown or the HTML in it would read as more than text.
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~&])")
 
 
-def markdown_page(shown: Values) -> str:
-    """Return values as Markdown. Whatever comes from outside is escaped."""
-    return "\n".join(_lines(shown)) + "\n"
+def markdown_page(document: doc.Document) -> str:
+    """Return a report as Markdown."""
+    return "\n".join(_lines(document)) + "\n"
 
 
-def _lines(shown: Values) -> Iterator[str]:
-    yield from _verdict(shown)
-    if shown.figures:
-        rows = [[row.label.strip(), row.recommended, row.baseline] for row in shown.figures]
-        beside = shown.words.beside
-        yield from _section(f"Beside {beside}", _table(["", shown.words.chosen, beside], rows))
-    if shown.contributions:
-        chosen = [[_code(item.choice), _code(item.instead_of), _text(item.measured)] for item in shown.contributions]
-        yield from _section("What it chose", _table(["choice", "changed back to", "measured"], chosen, escaped=True))
-    if shown.edited is not None:
-        yield from _file(shown.edited)
-    yield from _best(shown)
-    yield from _section(shown.table.title, [_text(shown.table.said)])
-    for title, lines in shown.lists:
-        if lines:
-            yield from _section(title, [f"- {_text(line)}" for line in lines])
-    yield from _section(shown.words.facts, [f"- {_text(name)}: {_text(value)}" for name, value in shown.facts])
-    yield from ("", f"{shown.words.again} {_code(shown.repeated)}")
+def _lines(document: doc.Document) -> Iterator[str]:
+    if document.verdict is not None:
+        yield from _verdict(document.verdict, document.subject)
+    for section in document.sections:
+        if section.place is not doc.Place.TERMINAL:
+            yield from _section(section)
 
 
-def _verdict(shown: Values) -> Iterator[str]:
-    yield f"# {_text(shown.verdict)}"
+def _verdict(verdict: doc.Verdict, subject: str) -> Iterator[str]:
+    yield f"# {_text(verdict.headline)}"
     yield ""
-    if shown.choices:
-        yield f"{_code(shown.choices)}"
+    if verdict.choices:
+        yield _code(verdict.choices)
         yield ""
-    for remark in shown.remarks:
-        yield _text(remark)
-    if shown.command:
+    if subject:
+        yield _text(subject)
+    for remark in verdict.remarks:
+        yield _text(remark.text)
+    if verdict.command:
         yield ""
-        yield f"Train with {_code(shown.command)}."
+        yield f"Train with {_code(verdict.command)}."
 
 
-def _file(shown: Edited) -> Iterator[str]:
-    if shown.costs:
-        told = [f"- {_code(cost.written)} {_text(cost.said)}" for cost in shown.costs]
-        yield from _section(_text(costs_title(shown.file)), told)
-    if shown.diff:
-        yield from _section(f"What changes in {_text(shown.file)}", _fenced(shown.diff, "diff"))
+def _section(section: doc.Section) -> Iterator[str]:
+    blocks = [list(_block(block)) for block in section.blocks]
+    if any(blocks):
+        yield from ("", f"## {_text(section.title)}")
+        for lines in filter(None, blocks):
+            yield ""
+            yield from lines
 
 
-def _best(shown: Values) -> Iterator[str]:
-    best = sorted((point for point in shown.points if point.on_front), key=lambda point: point.peak_bytes)
-    rows = [[said_bytes(one.peak_bytes), said_rate(one.tokens_per_second), one.name] for one in best]
+def _block(block: doc.Block) -> Iterator[str]:
+    match block:
+        case doc.Paragraph():
+            yield _text(block.text)
+        case doc.Listing():
+            yield from _listing(block.lead, block.lines)
+        case doc.Table():
+            yield from _table(block)
+        case doc.Facts():
+            yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
+        case doc.Diff():
+            yield from _fenced(printable(block.text).splitlines(), "diff")
+        case doc.Command():
+            yield f"{block.lead} {_code(block.text)}"
+        case doc.Candidates():
+            yield from _listing(block.counts, block.lines)
+        case doc.Plane():
+            yield from _front(block)
+        case _:
+            return
+
+
+def _listing(lead: str, lines: Iterable[doc.Line]) -> Iterator[str]:
+    if lead:
+        yield from (_text(lead), "")
+    yield from (f"- {_line(line)}" for line in lines)
+
+
+def _front(plane: doc.Plane) -> Iterator[str]:
+    rows = [[format_bytes(one.peak_bytes), format_rate(one.tokens_per_second), one.name] for one in plane.front]
     if rows:
-        yield from _section(
-            "Nothing needs less memory and is as fast", _table([shown.words.memory, "speed", "candidate"], rows)
-        )
+        yield from _rows([plane.memory, "speed", "candidate"], rows)
 
 
-def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    yield ""
-    yield f"## {title}"
-    yield ""
-    yield from lines
+def _table(table: doc.Table) -> Iterator[str]:
+    """Yield a table without its bars."""
+    kept = [kind != "bars" for kind in table.kinds]
+    yield from _rows(list(compress(table.columns, kept)), (list(compress(row, kept)) for row in table.rows))
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, escaped: bool = False) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
+def _rows(head: Sequence[str], rows: Iterable[Sequence[doc.Cell]]) -> Iterator[str]:
+    yield f"| {' | '.join(map(_text, head))} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
-        yield f"| {' | '.join(row if escaped else map(_text, row))} |"
+        yield f"| {' | '.join(map(_part, row))} |"
+
+
+def _line(line: doc.Line) -> str:
+    return _text(line) if isinstance(line, str) else " ".join(map(_part, line))
+
+
+def _part(part: doc.Cell) -> str:
+    if isinstance(part, doc.Bar):
+        return ""
+    return _code(part.text) if isinstance(part, doc.Code) else _text(part)
 
 
 def _fenced(lines: Sequence[str], language: str) -> Iterator[str]:

@@ -41,13 +41,16 @@ def step_charts(steps: Sequence[Step], budget_bytes: int) -> list[Chart]:
     most = budget_bytes if most < budget_bytes < _FAR * most else most
     courses = [
         Chart(
-            f"step_{step.role}", f"Memory of one step: {step.name}", _said_step(step, budget_bytes), figure, tall=True
+            f"step_{step.role}",
+            f"Memory of one step: {step.name}",
+            _step_caption(step, budget_bytes),
+            _course(step.timeline, budget_bytes, most),
+            tall=True,
         )
         for step in steps
-        for figure in (_course(step.timeline, budget_bytes, most),)
     ]
     parts = _breakdown(steps, budget_bytes, most)
-    return [Chart("breakdown", "Memory at the peak", _said_parts(steps), parts, tall=True), *courses]
+    return [Chart("breakdown", "Memory at the peak", _parts_caption(steps), parts, tall=True), *courses]
 
 
 def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
@@ -166,7 +169,7 @@ def _ordered(names: Mapping[str, None]) -> list[str]:
     return [name for name in _COLOURS if name in names]
 
 
-def _said_step(step: Step, budget_bytes: int) -> str:
+def _step_caption(step: Step, budget_bytes: int) -> str:
     timeline = step.timeline
     parts = stretches(timeline)
     where = next(part.name for part in parts if timeline.peak in part.moments)
@@ -185,9 +188,11 @@ def _said_step(step: Step, budget_bytes: int) -> str:
     )
 
 
-def _said_parts(steps: Sequence[Step]) -> str:
-    told = []
+def _parts_caption(steps: Sequence[Step]) -> str:
+    steps_text = []
     for step in steps:
         parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in shown_parts(step.timeline.breakdown).items())
-        told.append(f"{step.name[:1].upper()}{step.name[1:]} needs {format_bytes(step.timeline.need_bytes)}: {parts}.")
-    return " ".join(told)
+        steps_text.append(
+            f"{step.name[:1].upper()}{step.name[1:]} needs {format_bytes(step.timeline.need_bytes)}: {parts}."
+        )
+    return " ".join(steps_text)

@@ -1,0 +1,352 @@
+"""A report as one document: sections of sentences and figures, computed once, that terminal, HTML and Markdown draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import TypeVar
+
+from autotune.core.length_report import LengthBin
+from autotune.reporting.steps import Step
+
+
+class Tone(StrEnum):
+    """How a sentence is to be taken, which decides its colour."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    UNSURE = "unsure"
+    BAD = "bad"
+
+
+class Place(Enum):
+    """Where a section is drawn: pages are HTML and Markdown."""
+
+    EVERYWHERE = "everywhere"
+    TERMINAL = "terminal"
+    PAGES = "pages"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text as it is written in a configuration or a command."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A cell that is a bar.
+
+    Attributes:
+        share: of the full width, 0 to 1; None draws nothing.
+        role: ``recommended`` or ``default``, which decides its colour.
+    """
+
+    share: float | None
+    role: str = "recommended"
+
+
+Cell = str | Code | Bar
+Line = str | tuple[str | Code, ...]
+"""An item of a list, as text or as parts of text and code."""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """One sentence or a few."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines below a sentence that introduces them; the sentence may be empty."""
+
+    lines: tuple[Line, ...]
+    lead: str = ""
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names its rows.
+
+    Attributes:
+        columns: their titles.
+        words: places of the columns of words, which stand at the left; figures stand at the right.
+        marked: place of a row that stands out.
+        total: place of the first row below a rule.
+        stacked: whether a narrow page has each row as a paragraph.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    words: tuple[int, ...] = (0,)
+    marked: int | None = None
+    total: int | None = None
+    stacked: bool = False
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each column: ``words``, ``figures`` or ``bars``."""
+        bars = {place for row in self.rows for place, cell in enumerate(row) if isinstance(cell, Bar)}
+        return tuple(
+            "bars" if place in bars else "words" if place in self.words else "figures"
+            for place in range(len(self.columns))
+        )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Values by name; what cannot be used is ``barred``."""
+
+    pairs: tuple[tuple[str, str], ...]
+    barred: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Diff:
+    """A unified difference of a file."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command or a path to copy, behind the words that introduce it."""
+
+    lead: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """A candidate in the list of candidates.
+
+    Attributes:
+        outcome: in words, one of a few.
+        cells: its figures, in words.
+        reason: why it was not tried, how it ended, or what makes it fit; empty without one.
+    """
+
+    number: str
+    name: str
+    outcome: str
+    cells: tuple[str, ...]
+    reason: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates one by one.
+
+    Attributes:
+        counts: how many there are of which outcome, in sentences.
+        lines: on all of them, such as the reasons of vetoes.
+        number: what they are numbered by.
+        columns: of their figures.
+        last: title of the last column: the candidate, and the reason.
+        in_terminal: whether a terminal shows the rows; those of a search were shown as it ran.
+    """
+
+    counts: str
+    lines: tuple[str, ...]
+    number: str
+    columns: tuple[str, ...]
+    last: str
+    rows: tuple[CandidateRow, ...]
+    in_terminal: bool
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """The outcomes of the rows, in the order of the alphabet."""
+        return tuple(sorted({row.outcome for row in self.rows}))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A candidate whose memory and speed are known.
+
+    Attributes:
+        label: what the figures are of, such as a trial.
+        role: ``recommended``, ``default`` or ``other``.
+        on_front: whether no other one is at least as fast and needs less memory.
+    """
+
+    name: str
+    label: str
+    peak_bytes: int
+    tokens_per_second: float
+    role: str
+    on_front: bool
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Memory against speed of the candidates: a picture in a terminal, in Markdown a table of the best.
+
+    Attributes:
+        legend: names of the roles that points have.
+        memory: name of the memory of a candidate.
+    """
+
+    points: tuple[Point, ...]
+    budget_bytes: int
+    legend: tuple[tuple[str, str], ...]
+    memory: str
+
+    @property
+    def front(self) -> list[Point]:
+        """The points that nothing beats in both, the least memory first."""
+        return sorted((point for point in self.points if point.on_front), key=lambda point: point.peak_bytes)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The factor by which one choice of the recommendation changed the speed, with its effect in words.
+
+    Attributes:
+        told_apart: whether the speed-up is more than chance explains, or that is not known.
+    """
+
+    choice: str
+    effect: str
+    speedup: float
+    told_apart: bool
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A figure of a probe as it was predicted before it ran, and as it was measured."""
+
+    name: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many rows of the dataset are about so long.
+
+    Attributes:
+        bins: those of ``autotune lengths``.
+        cut: the length at which the chosen candidate cuts or drops rows; None where it does not.
+        subject: the chosen candidate, in a sentence.
+    """
+
+    bins: tuple[LengthBin, ...]
+    cut: int | None
+    subject: str
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.bins[-1].high
+
+
+@dataclass(frozen=True)
+class Charts:
+    """The figures that only a page draws; what is empty or None has no chart.
+
+    Attributes:
+        steps: memory through one step of the compared candidates.
+        untraced: why it is not known of one of them, in a sentence; empty where it is.
+        phases: most bytes that the recommendation held in each phase.
+        memory, speed: predictions beside measurements.
+    """
+
+    plane: Plane
+    steps: tuple[Step, ...] = ()
+    untraced: str = ""
+    phases: Mapping[str, int] = field(default_factory=dict)
+    factors: tuple[Factor, ...] = ()
+    lengths: Histogram | None = None
+    memory: tuple[Predicted, ...] = ()
+    speed: tuple[Predicted, ...] = ()
+
+
+Block = Paragraph | Listing | Table | Facts | Diff | Command | Candidates | Plane | Charts
+_Kind = TypeVar("_Kind", bound=Block)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a title.
+
+    Attributes:
+        heading: whether a terminal shows the title, where the blocks do not speak for themselves.
+    """
+
+    title: str
+    blocks: tuple[Block, ...]
+    place: Place = Place.EVERYWHERE
+    heading: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result, first in every form.
+
+    Attributes:
+        choices: of the chosen candidate, where they differ from the baseline.
+        evidence: lines on which the headline stands, in a terminal.
+        remarks: on the headline, in sentences.
+        command: that trains as recommended, which pages have here; empty without one.
+    """
+
+    headline: str
+    tone: Tone
+    choices: str = ""
+    evidence: tuple[str, ...] = ()
+    remarks: tuple[Paragraph, ...] = ()
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report.
+
+    Attributes:
+        subject: what was planned or compared, in a sentence; empty where the headline has it.
+        title: of a page.
+    """
+
+    verdict: Verdict | None
+    sections: tuple[Section, ...]
+    subject: str = ""
+    title: str = ""
+
+    def lines(self, title: str) -> tuple[str, ...]:
+        """Return the lines of the lists in the section of a title as text; none without that section."""
+        return tuple(
+            line if isinstance(line, str) else " ".join(part if isinstance(part, str) else part.text for part in line)
+            for section in self.sections
+            if section.title == title
+            for block in section.blocks
+            if isinstance(block, Listing)
+            for line in block.lines
+        )
+
+    def blocks(self, kind: type[_Kind]) -> list[_Kind]:
+        """Return the blocks of a kind, in their order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
+
+
+def listing(title: str, lines: Iterable[Line], *, place: Place = Place.EVERYWHERE) -> list[Section]:
+    """Return a section of lines under a title, or none without lines."""
+    listed = tuple(lines)
+    return [Section(title, (Listing(listed),), place, heading=True)] if listed else []
+
+
+def front(sizes: Sequence[tuple[int, float]]) -> tuple[bool, ...]:
+    """Return which pairs of peak and rate lie on the Pareto front: nothing needs less memory and is as fast."""
+    fastest, on_front = 0.0, set[int]()
+    for place in sorted(range(len(sizes)), key=lambda place: (sizes[place][0], -sizes[place][1])):
+        if sizes[place][1] > fastest:
+            fastest = sizes[place][1]
+            on_front.add(place)
+    return tuple(place in on_front for place in range(len(sizes)))

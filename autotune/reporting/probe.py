@@ -1,0 +1,270 @@
+"""The report about a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.core.candidate import Candidate
+from autotune.core.length_report import histogram as length_bins
+from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE
+from autotune.core.result import Choosable, Result, Trial
+from autotune.core.status import ProbeStatus, RunStatus
+from autotune.reporting import document as doc
+from autotune.reporting.comparison import (
+    comparison,
+    confirmed_text,
+    contribution_text,
+    costs,
+    costs_title,
+    headline,
+    runs_text,
+    step_change_text,
+)
+from autotune.reporting.outlook import (
+    all_choices,
+    allow_lines,
+    interrupted_text,
+    left_out_lines,
+    next_command,
+    trial_counts_text,
+    veto_lines,
+    way_out_lines,
+)
+from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
+from autotune.reporting.steps import Step, untraced_text
+from autotune.reporting.unfit import nothing_fits_text
+from autotune.reporting.words import (
+    MISSING,
+    baseline_name,
+    bytes_or_dash,
+    differences,
+    number_or_dash,
+    short_path,
+    status_text,
+)
+from autotune.units import format_bytes, format_seconds
+
+_USUAL_PHASES = frozenset({CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
+"""Phases that every training has; those of one that has no others are not shown."""
+
+
+def probe_report(result: Result, trl: str = "trl") -> doc.Document:
+    """Return the report about a search; ``trl`` is the command that starts TRL on this machine."""
+    chosen, name = result.recommended, baseline_name(own=result.base is not None)
+    nothing_fits = chosen is None and result.status is not RunStatus.INTERRUPTED
+    model, dataset = result.workload.model.name, result.workload.dataset.name
+    legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
+    plane = doc.Plane(_points(result), result.budget_bytes, legend, "peak memory")
+    return doc.Document(
+        title=f"{result.trainer}: {short(model)} on {short(dataset)}",
+        verdict=_verdict(result, trl),
+        sections=(
+            *doc.listing("What might change this (not measured)", way_out_lines(result) if nothing_fits else ()),
+            *_figures(result, name),
+            doc.Section("Charts", (_charts(result, plane, *_steps(result, name)),), doc.Place.PAGES),
+            *_contributions(result),
+            *_file(result),
+            doc.Section("Nothing needs less memory and is as fast", (plane,)),
+            doc.Section("Trials", (_trials(result),)),
+            *doc.listing("Not searched", left_out_lines(result.left_out)),
+            *doc.listing(
+                "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
+            ),
+            *doc.listing("Notes", filter(None, (step_change_text(result), *result.notes))),
+            *_bundle(result, trl),
+            closing("Measured with", _facts(result), "Search again with", command_again("probe", result.settings)),
+        ),
+    )
+
+
+def _named(result: Result, candidate: Candidate) -> str:
+    """Return what differs from the baseline; all choices where that was never measured."""
+    if result.baseline is None:
+        return all_choices(candidate)
+    return differences(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
+
+
+def _verdict(result: Result, trl: str) -> doc.Verdict:
+    chosen = result.recommended
+    if chosen is None and result.status is RunStatus.INTERRUPTED:
+        return doc.Verdict(interrupted_text(result), doc.Tone.UNSURE)
+    if chosen is None:
+        return doc.Verdict(nothing_fits_text(result), doc.Tone.BAD)
+    same = result.baseline is not None and chosen.candidate == result.baseline.candidate
+    done = result.confirmed and result.status is not RunStatus.INTERRUPTED
+    return doc.Verdict(
+        headline(result, chosen),
+        doc.Tone.GOOD,
+        choices="" if same else _named(result, chosen.candidate),
+        remarks=(
+            doc.Paragraph(confirmed_text(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
+            doc.Paragraph(runs_text(result, chosen)),
+        ),
+        command=next_command(result, trl),
+    )
+
+
+def _figures(result: Result, name: str) -> Iterator[doc.Section]:
+    if result.recommended is None:
+        return
+    yield from compared_section(name, "recommended", comparison(result, result.recommended))
+    peaks, seconds = result.recommended.peaks, result.recommended.seconds
+    names = dict.fromkeys((*peaks, *seconds))
+    if set(names) <= _USUAL_PHASES:
+        return
+    highest, step = max(peaks.values(), default=0), sum(seconds.values())
+    rows = tuple(
+        (
+            name,
+            bytes_or_dash(peaks.get(name)),
+            doc.Bar(peaks[name] / highest if highest and name in peaks else None),
+            format_seconds(seconds[name]) if name in seconds else MISSING,
+            doc.Bar(seconds[name] / step if step and name in seconds else None),
+        )
+        for name in names
+    )
+    yield doc.Section("Phases of a step", (doc.Table(("phase", "peak memory", "", "in a step", ""), rows),))
+
+
+def _steps(result: Result, name: str) -> tuple[tuple[Step, ...], str]:
+    """Return memory through one step of the compared candidates, and why it is not known of one of them."""
+    chosen, baseline = result.recommended, result.baseline
+    compared = (("recommended", "recommended", chosen), ("default", name, baseline))
+    known = [(role, name, one) for role, name, one in compared if one is not None]
+    steps = tuple(
+        Step(role, name, one.timeline, _measured(one))
+        for role, name, one in known
+        if one.timeline is not None
+        and one.timeline.moments
+        and (role == "recommended" or one.timeline != (chosen and chosen.timeline))
+    )
+    untraced = (name for _, name, one in known if one.timeline is None)
+    return steps, untraced_text(untraced, predicted=result.settings.get("plan") is not False)
+
+
+def _charts(result: Result, plane: doc.Plane, steps: tuple[Step, ...], untraced: str) -> doc.Charts:
+    chosen = result.recommended
+    memory, speed = _predicted(result)
+    bins = length_bins(result.workload.dataset.documents)
+    return doc.Charts(
+        plane,
+        steps,
+        untraced,
+        {} if chosen is None or set(chosen.peaks) <= _USUAL_PHASES else chosen.peaks,
+        tuple(
+            doc.Factor(
+                f"{item.knob}={item.choice}", contribution_text(item), item.speedup, item.told_apart is not False
+            )
+            for item in result.contributions
+            if item.speedup is not None
+        ),
+        histogram(bins, chosen.max_length if chosen is not None else None, "the recommendation"),
+        memory,
+        speed,
+    )
+
+
+def _contributions(result: Result) -> Iterator[doc.Section]:
+    rows = tuple(
+        (doc.Code(f"{item.knob}={item.choice}"), doc.Code(str(item.instead_of)), contribution_text(item))
+        for item in result.contributions
+    )
+    columns = ("what it chose", "changed back to", "measured")
+    if rows:
+        yield doc.Section("What it chose", (doc.Table(columns, rows, words=(0, 1, 2), stacked=True),))
+
+
+def _file(result: Result) -> Iterator[doc.Section]:
+    """Yield what the user's own file sets and costs most, and what changes in it."""
+    base, found = result.base, costs(result)
+    if base is None:
+        return
+    yield from doc.listing(costs_title(base.file), ((doc.Code(cost.written), cost.text) for cost in found))
+    if base.diff:
+        yield doc.Section(f"What changes in {base.file}", (doc.Diff(base.diff),))
+
+
+def _points(result: Result) -> tuple[doc.Point, ...]:
+    """Return a point for every candidate that ran; the two compared ones with their compared figures."""
+    found: dict[Candidate, tuple[str, Trial | Choosable]] = {
+        trial.candidate: ("other", trial) for trial in result.trials if trial.status is ProbeStatus.OK
+    }
+    for role, one in (("default", result.baseline), ("recommended", result.recommended)):
+        if one is not None:
+            found[one.candidate] = (role, one)
+    ran = [
+        (role, one, one.peak_bytes, one.tokens_per_second)
+        for role, one in found.values()
+        if one.peak_bytes is not None and one.tokens_per_second is not None
+    ]
+    best = doc.front([(peak, rate) for _, _, peak, rate in ran])
+    return tuple(
+        doc.Point(_named(result, one.candidate), f"trial {one.number}", peak, rate, role, on_front)
+        for (role, one, peak, rate), on_front in zip(ran, best, strict=True)
+    )
+
+
+def _measured(one: Choosable) -> str:
+    if one.reserved_bytes is not None:
+        return f"Probes measured {format_bytes(one.reserved_bytes)} reserved, and the context beside it."
+    if one.peak_bytes is not None:
+        peak = format_bytes(one.peak_bytes)
+        return f"Probes measured {peak}: on a CPU, memory that is never written to is not counted."
+    return ""
+
+
+def _trials(result: Result) -> doc.Candidates:
+    return doc.Candidates(
+        counts=trial_counts_text(result),
+        lines=veto_lines(result),
+        number="trial",
+        columns=("peak", "tok/s", "predicted"),
+        last="candidate, and why it was not tried or ended",
+        rows=tuple(
+            doc.CandidateRow(
+                number=str(trial.number),
+                name=_named(result, trial.candidate),
+                outcome=status_text(trial.status),
+                cells=(
+                    bytes_or_dash(trial.peak_bytes),
+                    number_or_dash(trial.tokens_per_second),
+                    bytes_or_dash(trial.predicted_bytes),
+                ),
+                reason=trial.reason or trial.illegal,
+            )
+            for trial in result.trials
+        ),
+        in_terminal=False,
+    )
+
+
+def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Predicted, ...]]:
+    """Return memory and speed of the probes that were predicted before they ran."""
+    memory, speed = [], []
+    for trial in result.trials:
+        if trial.status is not ProbeStatus.OK:
+            continue
+        name = _named(result, trial.candidate)
+        measured = trial.reserved_bytes if trial.reserved_bytes is not None else trial.peak_bytes
+        if trial.predicted_bytes is not None and measured is not None:
+            memory.append(doc.Predicted(name, trial.predicted_bytes, measured))
+        if trial.predicted_tokens_per_second and trial.tokens_per_second:
+            speed.append(doc.Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
+    return tuple(memory), tuple(speed)
+
+
+def _bundle(result: Result, trl: str) -> Iterator[doc.Section]:
+    if result.output_directory:
+        blocks = [doc.Command("The bundle is in ", short_path(Path(result.output_directory)))]
+        if result.recommended is not None:
+            blocks.append(doc.Command("Train with:  ", next_command(result, trl)))
+        yield doc.Section("Bundle", tuple(blocks), doc.Place.TERMINAL)
+
+
+def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    model, dataset, hardware = result.workload.model, result.workload.dataset, result.hardware
+    yield "model", f"{model.name} ({model.architecture}, {model.parameters:,} parameters)"
+    yield "dataset", f"{dataset.name} ({dataset.lengths.rows:,} rows, {dataset.lengths.tokens:,} tokens)"
+    yield "device", f"{hardware.name}, {hardware.openmp}" if hardware.openmp else hardware.name
+    yield from sorted(result.environment.items())

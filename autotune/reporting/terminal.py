@@ -1,0 +1,218 @@
+"""Draws a report in a terminal of any width; nothing that is to be copied is wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich import box
+from rich import table as tables
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from autotune.reporting import document as doc
+from autotune.reporting import picture
+from autotune.reporting.words import bar, printable
+
+_COLOURS = {doc.Tone.PLAIN: "", doc.Tone.GOOD: "green", doc.Tone.UNSURE: "yellow", doc.Tone.BAD: "red"}
+_BAR_COLOURS = {"recommended": "green", "default": "cyan"}
+_DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+_INDENT = 2
+_BARS, _NARROWEST_BAR = 56, 5
+"""Characters of the bars of a row together, at most, and of one bar, at least."""
+_MANY_COLUMNS = 6
+_FIGURES = 10
+"""Characters of a figure of a candidate, with the space behind it."""
+_CHOICES_INDENT = 5
+_BESIDE = 40
+"""Least characters for the choices of a candidate beside its figures; in fewer, they are below them."""
+
+
+def show(document: doc.Document, console: Console, *, apart: bool = False) -> None:
+    """Print a report, ``apart`` from what is above it by an empty line."""
+    for number, part in enumerate(_sections(document, console.width)):
+        if number or apart:
+            console.print()
+        for block in part:
+            # What is not to be wrapped is left to the terminal, which keeps its lines when they are copied.
+            console.print(block, soft_wrap=isinstance(block, Text) and bool(block.no_wrap))
+
+
+def _sections(document: doc.Document, width: int) -> Iterator[list[RenderableType]]:
+    if document.subject:
+        yield [Text(printable(document.subject))]
+    if document.verdict is not None:
+        yield list(_verdict(document.verdict))
+    for section in document.sections:
+        drawn = list(_section(section, width)) if section.place is not doc.Place.PAGES else []
+        if drawn:
+            yield drawn
+
+
+def _verdict(verdict: doc.Verdict) -> Iterator[RenderableType]:
+    yield Text(printable(verdict.headline), style=f"bold {_COLOURS[verdict.tone]}".strip())
+    if verdict.choices:
+        yield _Hanging(Text(printable(verdict.choices), style="bold"), _INDENT)
+    yield from _listing(doc.Listing(verdict.evidence))
+    for remark in verdict.remarks:
+        yield from _block(remark, 0)
+
+
+def _section(section: doc.Section, width: int) -> Iterator[RenderableType]:
+    """Yield the blocks of a section; under a heading, all of them are indented."""
+    inner = width - _INDENT if section.heading else width
+    drawn = [(block, part) for block in section.blocks for part in _block(block, inner)]
+    if drawn and section.heading:
+        yield Text(printable(section.title) + ":", style="bold")
+    for block, part in drawn:
+        indented = section.heading and isinstance(block, doc.Paragraph | doc.Table)
+        yield _indented(part, _INDENT) if indented else part
+
+
+def _block(block: doc.Block, width: int) -> Iterator[RenderableType]:
+    match block:
+        case doc.Paragraph():
+            yield Text(printable(block.text), style=_COLOURS[block.tone])
+        case doc.Listing():
+            yield from _listing(block)
+        case doc.Table():
+            yield _table(block, width)
+        case doc.Facts():
+            yield _facts(block)
+        case doc.Diff():
+            yield from _diff(block.text)
+        case doc.Command():
+            yield Text.assemble(block.lead, (block.text, "bold"), no_wrap=True)
+        case doc.Candidates():
+            yield from _candidates(block, width)
+        case doc.Plane():
+            yield from _plane(block, width)
+        case _:
+            return
+
+
+def _listing(block: doc.Listing) -> Iterator[RenderableType]:
+    if block.lead:
+        yield Text(printable(block.lead), style="bold")
+    yield from (_Hanging(Text(_text(line), style=_COLOURS[block.tone])) for line in block.lines)
+
+
+@dataclass(frozen=True)
+class _Hanging:
+    """A paragraph that is indented, its further lines more than its first, with no spaces behind it."""
+
+    text: Text
+    further: int = 2 * _INDENT
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines, none of them longer than the console is wide."""
+        for number, line in enumerate(self.text.wrap(console, max(1, options.max_width - self.further))):
+            line.rstrip()
+            yield Text.assemble(" " * (self.further if number else _INDENT), line)
+
+
+def _text(line: doc.Line) -> str:
+    parts = (line,) if isinstance(line, str) else line
+    return printable(" ".join(part if isinstance(part, str) else f"`{part.text}`" for part in parts))
+
+
+def _table(table: doc.Table, width: int) -> tables.Table:
+    narrow = len(table.columns) > _MANY_COLUMNS
+    padding = (0, 1, 0, 0) if narrow else (0, 1)
+    drawn = tables.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+    kinds = table.kinds
+    widths = [max(cell_len(_plain(cell)) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
+    left = width - sum(widths) - (2 if narrow else 3) * (len(widths) - 1)
+    bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, kinds.count("bars")))
+    for title, kind in zip(table.columns, kinds, strict=True):
+        justify: Literal["left", "right"] = "right" if kind == "figures" else "left"
+        size = bar_width if kind == "bars" else None
+        drawn.add_column(title, justify=justify, overflow="fold", width=size, no_wrap=size is not None)
+    for place, row in enumerate(table.rows):
+        if place == table.total:
+            drawn.add_section()
+        drawn.add_row(*(_cell(cell, bar_width) for cell in row), style="bold" if place == table.marked else "")
+    return drawn
+
+
+def _cell(cell: doc.Cell, bar_width: int) -> Text:
+    if isinstance(cell, doc.Bar):
+        share = "" if cell.share is None else bar(cell.share, bar_width)
+        return Text(share, style=_BAR_COLOURS[cell.role])
+    return Text(_plain(cell))
+
+
+def _plain(cell: doc.Cell) -> str:
+    if isinstance(cell, doc.Bar):
+        return ""
+    return printable(cell.text if isinstance(cell, doc.Code) else cell)
+
+
+def _grid(rows: Iterable[tuple[Text, Text]]) -> tables.Table:
+    grid = tables.Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _facts(facts: doc.Facts) -> Padding:
+    styles = dict.fromkeys(facts.barred, _COLOURS[doc.Tone.BAD])
+    rows = ((Text(_plain(name)), Text(_plain(value), style=styles.get(name, ""))) for name, value in facts.pairs)
+    return _indented(_grid(rows), _INDENT)
+
+
+def _indented(part: RenderableType, indent: int) -> Padding:
+    return Padding(part, (0, 0, 0, indent), expand=False)
+
+
+def _diff(diff: str) -> Iterator[Text]:
+    """Yield the lines of a difference whole: one that is cut at the edge of the terminal cannot be copied."""
+    for line in printable(diff).splitlines():
+        yield Text(" " * _INDENT + line, style=_DIFF_COLOURS.get(line[:1], ""), no_wrap=True)
+
+
+def _candidates(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
+    if block.in_terminal:
+        yield from _rows(block, width)
+        yield Text()
+    yield from _listing(doc.Listing(block.lines, block.counts))
+
+
+def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
+    """Yield a line of figures for each candidate, with its choices beside or below it."""
+    head = _figures("", (*block.columns[:-1], ""))
+    rows = [(Text(head, style="bold"), Text(block.last, style="bold"))]
+    rows += [(Text(_figures(row.number, row.cells), style=_COLOURS[row.tone]), _choices(row)) for row in block.rows]
+    if width >= max(figures.cell_len for figures, _ in rows) + 2 + _BESIDE:
+        yield _grid(rows)
+        return
+    for figures, choices in rows:
+        yield figures
+        yield _indented(choices, _CHOICES_INDENT)
+
+
+def _figures(number: str, cells: Sequence[str]) -> str:
+    *figures, last = cells
+    return f"{number:>3}  " + "".join(f"{cell:>{_FIGURES}}  " for cell in figures) + last
+
+
+def _choices(row: doc.CandidateRow) -> Text:
+    reason = f"\n{row.reason}" if row.reason else ""
+    return Text.assemble(printable(row.name), (printable(reason), "green" if row.outcome.startswith("does") else ""))
+
+
+def _plane(plane: doc.Plane, width: int) -> Iterator[Text]:
+    if len(plane.points) < 2:
+        return
+    lines = picture.scatter(plane.points, plane.budget_bytes, min(width - 2, picture.WIDEST))
+    roles = {point.role for point in plane.points}
+    legend = "   ".join(f"{picture.MARKS[role]} {name}" for role, name in plane.legend if role in roles)
+    drawn = Text("\n".join([*lines, legend]), no_wrap=True)
+    drawn.highlight_words([picture.MARKS["recommended"]], "bold green")
+    drawn.highlight_words([picture.MARKS["default"]], "bold cyan")
+    yield drawn
