@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import TrialState
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
 from autotune.core.estimate import Estimate
 from autotune.core.runner import Runner
-from autotune.study.ascent import Ascent
+from autotune.study.ascent import Ascent, Batch
 from autotune.study.problem import Problem
 
 MOST_TRACED = 100
@@ -22,6 +24,48 @@ of them."""
 _FIRST = (1, 3)
 """Candidates that are run at first, so that there is a ranking after a few seconds."""
 _CANDIDATE, _NEED, _REASON = "candidate", "predicted memory", "reason"
+
+
+class AscentSampler(BaseSampler):
+    """Samples what :class:`~autotune.study.ascent.Ascent` proposes; the objective is speed, and memory a constraint.
+
+    :meth:`batch` returns the next candidates; then Optuna asks for each of them, since the contract of a sampler knows
+    single trials alone.
+    """
+
+    def __init__(self, ascent: Ascent, space: Mapping[str, BaseDistribution]) -> None:
+        self._proposals = ascent.proposals()
+        self._space = dict(space)
+        self._left: list[Candidate] = []
+        self._next: Iterator[Candidate] = iter(())
+
+    def batch(self, most: int) -> Batch:
+        """Return up to so many candidates, which trials are asked for next; none at the end of the search."""
+        while not self._left:
+            proposed = next(self._proposals, None)
+            if proposed is None:
+                return ()
+            self._left = list(proposed)
+        batch, self._left = self._left[:most], self._left[most:]
+        self._next = iter(batch)
+        return batch
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the whole space."""
+        return self._space
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the choices of the next candidate of the batch."""
+        candidate = next(self._next)
+        return {knob: candidate[knob] for knob in search_space}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Refuse: every knob is sampled together with the others."""
+        raise NotImplementedError(f"{param_name} is not in the space of this study")
 
 
 @dataclass(frozen=True)
@@ -59,30 +103,28 @@ def search_by_traces(
     """
     known: dict[Candidate, Estimate] = {}
     # Normal forms may have choices that are not in the space.
-    always = (problem.baseline, *problem.recipes)
     space: dict[str, BaseDistribution] = {
-        knob: CategoricalDistribution(tuple(dict.fromkeys((*choices, *(each[knob] for each in always)))))
+        knob: CategoricalDistribution(tuple(dict.fromkeys((*choices, *(each[knob] for each in _always(problem))))))
         for knob, choices in problem.choices.items()
     }
-    proposals, proposed = Ascent(problem, known, starts).proposals(), list[Candidate]()
+    sampler = AscentSampler(Ascent(problem, known, starts), space)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize")
+    study = optuna.create_study(sampler=sampler, direction="maximize")
     sizes = list(_FIRST)
     while goes_on():
         most = min(limit - len(known), at_once, sizes.pop(0) if sizes else at_once)
-        if most <= 0:
-            break
-        proposed = proposed or list(next(proposals, ()))
-        if not proposed:
-            return TracedSearch(study, finished=True)
-        batch, proposed = proposed[:most], proposed[most:]
-        for candidate in batch:
-            study.enqueue_trial({knob: candidate[knob] for knob in space})
+        batch = sampler.batch(most) if most > 0 else ()
+        if not batch:
+            return TracedSearch(study, finished=most > 0)
         trials = [study.ask(space) for _ in batch]
         for trial, estimate in zip(trials, runner.run(batch), strict=True):
             known[estimate.candidate] = estimate
             _tell(study, trial, estimate)
     return TracedSearch(study, finished=False)
+
+
+def _always(problem: Problem) -> Sequence[Candidate]:
+    return (problem.baseline, *problem.recipes)
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, estimate: Estimate) -> None:
