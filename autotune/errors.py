@@ -29,6 +29,10 @@ class InputError(AutotuneError):
     """The user's input cannot be used."""
 
 
+class UnreadError(InputError):
+    """A configuration may well run, and asks for something that autotune does not read."""
+
+
 class UnwrittenError(InputError):
     """A result is there, and its files could not be written.
 

@@ -10,10 +10,10 @@ from autotune.app.check.asked import Asked, Unsure
 from autotune.app.check.check import check as checked
 from autotune.app.check.check import check_each, check_object
 from autotune.app.check.fix import fix_legacy as fixed
-from autotune.app.check.launch import Launching
 from autotune.core.events import Listener, ignore
 from autotune.core.verdict import EXIT_CODES, Fixed, Outcome, Severity, Verdict
 from autotune.errors import InputError, WillNotFit
+from autotune.userconfig.launch import Launching
 
 if TYPE_CHECKING:
     import peft

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.app.check.engine import AUTO, SIZES
-from autotune.app.check.launch import Launching
 from autotune.emit.launch import PARALLELISM
+from autotune.userconfig.engine import AUTO, SIZES
+from autotune.userconfig.launch import Launching
 
 if TYPE_CHECKING:
     import transformers

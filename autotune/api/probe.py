@@ -8,7 +8,6 @@ from typing import Literal
 
 from autotune.api.given import given
 from autotune.api.result import ProbeResult
-from autotune.app.base.reading import find_base
 from autotune.app.options import checked_options
 from autotune.app.probe import Asked
 from autotune.app.probe import probe as search
@@ -16,6 +15,7 @@ from autotune.core.candidate import Choice
 from autotune.core.events import Listener, ignore
 from autotune.core.workload import Init
 from autotune.trainers import DEFAULT
+from autotune.userconfig.written import written
 
 
 def probe(
@@ -107,7 +107,7 @@ def probe(
     # A generator can be read only once.
     reward_funcs, allow, exclude = tuple(reward_funcs), tuple(allow), tuple(exclude)
     settings = given(probe, locals())
-    own = find_base(str(base), trainer) if base is not None else None
+    own = written(str(base), trainer) if base is not None else None
     kept = storage, study, resume, output
     asked = Asked(model, dataset, memory_budget, init, *kept, plan, settings, eval_dataset, eval_split, own)
     options = checked_options(

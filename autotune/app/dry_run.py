@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.app.check.asked import Written
-from autotune.app.check.launch import default_file, started_by
 from autotune.app.planned import planned_machine
 from autotune.confidential import hidden, hidden_words, secrets_in
 from autotune.core.codec import decode, encode
@@ -35,6 +33,8 @@ from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
 from autotune.reporting.words import short_path
 from autotune.units import format_bytes, parse_duration
+from autotune.userconfig.launch import default_file, started_by
+from autotune.userconfig.written import Written
 
 STEPS = 3
 _MOST_GPUS = 16

@@ -8,7 +8,6 @@ from dataclasses import replace
 from autotune.app.options import check_evaluation, checked_options
 from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
 from autotune.app.requests import traces_of
-from autotune.app.user_plan import configuration_of, peft_words, user_plan
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import Listener
@@ -22,6 +21,7 @@ from autotune.planning.tracing.cache import user_cache
 from autotune.planning.vllm import assumed, engine_of
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
+from autotune.userconfig.fields import configuration_of, peft_words, user_plan
 
 
 def estimate(

@@ -171,10 +171,11 @@ def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | N
     """Return the server beside the best candidate, or why vLLM does not start; None without a server."""
     if server_gpus is None or not best:
         return None
-    found, training = split_of(evaluator.problem, best[0].candidate, server_gpus), evaluator.training(best[0].candidate)
-    if isinstance(found, str) or training is None:
-        return found
-    return replace(found, training_seconds=training.step_seconds)
+    candidate = best[0].candidate
+    found, traced = split_of(evaluator.problem, candidate, server_gpus), evaluator.traced_plan(candidate)
+    return (
+        found if isinstance(found, str) or not traced else replace(found, training_seconds=traced.memory.step_seconds)
+    )
 
 
 def _kept(found: Plan, failure: InputError | None) -> Plan:

@@ -9,13 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.ahead import Ahead, predicting
-from autotune.app.base.candidate import Start, start_of
-from autotune.app.base.edit import Wanted
-from autotune.app.base.handover import handed_over
-from autotune.app.base.reading import UserBase, read_base, rewards_of, sources_of
-from autotune.app.check.asked import Written
-from autotune.app.check.launch import said_processes
-from autotune.app.check.sources import Sources
+from autotune.app.base import Start, start_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.app.offload import as_searched, notes_on_untried
@@ -40,6 +34,12 @@ from autotune.inspection.model import model_source
 from autotune.probing import JobServer
 from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
+from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
+from autotune.userconfig.edit import Wanted
+from autotune.userconfig.handover import handed_over
+from autotune.userconfig.launch import started_by
+from autotune.userconfig.sources import Sources
+from autotune.userconfig.written import Written
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _processes(asked: Asked, options: Options) -> int | None:
     """
     if asked.base is None or options.num_processes is not None:
         return options.num_processes
-    return said_processes(asked.base) or 1
+    return started_by(asked.base) or 1
 
 
 def _given(asked: Asked, options: Options) -> Sources:
@@ -198,7 +198,7 @@ def _evaluates(asked: Asked) -> bool:
 
 
 def _with_rewards(options: Options, base: UserBase) -> Options:
-    rewards = options.rollouts.rewards or rewards_of(base, options)
+    rewards = options.rollouts.rewards or rewards_of(base)
     return replace(options, rollouts=replace(options.rollouts, rewards=rewards))
 
 

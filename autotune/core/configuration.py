@@ -90,3 +90,8 @@ class ReadCommand:
     names: tuple[str, ...] = ()
     refused: str = ""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> Mapping[str, object]:
+        """The values of the arguments of TRL's script; empty without one."""
+        return next((item.values for name, item in self.configurations.items() if name.endswith(SCRIPT_ARGUMENTS)), {})

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autotune.core.nested import at
+
 NO_EVALUATION = "no"
 """``eval_strategy`` of a training without evaluation, which is the default of ``transformers.TrainingArguments``."""
 
@@ -90,6 +92,15 @@ class TrainingPlan:
     peft: Mapping[str, object] = field(default_factory=dict)
     rewards: tuple[str, ...] = ()
     completions: Completions | None = None
+
+    def at(self, path: str) -> tuple[object, ...]:
+        """Return the entry at a path such as ``args.FIELD`` alone, or nothing where there is none."""
+        head, *names = path.split(".")
+        return at(getattr(self, head), names)
+
+    def entry(self, path: str) -> object:
+        """Return the entry at a path such as ``args.FIELD``, or None where there is none."""
+        return next(iter(self.at(path)), None)
 
     @property
     def in_group(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -219,3 +219,8 @@ def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str
     if outcome is Outcome.TOO_CLOSE:
         spread = f" ({format_bytes(need.least_bytes)} to {format_bytes(need.most_bytes)})"
     return f"{outcome.value}: {held}{spread} at the worst batch, {rows} of {need.tokens:,} tokens, {need.source.value}"
+
+
+def fatal(found: Iterable[Finding]) -> bool:
+    """Return whether something that was found keeps the training from starting."""
+    return any(item.severity is Severity.ERROR for item in found)

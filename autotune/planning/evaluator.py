@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
+from autotune.core.estimate import Estimate, Origin, rank
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.timelines import memory_timeline
@@ -41,19 +41,6 @@ class Accelerator:
     process_bytes: int = 0
 
 
-@dataclass
-class _Evaluated:
-    """A training plan, and what its traces came to.
-
-    Attributes:
-        varied_bytes: what micro-batches of varied lengths add; None while that is not traced, or unknown.
-    """
-
-    plan: TrainingPlan
-    traced: TracedPlan | Untraceable
-    varied_bytes: int | None = None
-
-
 class Evaluator:
     """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.runner.Runner`.
 
@@ -65,8 +52,9 @@ class Evaluator:
         self.problem = problem
         self.target = target
         self.traces = traces
-        self._plans: dict[str, _Evaluated] = {}
-        self._known: dict[Candidate, _Evaluated] = {}
+        # By the fingerprints of training plans, which candidates have.
+        self._plans: dict[str, TracedPlan | Untraceable] = {}
+        self._known: dict[Candidate, str] = {}
         self._legal: dict[Candidate, bool] = {}
         self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._uses = _uses_of(problem)
@@ -83,10 +71,8 @@ class Evaluator:
         different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
         asked = {name: candidate for name, candidate in different.items() if name not in self._plans}
         sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
-        found = self._tracer(setting).traced(sized, timed=True)
-        for (name, candidate), traced in zip(asked.items(), found, strict=True):
-            self._plans[name] = _Evaluated(plans[candidate], traced)
-        self._known.update({candidate: self._plans[plan.fingerprint] for candidate, plan in plans.items()})
+        self._plans.update(zip(asked, self._tracer(setting).traced(sized, timed=True), strict=True))
+        self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
         return [self.estimate(candidate) for candidate in candidates]
 
     def of(self, problem: TrainerProblem) -> Evaluator:
@@ -121,11 +107,11 @@ class Evaluator:
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
         """The reason why each candidate that failed could not be traced."""
-        found = {candidate: each.traced for candidate, each in self._known.items()}
+        found = {candidate: self._plans[name] for candidate, name in self._known.items()}
         return {candidate: traced.reason for candidate, traced in found.items() if isinstance(traced, Untraceable)}
 
     def _traced_plans(self) -> list[TracedPlan]:
-        return [each.traced for each in self._plans.values() if isinstance(each.traced, TracedPlan)]
+        return [each for each in self._plans.values() if isinstance(each, TracedPlan)]
 
     def ranked(self) -> list[Estimate]:
         """Return the estimates of the legal candidates that were evaluated.
@@ -137,13 +123,9 @@ class Evaluator:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate, unknown if it was not evaluated."""
-        known = self._known.get(candidate)
-        if known is None:
+        if candidate not in self._known:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
-        if isinstance(known.traced, Untraceable):
-            return Estimate(candidate, Origin.UNKNOWN, reason=known.traced.reason)
-        memory = replace(known.traced.memory, varied_bytes=known.varied_bytes)
-        return self._whole(candidate, self.problem.setting, memory, known.traced.geometry)
+        return self._estimate(candidate, self._plans[self._known[candidate]], self.problem.setting)
 
     def elsewhere(self, candidate: Candidate, setting: Setting) -> Estimate:
         """Return the estimate of a candidate with the rows of another setting."""
@@ -152,28 +134,22 @@ class Evaluator:
         plan = self.problem.trainer.plan(candidate, setting)
         geometry = whole_geometry(self.problem.trainer, plan, setting.workload)
         (traced,) = self._tracer(setting).traced([Sized(plan, geometry)], timed=True)
-        if isinstance(traced, Untraceable):
-            return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
-        return self._whole(candidate, setting, traced.memory, traced.geometry)
-
-    def training(self, candidate: Candidate) -> MemoryEstimate | None:
-        """Return the estimate of a candidate without what vLLM holds beside it; None if it was not traced."""
-        traced = self.traced_plan(candidate)
-        return traced.memory if traced is not None else None
+        return self._estimate(candidate, traced, setting)
 
     def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
         """Return a candidate as it was traced, or None."""
-        known = self._known.get(candidate)
-        return known.traced if known is not None and isinstance(known.traced, TracedPlan) else None
+        traced = self._plans.get(self._known.get(candidate, ""))
+        return traced if isinstance(traced, TracedPlan) else None
 
     def vary(self, candidate: Candidate) -> None:
         """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
-        known, traced = self._known[candidate], self.traced_plan(candidate)
+        traced = self.traced_plan(candidate)
         if traced is None:
             return
         equal = traced.geometry.typical == traced.geometry.worst
-        sized = Sized(known.plan, traced.geometry)
-        known.varied_bytes = 0 if equal else self._tracer(self.problem.setting).varied_bytes(sized)
+        added_bytes = 0 if equal else self._tracer(self.problem.setting).varied_bytes(traced)
+        varied = replace(traced, memory=replace(traced.memory, varied_bytes=added_bytes))
+        self._plans[self._known[candidate]] = varied
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step; None if it was not traced."""
@@ -181,7 +157,7 @@ class Evaluator:
         if traced is None or found.memory is None:
             return None
         model, machine = self.problem.setting.workload.model, self.problem.setting.machine
-        engine = engine_of(self._known[candidate].plan, model)
+        engine = engine_of(traced.plan, model)
         return memory_timeline(
             traced.courses(),
             traced.memory,
@@ -192,16 +168,17 @@ class Evaluator:
             vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
         )
 
-    def _whole(
-        self, candidate: Candidate, setting: Setting, memory: MemoryEstimate, geometry: BatchGeometry
-    ) -> Estimate:
-        """Return the estimate that a training comes to with what vLLM holds beside it."""
+    def _estimate(self, candidate: Candidate, traced: TracedPlan | Untraceable, setting: Setting) -> Estimate:
+        """Return the estimate of a candidate as it was traced, with what vLLM holds beside the training."""
+        if isinstance(traced, Untraceable):
+            return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
+        memory = traced.memory
         if candidate.get(VLLM, OFF) != OFF:
-            shared = with_vllm(memory, self.problem.trainer.plan(candidate, setting), setting)
+            shared = with_vllm(memory, traced.plan, setting)
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
-        rate = geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
+        rate = traced.geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
         spare_bytes = self.target.budget_bytes - memory.device_bytes
         return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes)
 

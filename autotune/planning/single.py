@@ -47,7 +47,7 @@ class Sized:
 
 
 @dataclass(frozen=True)
-class TracedPlan:
+class TracedPlan(Sized):
     """A training plan that was traced at its own sizes.
 
     Attributes:
@@ -60,7 +60,6 @@ class TracedPlan:
         requests: of the traces of the worst micro-batch.
     """
 
-    geometry: BatchGeometry
     layers: int
     worst: Forecast
     typical: Forecast
@@ -82,11 +81,7 @@ class TracedPlan:
         """Return the bytes of tensors at each moment of a step, by stretch."""
         at = {beside.phase: beside.size for beside in _beside(self.geometry)}
         own = _full(self.geometry)
-        found: dict[Stretch, Sequence[Levels]] = {}
-        for stretch in self.worst.stretches:
-            size = at.get(stretch[0].phase, own)
-            found[stretch] = self.fits[size].course(stretch)
-        return found
+        return {stretch: self.fits[at.get(stretch[0].phase, own)].course(stretch) for stretch in self.worst.stretches}
 
 
 class PlanTracer:
@@ -196,6 +191,7 @@ class PlanTracer:
         if untimed(plan, self._setting.machine.hardware):
             memory = replace(memory, step_seconds=None)
         return TracedPlan(
+            plan=plan,
             geometry=replace(geometry, worst=decisive, rivals=()),
             layers=len(self._layer_kinds),
             worst=worst,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,12 @@ from autotune.core.estimate import Estimate, Origin, rank
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
+from autotune.space import load
+from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 
 RECORDED = Path(__file__).resolve().parent / "recorded"
-SPACE = RECORDED / "small_space.yaml"
+SMALL_SPACE = "small_space.yaml"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Table:
         limit_bytes: what a probe could use.
         threads: of a probe.
         seconds: that the recording took.
+        space: the file in :data:`RECORDED` with the part of the space that was recorded.
     """
 
     workload: Workload
@@ -79,10 +83,12 @@ class Table:
     threads: int
     seconds: float = 0.0
     rows: tuple[Row, ...] = field(default=())
+    space: str = SMALL_SPACE
 
     def problem(self) -> TrainerProblem:
         """Return the problem whose candidates were recorded."""
-        return problem_of(options(), self.workload, self.machine, self.global_batch_size)
+        wanted = options(self.space, self.workload.trainer)
+        return problem_of(wanted, self.workload, self.machine, self.global_batch_size)
 
     def replayed(self) -> RecordedProblem:
         """Return the problem with what was not recorded ruled out."""
@@ -132,9 +138,11 @@ def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     return tuple(candidate for candidate in normal if problem.illegal(candidate) is None)
 
 
-def options() -> Options:
-    """Return what was asked for, beside the budget: the defaults, on the part of the space that was recorded."""
-    return checked_options(trainer="sft", device="cpu", margin=0.05, space=SPACE, effort="quick", seed=42)
+def options(space: str = SMALL_SPACE, trainer: str = "sft") -> Options:
+    """Return the options of a recording, beside the budget: the defaults, on a part of the space, all of it allowed."""
+    file = RECORDED / space
+    named = load(file, trainer, find_trainer(trainer).techniques).choices
+    return checked_options(trainer=trainer, device="cpu", margin=0.05, allow=named, space=file, effort="quick", seed=42)
 
 
 def placeless(workload: Workload) -> Workload:
@@ -152,11 +160,12 @@ def placeless(workload: Workload) -> Workload:
 
 
 def write_table(table: Table, file: Path) -> None:
-    """Write a table as JSON, one candidate to a line."""
+    """Write a table as JSON, one candidate to a line; compressed where the name ends in .gz."""
     document = encode(table)
     rows = ",\n".join(json.dumps(row) for row in document.pop("rows"))
     head = json.dumps(document, indent=1)
-    file.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n]}}\n', encoding="utf-8")
+    written = f'{head[:-2]},\n "rows": [\n{rows}\n]}}\n'.encode()
+    file.write_bytes(gzip.compress(written, mtime=0) if file.suffix == ".gz" else written)
 
 
 def read_table(file: Path) -> Table:
@@ -165,7 +174,8 @@ def read_table(file: Path) -> Table:
     Raises:
         ValueError: the recorded part of the space has several choices of a technique that was added later.
     """
-    table = decode(Table, json.loads(file.read_text(encoding="utf-8")))
+    read = file.read_bytes()
+    table = decode(Table, json.loads(gzip.decompress(read) if file.suffix == ".gz" else read))
     choices = table.problem().choices
     return replace(table, rows=tuple(_completed(row, choices) for row in table.rows))
 
@@ -173,7 +183,7 @@ def read_table(file: Path) -> Table:
 def _completed(row: Row, choices: Mapping[str, tuple[Choice, ...]]) -> Row:
     added = {knob: found for knob, found in choices.items() if knob not in row.candidate}
     if several := [knob for knob, found in added.items() if len(found) > 1]:
-        raise ValueError(f"record the table again: it has one choice of {', '.join(several)}, {SPACE.name} several")
+        raise ValueError(f"record the table again: it has one choice of {', '.join(several)}, its space several")
     candidate = row.candidate.but(**{knob: choice for knob, (choice,) in added.items()})
 
     def same(estimate: Estimate | None) -> Estimate | None:

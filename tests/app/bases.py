@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from autotune.app.base.candidate import Start, start_of
-from autotune.app.base.reading import UserBase, find_base, on_device, understood
+from autotune.app.base import Start, start_of
 from autotune.app.options import Options, checked_options
 from autotune.app.problem import problem_of
 from autotune.core.machine import Machine
@@ -19,6 +18,8 @@ from autotune.core.workload import Workload
 from autotune.step.job import JobContext
 from autotune.step.jobs.read_command import read_command
 from autotune.trainers.problem import TrainerProblem
+from autotune.userconfig.base import UserBase, on_device, understood
+from autotune.userconfig.written import written as read_file
 from tests.settings import CPU, workload
 
 ROWS = "model_name_or_path: m\ndatasets: [{path: json, data_files: rows.jsonl}]\n"
@@ -28,7 +29,7 @@ def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml
     """Return a configuration that has model and rows, and what a text says."""
     file = folder / name
     file.write_text(ROWS + text, encoding="utf-8", newline="")
-    written = on_device(find_base(str(file), trainer), CPU.hardware)
+    written = on_device(read_file(str(file), trainer), CPU.hardware)
     request = ReadCommandRequest(written.trainer, written.command.words, written.values, "cpu")
     with mock.patch.dict(os.environ):
         known = read_command(request, JobContext(folder, time.monotonic()))

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.app.base.edit import Wanted, edits_of, rewritten
-from autotune.app.base.reading import UserBase
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parsed
+from autotune.userconfig.base import UserBase
+from autotune.userconfig.edit import Wanted, edits_of, rewritten
 from tests.app.bases import ROWS, Started, a_base, disagreements, started
 from tests.settings import CPU, TWO, workload
 

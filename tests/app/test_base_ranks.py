@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.base.edit import Wanted, edits_of, rewritten
 from autotune.core.candidate import Candidate
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
+from autotune.userconfig.edit import Wanted, edits_of, rewritten
 from tests.app.bases import Started, a_base, started
 from tests.emit.test_launch import EIGHT, LONG
 from tests.settings import GPU, TWO, workload
@@ -227,7 +227,7 @@ def test_the_numbers_of_live_parameters_are_a_choice_or_held(tmp_path: Path) -> 
     ("document", "message"),
     [
         ({**ZERO2, "optimizer": {"type": "AdamW"}}, "optimizer in DeepSpeed's document"),
-        ({**ZERO2, "train_micro_batch_size_per_gpu": 7}, r"train_micro_batch_size_per_gpu: 7 .* it is 2"),
+        ({**ZERO2, "train_micro_batch_size_per_gpu": 7}, r"train_micro_batch_size_per_gpu: 7, .* it is 2"),
         ({**ZERO2, "bf16": {"enabled": False}, "fp16": {"enabled": True}}, "bf16.enabled: False"),
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: 0"),
         (

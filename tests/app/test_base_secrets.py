@@ -14,10 +14,6 @@ from rich.console import Console
 
 import autotune
 from autotune.api.given import given as given_to
-from autotune.app.base.edit import Wanted, edits_of, rewritten, values_after
-from autotune.app.base.handover import handed_over
-from autotune.app.base.reading import find_base, read_base
-from autotune.app.check.mixture import of_entries
 from autotune.app.report import write_page
 from autotune.app.search import fingerprint
 from autotune.confidential import SHOWN
@@ -29,6 +25,11 @@ from autotune.inspection.yaml_edit import unified_diff
 from autotune.probing import JobServer
 from autotune.reporting.probe import probe_report
 from autotune.reporting.terminal import show
+from autotune.userconfig.base import read_base
+from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
+from autotune.userconfig.handover import handed_over
+from autotune.userconfig.sources import of_entries
+from autotune.userconfig.written import written as read_file
 from tests.app.bases import a_base, started
 from tests.reporting.examples import a_result
 from tests.settings import CPU
@@ -118,7 +119,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
         f"distributed_type: 'NO'\nnum_processes: 1\naws_secret_access_key: {SECRET}6\n", encoding="utf-8"
     )
     given.write_text(f"{head}{FILE}use_cpu: true\naccelerate_config: {tmp_path / 'launch.yaml'}\n", encoding="utf-8")
-    written, out = find_base(str(given), "sft"), tmp_path / "out"
+    written, out = read_file(str(given), "sft"), tmp_path / "out"
     base = read_base(written, CPU.hardware, job_server, out / "read")
     search = started(base)
     trainer, setting = search.problem.trainer, search.problem.setting

@@ -13,8 +13,6 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from transformers import BitsAndBytesConfig, TrainingArguments
 from trl import DPOConfig, GRPOConfig, KTOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
 
-from autotune.app.user_plan import UserPlan, configuration_of, peft_words
-from autotune.app.user_plan import user_plan as of_configuration
 from autotune.core.batch_geometry import Layout
 from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError
@@ -23,6 +21,8 @@ from autotune.step.objects import peft_config as traced_peft_config
 from autotune.step.objects import quantization_config as traced_quantization
 from autotune.trainers import find_trainer
 from autotune.trainers.kto import POLICY_KL
+from autotune.userconfig.fields import UserPlan, configuration_of, peft_words
+from autotune.userconfig.fields import user_plan as of_configuration
 
 
 def sft(**options: Any) -> SFTConfig:

@@ -17,10 +17,16 @@ PROGRAM = """
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     large.sum()
+    empty, torch.empty = torch.empty, None  # DeepSpeed's zero.Init replaces it
+    halves = (torch.arange(6, device="cuda").to(torch.bfloat16) / 2)[1::2].tolist()
+    torch.empty = empty
     print(json.dumps({
+        "halves": halves,
         "indices": a[mask].tolist(), "count": mask.sum().item(), "nonzero": list(torch.nonzero(mask).shape),
         "cumsum": a.cumsum(0).tolist(), "all": bool((a >= 0).all()), "mean": a.float().mean().item(),
         "rows": b.sum(1).tolist(), "unique": torch.cat([a, a]).unique().tolist(),
+        "power": torch.full((2,), 9.0, device="cuda").pow(0.5).tolist(),
+        "norm": torch.linalg.vector_norm(torch.tensor([3.0, 4.0], device="cuda")).item(),
         "argmax": scores.argmax(-1).tolist(), "drawn": torch.multinomial(scores.softmax(-1), 1).flatten().tolist(),
         "sum allocates": torch.cuda.memory_allocated() - before,
     }))
@@ -34,6 +40,8 @@ def test_integers_and_small_tensors_are_computed(machine: NullMachine) -> None:
     assert shown["cumsum"] == [0, 1, 3, 6, 10, 15, 21, 28, 36, 45]
     assert (shown["all"], shown["mean"]) == (True, 4.5)
     assert shown["rows"] == [5.0, 0, 0, 5.0, 0, 0, 5.0, 0, 0, 5.0]
+    assert shown["halves"] == [0.5, 1.5, 2.5]
+    assert (shown["power"], shown["norm"]) == ([3.0, 3.0], 5.0)
     assert shown["unique"] == list(range(10))
 
 

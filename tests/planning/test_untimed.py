@@ -34,14 +34,14 @@ def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bo
     evaluator = Evaluator(here, Accelerator(gpu, 80 * GIB), traces)
     candidate = here.baseline.but(sharding=sharding, offload=offload)
     (estimate,) = evaluator.run([candidate])
-    training = evaluator.training(candidate)
+    traced = evaluator.traced_plan(candidate)
     plan = here.trainer.plan(candidate, here.setting)
     geometry = whole_geometry(find_trainer("sft"), plan, here.setting.workload)
     alone = PlanTracer(traces, here.setting, gpu).memory(Sized(plan, geometry))
     assert estimate.memory is not None
-    assert training is not None
+    assert traced is not None
     assert (estimate.tokens_per_second is None) == (estimate.memory.step_seconds is None)
-    return [memory.step_seconds is not None for memory in (estimate.memory, training, alone)]
+    return [memory.step_seconds is not None for memory in (estimate.memory, traced.memory, alone)]
 
 
 @pytest.mark.parametrize(("sharding", "offload"), ON_HOST)

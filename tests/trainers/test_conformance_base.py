@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.base.edit import Wanted, edits_of, rewritten
 from autotune.trainers import Trainer, trainers
+from autotune.userconfig.edit import Wanted, edits_of, rewritten
 from tests.app.bases import ROWS, a_base, disagreements, started
 from tests.trainers.conftest import Prepare
 

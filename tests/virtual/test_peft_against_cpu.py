@@ -15,6 +15,7 @@ from tests.small import small_config, small_tokenizer
 
 METHODS: list[dict[str, Any]] = [
     {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+    {"peft_type": "LOHA", "target_modules": ["q_proj", "o_proj"], "r": 4},
     {"peft_type": "VERA", "target_modules": ["q_proj", "o_proj"], "r": 8},
     {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 4},
     {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},

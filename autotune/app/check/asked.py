@@ -1,22 +1,15 @@
-"""What a check is asked for, and which command, file and trainer it is about; nothing heavy is needed for that."""
+"""What a check is asked for; nothing heavy is needed to know that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.app.check.beside import trainer_in
 from autotune.confidential import hidden_values, hidden_words
 from autotune.errors import InputError
-from autotune.inspection.command_line import CONFIG, Command, of_file, read_command_line
-from autotune.inspection.yaml_file import YamlFile, read_yaml
-from autotune.inspection.yaml_secrets import withheld
-from autotune.trainers import find_trainer, trainers
 from autotune.units import parse_duration
 
 Unsure = Literal["pass", "fail"]
-_REMEDY = "Name it with --trainer."
 
 
 @dataclass(frozen=True)
@@ -71,36 +64,6 @@ class Asked:
         return {**hidden_values(given), **words}
 
 
-@dataclass(frozen=True)
-class Written:
-    """The command that is checked, with the file that it names, both without what is secret.
-
-    TRL's parser reads the file itself, and nothing else needs it: neither a step nor a verdict depends on a secret.
-
-    Attributes:
-        file: None where the command names none.
-        trainer: the trainer's name.
-    """
-
-    command: Command
-    file: YamlFile | None
-    trainer: str
-
-    @property
-    def values(self) -> Mapping[str, object]:
-        """The keys of the file."""
-        return self.file.values if self.file is not None else {}
-
-    def line(self, key: str) -> int | None:
-        """Return the line of a key in the file, or None if it is not there."""
-        return self.file.line(key) if self.file is not None else None
-
-    @property
-    def place(self) -> str:
-        """The file's name, as the user wrote it, or empty."""
-        return str(self.file.path) if self.file is not None else ""
-
-
 def check_options(asked: Asked) -> None:
     """Check that the options of a check go together.
 
@@ -116,56 +79,3 @@ def check_options(asked: Asked) -> None:
     seconds = asked.timeout_seconds
     if seconds is not None and seconds <= 0:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
-
-
-def written(asked: Asked) -> Written:
-    """Return the command and the file of a check.
-
-    Raises:
-        InputError: they cannot be read, or do not tell the trainer.
-    """
-    if (asked.config is None) == (not asked.command):
-        what = "neither a file nor a command" if asked.config is None else "both a file and a command"
-        raise InputError(f"There is {what} to check.", hint="Give CONFIG.yaml, or -- and the command.")
-    words = hidden_words(asked.command)
-    command = read_command_line(words) if asked.config is None else of_file(asked.config, asked.trainer)
-    file = withheld(read_yaml(command.config)) if command.config is not None else None
-    if asked.trainer is not None:
-        name = find_trainer(asked.trainer).name
-        if command.trainer is not None and command.trainer != name:
-            raise InputError(f"The command trains with {command.trainer}, and --trainer says {name}.")
-    else:
-        name = command.trainer or _trainer_of(file)
-    if command.script is not None and not command.uses_parser and file is None:
-        raise InputError(
-            f"{command.script} reads its arguments by itself, so they cannot be known.",
-            hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it; or"
-            " `autotune dry-run` runs the script itself, on null GPUs.",
-        )
-    return Written(command, file, name)
-
-
-def _trainer_of(file: YamlFile | None) -> str:
-    """Return the only trainer that has all of a file's keys that belong to some trainer; of several, a bundle's.
-
-    Raises:
-        InputError: there is not exactly one.
-    """
-    if file is None:
-        raise InputError("The command does not say which trainer it is for.", hint=_REMEDY)
-    known = trainers().values()
-    every = frozenset().union(*(item.fields for item in known))
-    own = every & file.values.keys()
-    having = [item.name for item in known if own <= item.fields]
-    if len(having) == 1:
-        return having[0]
-    handed_over = trainer_in(file.path.parent)
-    if handed_over in having:
-        return handed_over
-    if not own or len(having) == len(known):
-        raise InputError(f"No key of {file.path} says which trainer it is for.", hint=_REMEDY)
-    if having:
-        raise InputError(f"{file.path} may be for {', '.join(having)}.", hint=_REMEDY)
-    counts = {item.name: len(own & item.fields) for item in known}
-    best = max(counts, key=lambda name: counts[name])
-    raise InputError(f"No trainer has all the keys of {file.path}; {best} has the most of them.", hint=_REMEDY)

@@ -7,26 +7,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.check.asked import Asked, Written, check_options, written
-from autotune.app.check.engine import check_documents, with_precision, without_engine
+from autotune.app.check.asked import Asked, check_options
 from autotune.app.check.fitting import Fitting
-from autotune.app.check.launch import ALONE, Launching, default_file, launching, of_ranks
-from autotune.app.check.problems import of_error, of_launch, of_precision, problems
-from autotune.app.check.reading import plan_of, read
 from autotune.app.check.remembered import Verdicts, key_of, within
-from autotune.app.check.task import Task, UnreadError, fatal
+from autotune.app.check.task import Task
 from autotune.app.planned import CPU, Planned, planned_machine
-from autotune.app.user_plan import configuration_of, peft_words, trainer_of
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import Listener, StageStarted
 from autotune.core.plan import Launch
-from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, headline
-from autotune.errors import InputError
+from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, fatal, headline
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.budget import memory_budget
 from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.userconfig.engine import check_documents, with_precision, without_engine
+from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
+from autotune.userconfig.launch import ALONE, Launching, default_file, launching, of_ranks
+from autotune.userconfig.problems import of_error, of_launch, of_precision, problems
+from autotune.userconfig.reading import plan_of, read
+from autotune.userconfig.written import Written, written
 
 
 def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) -> Verdict:
@@ -38,7 +39,7 @@ def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) 
     started = time.monotonic()
     check_options(asked)
     try:
-        text = written(asked)
+        text = written(asked.config, asked.trainer, asked.command)
     except InputError as error:
         return _unreadable(asked, error, time.monotonic() - started)
     planned, absent = _planned(asked, text)

@@ -5,31 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotune.app.check.beside import said_of_plan
-from autotune.app.check.candidate import as_candidate
-from autotune.app.check.engine import engine_args, said_of_loading
-from autotune.app.check.launch import Launching
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
-from autotune.app.check.problems import finding, mentioned, of_building
 from autotune.app.check.remedy import Remedies
-from autotune.app.check.rewards import rewards_of
 from autotune.app.check.silent import of_rows, silently
-from autotune.app.check.sources import Sources, sources
-from autotune.app.check.task import Task, fatal
-from autotune.app.check.writable import Key, writable
+from autotune.app.check.task import Task
 from autotune.app.host import said_host
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, Planned, planned_machine, planned_workload
 from autotune.app.requests import traces_of
-from autotune.app.user_plan import UserPlan
 from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Built, Configuration, ReadCommand
 from autotune.core.events import Listener, StageStarted
+from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.protocol import BuildRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict
+from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
@@ -44,6 +36,15 @@ from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.prompts import NO_REWARD
+from autotune.userconfig.beside import said_of_plan
+from autotune.userconfig.candidate import as_candidate
+from autotune.userconfig.engine import engine_args, said_of_loading
+from autotune.userconfig.fields import UserPlan
+from autotune.userconfig.launch import Launching
+from autotune.userconfig.problems import finding, mentioned, of_building
+from autotune.userconfig.rewards import rewards_of
+from autotune.userconfig.sources import Sources, sources
+from autotune.userconfig.writable import writable
 
 # A check stands before a job that waits for it, and a chat template may never come to an end.
 _READING_SECONDS = 3600.0
@@ -68,7 +69,7 @@ class Fitting:
         """
         task, trainer = self.task, self.task.trainer
         planned = _of_processes(planned, self.launching)
-        named = sources(task.asked, self.read, self.config)
+        named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         options = checked_options(trainer=trainer.name)
         plan, workload = self._workload(named, options, planned, tracer, cache, listener)

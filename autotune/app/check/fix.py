@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.app.check.asked import Asked, written
 from autotune.core.verdict import Finding, Fixed, Severity
 from autotune.emit.files import write_text
 from autotune.errors import InputError
@@ -12,11 +11,12 @@ from autotune.inspection.legacy import legacy_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.inspection.yaml_file import parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld
+from autotune.userconfig.written import written
 
 
 def fix_legacy(config: str, trainer: str | None, output: str | None) -> Fixed:
     """Write a configuration file with the keys that TRL has now; see :func:`autotune.api.check.fix_legacy`."""
-    text = written(Asked(config=config, trainer=trainer))
+    text = written(config, trainer)
     file = text.file
     assert file is not None
     # What is written is the user's own file, with all that is in it.

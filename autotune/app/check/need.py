@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.check.beside import result_in, trains_like
 from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned
 from autotune.core.batch_geometry import BatchGeometry
@@ -23,6 +22,7 @@ from autotune.planning.single import PlanTracer, Sized
 from autotune.probing import JobServer, probe
 from autotune.trainers import find_trainer
 from autotune.units import MIB, format_duration
+from autotune.userconfig.beside import result_in, trains_like
 
 CPU_PROCESS_BYTES = 160 * MIB
 """What a process on a CPU may hold beside its tensors: what libraries allocate, and what C's allocator keeps. Real runs

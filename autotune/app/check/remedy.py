@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotune.app.check.candidate import AsCandidate
-from autotune.app.check.writable import PARTS, Key, Writable, put
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import MemoryEstimate
+from autotune.core.nested import Key, put
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
@@ -16,6 +15,9 @@ from autotune.space import SpaceFile
 from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
+from autotune.userconfig.candidate import AsCandidate
+from autotune.userconfig.keys import PARTS
+from autotune.userconfig.writable import Writable
 
 # Techniques that a change may involve before it is no longer small.
 _MOST_TECHNIQUES = 3
@@ -152,7 +154,7 @@ def _with(plan: TrainingPlan, entries: Mapping[str, object]) -> TrainingPlan:
     parts = {part: dict(getattr(plan, part)) for part in PARTS}
     for path, value in entries.items():
         part, *names = path.split(".")
-        put(parts[part], tuple(names), value)
+        put(parts[part], names, value)
     return replace(plan, args=parts["args"], model=parts["model"], env=parts["env"])
 
 

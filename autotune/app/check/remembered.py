@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.app.check.asked import Asked, Written
-from autotune.app.check.beside import DOCUMENTS
-from autotune.app.check.launch import default_file
+from autotune.app.check.asked import Asked
 from autotune.app.check.need import needs_more
 from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned, state_of
@@ -24,6 +22,9 @@ from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.sources import package_digest
+from autotune.userconfig.beside import DOCUMENTS
+from autotune.userconfig.launch import default_file
+from autotune.userconfig.written import Written
 
 # A file whose content decides the verdict, beside a path whose names, sizes and times do.
 _MOST_HASHED_BYTES = 1 << 20
@@ -116,7 +117,7 @@ def _named_further(words: Iterable[str]) -> list[Path]:
     """Return the files that words name, and those that documents among them name, and so on.
 
     A relative path leads from the working directory, or from the folder of a document
-    (:func:`autotune.app.check.engine.engine_args`). A directory that a document names is left out: what lies there,
+    (:func:`autotune.userconfig.engine.engine_args`). A directory that a document names is left out: what lies there,
     such as what is offloaded to it, decides nothing.
     """
     found: dict[Path, None] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.app.check.candidate import AsCandidate
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
@@ -17,6 +16,7 @@ from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
 from autotune.units import format_share
+from autotune.userconfig.candidate import AsCandidate
 
 _HALF = ("bfloat16", "float16")
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.app.check.asked import Asked, Written
+from autotune.app.check.asked import Asked
 from autotune.app.planned import Planned
 from autotune.confidential import hidden_words
 from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
-from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
 from autotune.trainers import Trainer, find_trainer
-
-
-class UnreadError(InputError):
-    """A configuration may well run, and says something that a check does not read."""
+from autotune.userconfig.written import Written
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,3 @@ def _findings(more: Mapping[str, object]) -> tuple[Finding, ...]:
     found = more.get("findings", ())
     assert isinstance(found, tuple)
     return found
-
-
-def fatal(found: Iterable[Finding]) -> bool:
-    """Return whether something that was found keeps the training from starting."""
-    return any(item.severity is Severity.ERROR for item in found)

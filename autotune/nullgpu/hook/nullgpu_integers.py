@@ -27,7 +27,7 @@ _OPERATORS = [
     "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isin", "equal", "logical_and", "logical_or",
     "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor",
     "add", "sub", "rsub", "mul", "div", "remainder", "floor_divide", "fmod", "neg", "abs", "sign", "reciprocal",
-    "sqrt", "rsqrt", "exp", "log", "clamp", "clamp_min", "clamp_max", "maximum", "minimum",
+    "sqrt", "rsqrt", "pow", "exp", "log", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "linalg_vector_norm",
     "sum", "mean", "prod", "all", "any", "max", "min", "amax", "amin", "argmin", "cumsum", "cumprod", "cummax",
     "count_nonzero", "bincount",
     "fill", "masked_fill", "arange", "linspace", "eye", "copy", "where", "tril", "triu",
@@ -151,7 +151,7 @@ def _on_host(overload: Any, original: Any, shaped_by_values: bool) -> Callable[.
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         # Numbers that were wrapped into tensors arrive as numbers.
         args = tuple(
-            torch.tensor(each) if of_tensor and isinstance(each, (bool, int, float, complex)) else each
+            torch.tensor(each, device="cpu") if of_tensor and isinstance(each, (bool, int, float, complex)) else each
             for each, of_tensor in zip(args, of_tensors, strict=False)
         )
         given = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
@@ -209,8 +209,9 @@ def _alias(tensor: Any) -> Any:
     if storage.nbytes() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     raw = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-    flat = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(flat, tensor.storage_offset(), tensor.shape, tensor.stride())
+    # Within DeepSpeed's zero.Init, torch.empty makes tensors of another device and type.
+    flat = torch.frombuffer(raw, dtype=tensor.dtype, count=storage.nbytes() // tensor.element_size())
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _tensors(value: Any) -> Iterator[Any]:

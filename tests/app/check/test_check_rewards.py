@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.app.check.rewards import rewards_of
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome
+from autotune.errors import UnreadError
 from autotune.trainers.prompts import NO_REWARD
+from autotune.userconfig.rewards import rewards_of
 from tests.app.check.conftest import Checked, Write, cache_of
 
 GPU = "H100-80GB"

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.app.check.asked import Asked
-from autotune.app.check.sources import Sources, sources
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.verdict import Outcome
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
+from autotune.userconfig.sources import Sources, sources
 from tests.app.check.conftest import Checked, Write
 from tests.small import text_rows, write_rows
 
@@ -40,7 +38,7 @@ def find(model: Path) -> Find:
             "ScriptArguments": more,
         }
         read = ReadCommand({name: Configuration(name, each, {}) for name, each in values.items()})
-        return sources(Asked(), read, Configuration("SFTConfig", args or {}, {}))
+        return sources(read, Configuration("SFTConfig", args or {}, {}))
 
     return of
 

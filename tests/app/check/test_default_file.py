@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.app.check.asked import Asked, Written
-from autotune.app.check.asked import written as written_by
-from autotune.app.check.launch import default_file, launching, of_ranks
-from autotune.app.check.problems import of_launch
+from autotune.app.check.asked import Asked
 from autotune.app.check.remembered import key_of
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.inspection.command_line import read_command_line
+from autotune.userconfig.launch import default_file, launching, of_ranks
+from autotune.userconfig.problems import of_launch
+from autotune.userconfig.written import Written
+from autotune.userconfig.written import written as written_by
 from tests.app.check.conftest import Write
 
 NOTHING = Configuration("SFTConfig", {}, {})
@@ -113,8 +114,8 @@ def test_a_verdict_is_kept_for_what_accelerate_s_default_file_says(
     asked, planned = Asked(config=str(write("sft", "")), trainer="sft"), planned_machine("H100-80GB")
     file = tmp_path / "accelerate" / "default_config.yaml"
     file.parent.mkdir()
-    keys = [key_of(asked, written_by(asked), planned)]
+    keys = [key_of(asked, written_by(asked.config, asked.trainer), planned)]
     for text in ("distributed_type: MULTI_GPU\nnum_processes: 8\n", "distributed_type: FSDP\nnum_processes: 8\n"):
         file.write_text(text, encoding="utf-8")
-        keys.append(key_of(asked, written_by(asked), planned))
+        keys.append(key_of(asked, written_by(asked.config, asked.trainer), planned))
     assert len(set(keys)) == 3

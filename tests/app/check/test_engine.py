@@ -12,14 +12,13 @@ import pytest
 import yaml
 from accelerate.utils import DeepSpeedPlugin
 
-from autotune.app.check.engine import check_documents, engine_args, said_of_loading, without_engine
-from autotune.app.check.launch import Launching, _document
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome, Severity
 from autotune.emit.launch import ACCELERATE, launch_files
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
+from autotune.userconfig.engine import check_documents, engine_args, said_of_loading, without_engine
+from autotune.userconfig.launch import Launching, _document
 from tests.app.check.conftest import Checked, Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with

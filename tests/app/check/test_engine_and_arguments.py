@@ -12,16 +12,15 @@ from unittest import mock
 import pytest
 import yaml
 
-from autotune.app.check.asked import Written
-from autotune.app.check.engine import engine_args, with_precision
-from autotune.app.check.launch import Launching, _document, launching
-from autotune.app.check.problems import of_precision
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.step.configurations import plain
+from autotune.userconfig.engine import engine_args, with_precision
+from autotune.userconfig.launch import Launching, _document, launching
+from autotune.userconfig.problems import of_precision
+from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
 from tests.step.test_ranks import needs_deepspeed
 

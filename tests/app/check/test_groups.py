@@ -16,14 +16,13 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from autotune.app.check.engine import engine_args
-from autotune.app.check.groups import started_by
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome, Severity
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.step.objects import config
+from autotune.userconfig.engine import engine_args
+from autotune.userconfig.groups import started_by
 from tests.app.check.conftest import Checked, Write
 from tests.contract.seven import config_class
 

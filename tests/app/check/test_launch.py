@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.asked import Asked, Written
-from autotune.app.check.launch import Launching, launching, said_processes
-from autotune.app.check.problems import of_launch
+from autotune.app.check.asked import Asked
 from autotune.app.check.remembered import key_of
-from autotune.app.check.task import Task, UnreadError
+from autotune.app.check.task import Task
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome, Severity
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parsed
+from autotune.userconfig.launch import Launching, launching, started_by
+from autotune.userconfig.problems import of_launch
+from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
 from tests.step.test_ranks import needs_deepspeed
 
@@ -190,7 +191,7 @@ def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: st
 def test_a_file_for_one_process_starts_one_however_many_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n", encoding="utf-8")
     written, read = with_keys("trl sft", accelerate_config=str(tmp_path / "one.yaml"), num_processes=8)
-    assert said_processes(written) == launching(written, read, NOTHING).processes == 1
+    assert started_by(written) == launching(written, read, NOTHING).processes == 1
 
 
 def test_trl_s_scripts_drop_what_they_do_not_know_and_trl_s_parser_ends_at_it(tmp_path: Path) -> None:

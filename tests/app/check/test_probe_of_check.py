@@ -6,11 +6,11 @@ import pytest
 
 from autotune.app.check import check
 from autotune.app.check.asked import Asked, check_options
-from autotune.app.check.launch import Launching
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError
+from autotune.userconfig.launch import Launching
 from tests.app.check.conftest import Checked, Write
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from trl import SFTConfig
 
-from autotune.app.base.reading import sources_of
 from autotune.app.check import fitting
-from autotune.app.user_plan import configuration_of, reading_of, user_plan
 from autotune.core.verdict import Outcome, Verdict
 from autotune.errors import InputError, JobLostError
+from autotune.userconfig.base import sources_of
+from autotune.userconfig.fields import configuration_of, reading_of, user_plan
 from tests.app.bases import a_base
 from tests.app.check.conftest import Checked
 from tests.small import messages_rows, prompt_completion_rows, write_rows, write_small_model

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.candidate import as_candidate
-from autotune.app.check.engine import engine_args
-from autotune.app.check.launch import Launching, _document
 from autotune.app.check.remedy import Changed, Remedies
-from autotune.app.check.writable import writable
 from autotune.core.configuration import Configuration
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.machine import Machine
@@ -27,6 +23,10 @@ from autotune.space import default_file, load
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import find_trainer
 from autotune.units import GIB
+from autotune.userconfig.candidate import as_candidate
+from autotune.userconfig.engine import engine_args
+from autotune.userconfig.launch import Launching, _document
+from autotune.userconfig.writable import writable
 from tests.app.check.conftest import Checked, Write
 from tests.settings import CPU, GPU, plan_with, setting
 from tests.small import write_small_model
@@ -201,6 +201,25 @@ def test_keys_of_fsdp_are_written_by_the_spelling_of_the_file(file: Any) -> None
     assert changed is not None
     assert changed.keys == {("fsdp_config", "fsdp_reshard_after_forward"): True}
     assert mine.with_change(changed).plan.args["fsdp_config"]["reshard_after_forward"] is True
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "key"),
+    [
+        ({"activation_checkpointing": False}, "args.gradient_checkpointing", ("activation_checkpointing",)),
+        ({"model_init_kwargs": {"torch_dtype": "float32"}}, "model.dtype", ("model_init_kwargs", "torch_dtype")),
+        (
+            {"env": {"PYTORCH_CUDA_ALLOC_CONF": ""}},
+            "env.PYTORCH_ALLOC_CONF",
+            ("env", "PYTORCH_CUDA_ALLOC_CONF"),
+        ),
+    ],
+)
+def test_a_key_is_written_under_the_name_that_counts_in_the_file(
+    values: dict[str, Any], path: str, key: tuple[str, ...]
+) -> None:
+    own = writable(values, Configuration("", values, {}), Launching(), on_cpu=False)
+    assert own.keys({path: "new"}) == {key: "new"}
 
 
 def test_deepspeed_is_not_written_into_a_file_for_a_cpu(file: Any) -> None:

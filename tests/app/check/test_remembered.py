@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.app.check.asked import Asked, written
+from autotune.app.check.asked import Asked
 from autotune.app.check.remembered import key_of, within
 from autotune.app.planned import planned_machine
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.verdict import SCHEMA, Need, Outcome, Source, Verdict
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.units import GIB
+from autotune.userconfig.written import written
 from tests.app.check.conftest import Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with
@@ -23,7 +24,7 @@ SCRIPT = "from trl import SFTConfig, SFTTrainer, TrlParser\n"
 
 
 def key(asked: Asked) -> str:
-    found = key_of(asked, written(asked), planned_machine("H100-80GB"))
+    found = key_of(asked, written(asked.config, asked.trainer, asked.command), planned_machine("H100-80GB"))
     assert found is not None
     return found
 
@@ -61,7 +62,7 @@ def test_a_relative_path_leads_from_either_folder_that_the_check_reads_it_from(
 
 
 def test_the_trainer_s_own_document_may_lie_beside_accelerate_s(write: Write, tmp_path: Path) -> None:
-    """As :func:`autotune.app.check.engine.engine_args` reads it."""
+    """As :func:`autotune.userconfig.engine.engine_args` reads it."""
     folder = tmp_path / "launch"
     folder.mkdir()
     (folder / ACCELERATE).write_text("distributed_type: MULTI_GPU\n", encoding="utf-8")

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from autotune.app.check.asked import Written
-from autotune.app.check.launchers import Started, counted, number
-from autotune.app.check.task import UnreadError
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, TRL
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
+from autotune.userconfig.launchers import Started, counted, number
+from autotune.userconfig.written import Written
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys that say how many processes are started."""
@@ -56,7 +55,7 @@ class Launching:
         precise: whether such words say the precision, so that its document does not.
         default: accelerate's own file, where that is the document, since no other is named.
         precision: what accelerate's launcher hands on to the processes that it starts.
-        in_vain: the number of processes that is asked for, where the document says that there is one.
+        ignored: the number of processes that is asked for, where the document says that there is one.
     """
 
     processes: int = 1
@@ -70,7 +69,7 @@ class Launching:
     precise: bool = False
     default: Path | None = None
     precision: str = NO_PRECISION
-    in_vain: object = None
+    ignored: object = None
 
     @property
     def alone(self) -> bool:
@@ -83,11 +82,16 @@ ALONE = Launching()
 
 
 def launching(
-    written: Written, read: ReadCommand, config: Configuration, gpus: int | None = None, default: Path | None = None
+    written: Written,
+    read: ReadCommand | None,
+    config: Configuration | None,
+    gpus: int | None = None,
+    default: Path | None = None,
 ) -> Launching:
     """Return how the processes of a command are started.
 
     Args:
+        read, config: what TRL's parser makes of the command; None before it has read it.
         gpus: how many this machine has, if the command is for them; None otherwise.
         default: what accelerate reads where no file is named; None: nothing.
 
@@ -102,9 +106,10 @@ def launching(
         document = {**document, "distributed_type": "MULTI_GPU"}
     kind = str(document.get("distributed_type", _ALONE))
     engine = _ENGINES.get(kind, "")
-    if config.values.get("deepspeed") or given.get("use_deepspeed"):
+    values: Mapping[str, object] = config.values if config is not None else {}
+    if values.get("deepspeed") or given.get("use_deepspeed"):
         engine = "DeepSpeed"
-    elif config.values.get("fsdp") or given.get("use_fsdp"):
+    elif values.get("fsdp") or given.get("use_fsdp"):
         engine = "FSDP"
     said = counted(written.command, gpus) or _by_accelerate(given, document)
     started = said or Started(1)
@@ -115,7 +120,7 @@ def launching(
     return Launching(
         started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags,
         default=default, precise=bool(words), precision=str(words or document.get(_PRECISION) or NO_PRECISION),
-        in_vain=_asked(given, document) if _alone(given, document) else None,
+        ignored=_asked(given, document) if _alone(given, document) else None,
     )  # fmt: skip
 
 
@@ -139,11 +144,8 @@ def started_by(written: Written, gpus: int | None = None, default: Path | None =
         InputError: a file that it names cannot be read, or a number of processes is none.
         UnreadError: the number depends on the machines on which the command runs.
     """
-    given = {**_given(written, ReadCommand()), **(_pairs(written.command.words) if _is_trl(written) else {})}
-    file, _ = _file_of(written, given, default)
-    document = _document(file)[0] if file is not None else {}
-    started = counted(written.command, gpus) or _by_accelerate(given, document)
-    return started.processes if started is not None else None
+    found = launching(written, None, None, gpus, default)
+    return found.processes if found.said else None
 
 
 def default_file(written: Written) -> Path | None:
@@ -158,13 +160,13 @@ def default_file(written: Written) -> Path | None:
     return file if file.is_file() else None
 
 
-def _given(written: Written, read: ReadCommand) -> Mapping[str, object]:
+def _given(written: Written, read: ReadCommand | None) -> Mapping[str, object]:
     """Return the words that ``accelerate launch`` gets: of a file, and of words behind it, what ``trl`` hands on.
 
     No other launcher reads them, and TRL's scripts drop them (trl 1.16, ``scripts/utils.py``).
     """
     if written.command.launcher == TRL:
-        return {**_own(written), **read.launch}
+        return {**_own(written), **(_pairs(written.command.words) if read is None else read.launch)}
     return _pairs(written.command.launch) if written.command.launcher == ACCELERATE else {}
 
 
@@ -174,10 +176,6 @@ def _file_of(written: Written, given: Mapping[str, object], default: Path | None
     if named is not None or default is None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
         return named, None
     return str(default), default
-
-
-def _is_trl(written: Written) -> bool:
-    return written.command.launcher == TRL
 
 
 def _alone(given: Mapping[str, object], document: Mapping[str, object]) -> bool:
@@ -212,18 +210,6 @@ def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) 
             hint="num_processes counts those of all machines together.",
         )
     return Started(processes, machines)
-
-
-def said_processes(written: Written) -> int | None:
-    """Return how many processes a file starts, before TRL's parser has read it; None where it does not say.
-
-    Raises:
-        InputError: a file that it names cannot be read, or the number is none.
-    """
-    given = _own(written)
-    file, _ = _file_of(written, given, None)
-    started = _by_accelerate(given, _document(file)[0] if file is not None else {})
-    return None if started is None else started.processes
 
 
 def _own(written: Written) -> Mapping[str, object]:

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.check.asked import Written
-from autotune.app.check.task import UnreadError
-from autotune.app.user_plan import UserPlan, user_plan
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
 from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ReadCommandRequest
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.probing.jobs import read_command
 from autotune.probing.server import JobServer
 from autotune.trainers import find_trainer
+from autotune.userconfig.fields import UserPlan, user_plan
+from autotune.userconfig.written import Written
 
 # Fields of trl.ModelConfig that say where the model comes from, and what a check never does.
 _NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
@@ -77,7 +76,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
     user = replace(user, plan=_unfilled(user.plan, written))
-    env = {**_env(written.values.get("env")), **written.command.env}
+    env = {**written.env, **written.command.env}
     allocator = env.get(ALLOCATOR_VARIABLE) or env.get(_OLD_ALLOCATOR_VARIABLE)
     kept_env = {ALLOCATOR_VARIABLE: allocator} if allocator else {}
     return replace(user, plan=replace(user.plan, env=kept_env))
@@ -85,14 +84,9 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
 
 def _unfilled(plan: TrainingPlan, written: Written) -> TrainingPlan:
     """Return a plan without what TRL's classes fill in of other fields, which would be another for other sizes."""
-    said = {*written.values, *(word.lstrip("-").partition("=")[0] for word in written.command.words)}
     filled = {
         name
         for name, source in _FILLED_IN.items()
-        if name not in said and plan.args.get(name) is not None and plan.args[name] == plan.args.get(source)
+        if name not in written.given and plan.args.get(name) is not None and plan.args[name] == plan.args.get(source)
     }
     return replace(plan, args={name: value for name, value in plan.args.items() if name not in filled})
-
-
-def _env(document: object) -> dict[str, str]:
-    return {str(name): str(value) for name, value in document.items()} if isinstance(document, Mapping) else {}

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from autotune.app.check.task import UnreadError
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, Command
 
 # Words of ``torchrun`` (torch 2.13, ``torch/distributed/run.py``).

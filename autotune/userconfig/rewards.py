@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.app.check.task import UnreadError
-from autotune.core.configuration import SCRIPT_ARGUMENTS, Configuration, ReadCommand
+from autotune.core.configuration import Configuration, ReadCommand
+from autotune.errors import UnreadError
 from autotune.trainers.prompts import NO_REWARD
 
 _FUNCTIONS, _MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
@@ -38,6 +37,18 @@ class Rewards:
         return f"Imported and not run: {named}. What they hold of the device themselves is not counted."
 
 
+def named_rewards(read: ReadCommand) -> tuple[str, ...]:
+    """Return the reward functions that TRL's script is given; none where it names none.
+
+    Raises:
+        UnreadError: it names a reward model.
+    """
+    if read.script.get(_MODEL):
+        raise UnreadError(f"A reward model ({_MODEL}) beside the trained one is not read.")
+    named = read.script.get(_FUNCTIONS)
+    return tuple(map(str, named)) if isinstance(named, list) else ()
+
+
 def rewards_of(read: ReadCommand, config: Configuration, *, imports: bool) -> Rewards:
     """Return the reward functions of a configuration of a trainer that generates completions.
 
@@ -50,12 +61,7 @@ def rewards_of(read: ReadCommand, config: Configuration, *, imports: bool) -> Re
     Raises:
         UnreadError: it names a reward model.
     """
-    scripts = (item.values for name, item in read.configurations.items() if name.endswith(SCRIPT_ARGUMENTS))
-    script: Mapping[str, object] = next(scripts, {})
-    if script.get(_MODEL):
-        raise UnreadError(f"A reward model ({_MODEL}) beside the trained one is not read.")
-    named = script.get(_FUNCTIONS)
-    names = tuple(map(str, named)) if isinstance(named, list) else ()
+    names = named_rewards(read)
     weights = config.values.get(_WEIGHTS)
     if not names:
         return Rewards((NO_REWARD,) * (len(weights) if isinstance(weights, list) and weights else 1))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 
-from autotune.app.base.candidate import engine_key, written_keys
-from autotune.app.base.edit import Wanted, edits_of, plan_before, rewritten, values_after
-from autotune.app.base.keys import Path, of_engine
-from autotune.app.base.reading import UserBase, find_base, read_base
-from autotune.app.check.candidate import lookup
 from autotune.confidential import secret_keys
+from autotune.core.nested import Key
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
@@ -23,13 +19,17 @@ from autotune.inspection.yaml_edit import unified_diff
 from autotune.probing import JobServer
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
+from autotune.userconfig.base import UserBase, read_base, written_keys
+from autotune.userconfig.edit import Wanted, edits_of, plan_before, rewritten, values_after
+from autotune.userconfig.keys import engine_key, of_engine
+from autotune.userconfig.written import written
 
 # Evaluation and the placing of layers are set for a probe, whatever the file says of them.
 _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
 
 
 def handed_over(
-    base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting, server: JobServer, folder: FilePath
+    base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting, server: JobServer, folder: Path
 ) -> tuple[BaseFile, str]:
     """Return the base with the recommendation's configuration, and a note; empty if the file could be edited.
 
@@ -49,7 +49,7 @@ def handed_over(
     file = folder / "config.yaml"
     for name, content in {file.name: here, **launch_files(wanted.plan, folder, base.launching.document)}.items():
         write_text(folder / name, content)
-    read = read_base(find_base(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
+    read = read_base(written(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
     # What the plan of the base does not say as the file does is left as the file has it.
     idle = {path for item in trainer.techniques if not item.matters(setting) for path in item.writes}
     differing = _other(read, wanted.plan) - _other(base, plan_before(trainer, setting)) - idle
@@ -63,7 +63,7 @@ def handed_over(
         unified_diff(base.file.text, text, base.name),
         {name: read.config.values[name] for name in read.arguments if name in read.config.values},
         {name: value for name, value in read.arguments.items() if name not in read.config.values},
-        _env(read),
+        dict(read.written.env),
         base.launching.document,
         tuple(".".join(path) for path in secret_keys(base.file.values)),
     )
@@ -71,12 +71,12 @@ def handed_over(
 
 
 def _changed_keys(
-    base: UserBase, edits: Mapping[Path, object], plan: TrainingPlan, trainer: Trainer
+    base: UserBase, edits: Mapping[Key, object], plan: TrainingPlan, trainer: Trainer
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     edited = {path[-1] for path in edits}
     for technique in trainer.techniques:
         engine = (path for path in technique.writes if of_engine(path))
-        other = {engine_key(path) for path in engine if lookup(base.plan, path) != lookup(plan, path)}
+        other = {engine_key(path) for path in engine if base.plan.entry(path) != plan.entry(path)}
         keys = {name: value for name, value in written_keys(base, technique).items() if name in edited | other}
         if keys:
             yield technique.name, keys
@@ -90,7 +90,7 @@ def _other(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
         for name, value in getattr(plan, part).items()
         if name not in _OF_PROBES and not _agrees(value, values.get(name))
     ]
-    differing += [f"env.{name}" for name, value in plan.env.items() if lookup(read.plan, f"env.{name}") != value]
+    differing += [f"env.{name}" for name, value in plan.env.items() if read.plan.entry(f"env.{name}") != value]
     return frozenset(differing)
 
 
@@ -103,8 +103,3 @@ def _agrees(value: object, read: object) -> bool:
 
 def _engines(read: UserBase) -> Mapping[str, object]:
     return {name: read.plan.args.get(name) for name in ENGINE_FIELDS}
-
-
-def _env(read: UserBase) -> dict[str, str]:
-    found = read.file.values.get("env")
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, Mapping) else {}

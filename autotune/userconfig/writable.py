@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.app.check.launch import Launching
 from autotune.core.configuration import Configuration
+from autotune.core.nested import Key, at, put
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.userconfig.keys import PARTS, keys_of
+from autotune.userconfig.launch import Launching
 
-Key = tuple[str, ...]
-"""A key by its path in the file, such as ``("env", "PYTORCH_ALLOC_CONF")``."""
-PARTS = ("args", "model", "env")
-"""Parts of a plan that a configuration file has keys for."""
 _DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
 _STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
 # ``distributed_type`` of accelerate's documents that leave the engine to the trainer's own fields.
@@ -47,27 +45,16 @@ class Writable:
         Of a mapping that the file has, only the keys that change are written, and any other mapping is written whole.
         """
         found: dict[Key, object] = {}
-        for path, value in entries.items():
-            key = self._key(path)
+        for key, value in ((key, value) for path, value in entries.items() for key in keys_of(self.values, path)):
             outer = self.values.get(key[0])
             if len(key) == 1 or key[0] == "env" or isinstance(outer, Mapping):
-                if value is not None or not self.values or _there(self.values, key):
+                if value is not None or not self.values or at(self.values, key):
                     found[key] = value
             elif value is not None:
                 whole = found.setdefault(key[:1], {})
                 assert isinstance(whole, dict)
                 put(whole, key[1:], value)
         return found
-
-    def _key(self, path: str) -> Key:
-        part, *names = path.split(".")
-        if part == "env":
-            return ("env", *names)
-        given = self.values.get(names[0])
-        # transformers takes both spellings, and that with its prefix wins (training_args.py, `_process_fsdp_args`).
-        if names[0] == _FSDP_CONFIG and isinstance(given, Mapping) and f"fsdp_{names[1]}" in given:
-            return (names[0], f"fsdp_{names[1]}", *names[2:])
-        return tuple(names)
 
 
 def writable(values: Mapping[str, object], config: Configuration, started: Launching, *, on_cpu: bool) -> Writable:
@@ -96,28 +83,3 @@ def writable(values: Mapping[str, object], config: Configuration, started: Launc
     elif on_cpu:
         fixed |= {_DEEPSPEED}
     return Writable(values, frozenset(fixed))
-
-
-def put(mapping: dict[str, object], key: Key, value: object) -> None:
-    """Set a value in a mapping of mappings, or drop it if it is None; mappings inside are replaced by new ones."""
-    name, *rest = key
-    if not rest:
-        if value is None:
-            mapping.pop(name, None)
-        else:
-            mapping[name] = value
-        return
-    given = mapping.get(name)
-    if isinstance(given, Mapping) or value is not None:
-        inside = dict(given) if isinstance(given, Mapping) else {}
-        put(inside, tuple(rest), value)
-        mapping[name] = inside
-
-
-def _there(values: Mapping[str, object], key: Key) -> bool:
-    found: object = values
-    for name in key:
-        if not isinstance(found, Mapping) or name not in found:
-            return False
-        found = found[name]
-    return True

@@ -5,17 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path as Directory
+from pathlib import Path
 from typing import Any
 
-from autotune.app.base.engine import DEEPSPEED, FSDP, fsdp_keys
-from autotune.app.base.keys import Path, keys_of, written_at
-from autotune.app.base.reading import UserBase
-from autotune.app.check.candidate import lookup
-from autotune.app.check.launch import COUNTS, LAUNCH_FILES
 from autotune.confidential import secret_keys, without_secrets
 from autotune.core.candidate import Candidate
 from autotune.core.machine import Hardware
+from autotune.core.nested import Key
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.emit.arguments import launch_arguments
@@ -24,6 +20,9 @@ from autotune.emit.rows import ROWS, TrainingRows
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.techniques.base import Technique
 from autotune.trainers import Trainer
+from autotune.userconfig.base import UserBase
+from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
+from autotune.userconfig.probed_engine import DEEPSPEED, FSDP, fsdp_keys
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class Wanted:
     model: str | None = None
     rows: TrainingRows | None = None
     evaluates: bool = False
-    bundle: Directory = Directory()
+    bundle: Path = Path()
 
 
-def rewritten(base: UserBase, edits: Mapping[Path, object]) -> str:
+def rewritten(base: UserBase, edits: Mapping[Key, object]) -> str:
     """Return the text of the file with keys as they should be, and without those that are secret.
 
     Raises:
@@ -58,7 +57,7 @@ def rewritten(base: UserBase, edits: Mapping[Path, object]) -> str:
     return edited(base.file, [*written, *(Edit(path) for path in secret)])
 
 
-def values_after(base: UserBase, edits: Mapping[Path, object]) -> dict[str, Any]:
+def values_after(base: UserBase, edits: Mapping[Key, object]) -> dict[str, Any]:
     """Return the keys and values of the file as they should be, without those that are secret."""
     values: dict[str, Any] = copy.deepcopy(without_secrets(dict(base.file.values)))
     for path, value in edits.items():
@@ -69,7 +68,7 @@ def values_after(base: UserBase, edits: Mapping[Path, object]) -> dict[str, Any]
     return values
 
 
-def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> dict[Path, object]:
+def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> dict[Key, object]:
     """Return the values of keys, by their path in the file, that a plan needs and that the file does not have.
 
     A key of a technique that the plan leaves at TRL's default, and that the file has, gets that default.
@@ -78,7 +77,7 @@ def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
     return {path: value for path, value in found.items() if _differs(base, path, value)}
 
 
-def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[tuple[Path, object]]:
+def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[tuple[Key, object]]:
     """Yield what keys have to be, by their path in the file; those that are so already among them."""
     if wanted.model is not None:
         yield ("model_name_or_path",), wanted.model
@@ -95,13 +94,13 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     device = trainer.cpu_args if setting.machine.hardware.kind == "cpu" else trainer.cuda_args
     also = {path for paths in trainer.also_set.values() for path in paths}
     for path in dict.fromkeys((*(f"args.{name}" for name in device), *sorted(also))):
-        if path not in written and _present(wanted.plan, path):
+        if path not in written and wanted.plan.at(path):
             yield from _entry(base, path, wanted.plan)
     yield from _launch(base, wanted, setting.machine.hardware)
     yield from _engine(base, wanted.plan, plan_before(trainer, setting))
 
 
-def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tuple[Path, object]]:
+def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tuple[Key, object]]:
     """Yield the keys that ``trl`` hands on to ``accelerate launch``."""
     values = base.file.values
     named = next((name for name in LAUNCH_FILES if values.get(name)), None)
@@ -119,7 +118,7 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
         yield (PRECISION,), AS_TOLD
 
 
-def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterator[tuple[Path, object]]:
+def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterator[tuple[Key, object]]:
     """Yield the keys of engines: FSDP is the trainer's own, and DeepSpeed's document is named by accelerate's."""
     values = base.file.values
     if values.get(DEEPSPEED) is not None:
@@ -138,10 +137,10 @@ def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
         if not technique.matters(setting):
             continue
         if technique.name in wanted.fixed or any(
-            _present(before, path) != _present(wanted.plan, path)
-            or lookup(before, path) != lookup(wanted.plan, path)
+            before.at(path) != wanted.plan.at(path)
+            or before.entry(path) != wanted.plan.entry(path)
             # Accumulation follows from a global batch that is not the file's.
-            or (lookup(base.plan, path) is not None and lookup(base.plan, path) != lookup(wanted.plan, path))
+            or (base.plan.entry(path) is not None and base.plan.entry(path) != wanted.plan.entry(path))
             for path in technique.writes
             if path.startswith(("args.", "model.", "env."))
         ):
@@ -155,31 +154,21 @@ def plan_before(trainer: Trainer, setting: Setting) -> TrainingPlan:
     return trainer.plan(trainer.normal(Candidate({**default, **setting.base.choices}), setting), setting)
 
 
-def _entry(base: UserBase, path: str, plan: TrainingPlan) -> Iterator[tuple[Path, object]]:
+def _entry(base: UserBase, path: str, plan: TrainingPlan) -> Iterator[tuple[Key, object]]:
     """Yield the keys of the file for an entry of a plan: what the plan has, or else the default if the file has it."""
-    present = _present(plan, path)
-    for key in keys_of(base, path):
+    present = plan.at(path)
+    for key in base.keys(path):
         default = base.defaults.get(key[-1]) if len(key) == 1 else None
         if present:
-            yield key, lookup(plan, path)
-        elif written_at(base, key):
+            yield key, plan.entry(path)
+        elif base.at(key):
             # An empty variable is as none.
             yield key, "" if path.startswith("env.") else default
 
 
-def _present(plan: TrainingPlan, path: str) -> bool:
-    head, *rest = path.split(".")
-    value: Any = getattr(plan, head)
-    for name in rest:
-        if not isinstance(value, Mapping) or name not in value:
-            return False
-        value = value[name]
-    return True
-
-
-def _differs(base: UserBase, key: Path, value: object) -> bool:
+def _differs(base: UserBase, key: Key, value: object) -> bool:
     """Whether a key has another value than the file gives it, or than TRL does where the file has none."""
-    found = written_at(base, key)
+    found = base.at(key)
     if not found:
         known = len(key) == 1 and key[0] in base.defaults
         return not (known and base.defaults[key[0]] == value)

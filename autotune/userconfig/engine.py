@@ -8,15 +8,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from autotune.app.check.groups import FIELD, groups_of, started_by
-from autotune.app.check.launch import NO_PRECISION, Launching
-from autotune.app.check.task import UnreadError
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
-from autotune.errors import InputError
+from autotune.core.nested import at, mapping, put
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.userconfig.groups import FIELD, groups_of, started_by
+from autotune.userconfig.launch import NO_PRECISION, Launching
 
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
@@ -78,7 +78,12 @@ def with_precision(config: Configuration, started: Launching) -> Configuration:
 
 
 def engine_args(
-    document: Mapping[str, object], config: Configuration, folder: Path, processes: int | None = None
+    document: Mapping[str, object],
+    config: Configuration,
+    folder: Path,
+    processes: int | None = None,
+    *,
+    accumulation: int | str = 1,
 ) -> Mapping[str, object]:
     """Return the fields ``deepspeed``, ``fsdp``, ``fsdp_config`` and ``parallelism_config`` of a training.
 
@@ -88,39 +93,31 @@ def engine_args(
         document: of ``accelerate launch --config_file``; empty without one.
         folder: from which relative paths in the documents lead.
         processes: how many are started; None where that is not known.
+        accumulation: what is taken where a document of DeepSpeed that accelerate names does not say it; accelerate
+            takes 1 (DeepSpeedPlugin).
 
     Raises:
         InputError: a file that is named cannot be read, accelerate refuses the groups of processes, or transformers
             refuses what DeepSpeed's document says beside the trainer's arguments.
         UnreadError: the documents ask for what cannot be traced.
     """
-    found = dict(documents(document, config, folder, processes))
-    deepspeed = found.get("deepspeed")
-    if isinstance(deepspeed, Mapping):
-        if not config.values.get("deepspeed"):
-            # Where accelerate's own document does not say it, accelerate takes 1 (DeepSpeedPlugin).
-            deepspeed = {_ACCUMULATION: 1, **deepspeed}
-        # A single process may be one of which nothing says how many there are.
-        found["deepspeed"] = _agreeing(deepspeed, config, processes if processes != 1 else None)
-    return found
-
-
-def documents(
-    document: Mapping[str, object], config: Configuration, folder: Path, processes: int | None = None
-) -> Mapping[str, object]:
-    """Return the same fields as :func:`engine_args`, with what DeepSpeed's document says of sizes as it is written."""
     own, kind = config.values, str(document.get("distributed_type", "NO"))
     found: dict[str, object] = {}
     if own.get("deepspeed"):
         found["deepspeed"] = _document(own["deepspeed"], folder)
     elif kind == "DEEPSPEED":
-        given = document.get("deepspeed_config")
-        found["deepspeed"] = _deepspeed(given if isinstance(given, Mapping) else {}, folder)
+        found["deepspeed"] = {
+            _ACCUMULATION: accumulation,
+            **_deepspeed(mapping(document.get("deepspeed_config")), folder),
+        }
     elif own.get("fsdp"):
         found |= _fsdp(_fsdp_keys(document, config), default_version=2)
     elif kind == "FSDP":
         found |= _fsdp(_fsdp_keys(document, config), default_version=1)
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
+    if engine == "deepspeed":
+        # A single process may be one of which nothing says how many there are.
+        found[engine] = _agreeing(mapping(found[engine]), config, processes if processes != 1 else None)
     parallel = started_by(groups_of(document, config), document, engine, processes)
     return {**found, FIELD: parallel} if parallel else found
 
@@ -133,8 +130,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
         UnreadError: words for accelerate choose an engine, or set it.
     """
     document = started.document
-    given = document.get("deepspeed_config")
-    keys = given if isinstance(given, Mapping) else {}
+    keys = mapping(document.get("deepspeed_config"))
     own = bool(config.values.get("deepspeed"))
     beside = [name for name in keys if name.lower() in _REFUSED_BESIDE]
     beside += [_PRECISION] if document.get(_PRECISION) is not None and not started.precise else []
@@ -180,18 +176,19 @@ def _agreeing(document: Mapping[str, object], config: Configuration, processes: 
         InputError: it contradicts them.
     """
     found = {**dict.fromkeys(SIZES, AUTO), **document}
-    for path, expected in following(config, processes):
-        said = follow(found, path, expected)
-        if said is not None:
-            raise InputError(
-                f"DeepSpeed's document says {'.'.join(path)}: {said}, and by the trainer's own arguments it is"
-                f" {expected}: transformers ends the run.",
-                hint=f"Write {AUTO} in its place.",
-            )
+    for path, expected in _following(config, processes):
+        for said in at(found, path):
+            if said not in (AUTO, expected) and expected is not None:
+                raise InputError(
+                    f"DeepSpeed's document says {'.'.join(path)}: {said}, and by the trainer's own arguments it is"
+                    f" {expected}: transformers ends the run.",
+                    hint=f"Write {AUTO} in its place.",
+                )
+            put(found, path, AUTO)
     return found
 
 
-def following(config: Configuration, processes: int | None) -> Following:
+def _following(config: Configuration, processes: int | None) -> Following:
     """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, and what they have to be.
 
     As transformers fills them in, or ends at another value (``integrations/deepspeed.py``, ``trainer_config_process``).
@@ -208,26 +205,6 @@ def following(config: Configuration, processes: int | None) -> Following:
     yield ("gradient_clipping",), values.get("max_grad_norm")
     for name in ("bf16", "fp16"):
         yield (name, "enabled"), bool(values.get(name) or values.get(f"{name}_full_eval"))
-
-
-def follow(document: dict[str, object], path: tuple[str, ...], expected: object) -> object:
-    """Make a key of a document ``auto``, if it is there and is what it has to be; return what it is otherwise.
-
-    Args:
-        expected: None where that is not known.
-    """
-    *outer, name = path
-    around = document.get(outer[0]) if outer else document
-    if not isinstance(around, Mapping) or name not in around:
-        return None
-    said: object = around[name]
-    if said not in (AUTO, expected) and expected is not None:
-        return said
-    if outer:
-        document[outer[0]] = {**around, name: AUTO}
-    else:
-        document[name] = AUTO
-    return None
 
 
 def _fsdp(keys: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:

@@ -51,7 +51,7 @@ def _nearest(
     default = technique.plan(technique.default(setting), candidate, setting)
     # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
     unsaid = {path: value for path, value in default.items() if path.startswith("model.")}
-    own = {path: lookup(plan, path) for path in technique.writes}
+    own = {path: plan.entry(path) for path in technique.writes}
     further = technique.spellings(own, candidate, setting)
     for spelling in (*_numbers(technique, plan), *further, technique.default(setting), *listed, *_spellings(technique)):
         try:
@@ -60,14 +60,14 @@ def _nearest(
             continue
         beside = candidate.but(**{technique.name: choice})
         entries = _identifying(technique, technique.plan(choice, beside, setting))
-        agreeing = sum(_agrees(value, lookup(plan, path), unsaid.get(path)) for path, value in entries.items())
+        agreeing = sum(_agrees(value, plan.entry(path), unsaid.get(path)) for path, value in entries.items())
         whole = agreeing == len(entries)
         # Of choices with the same entries, one that is possible beside the others is meant.
         possible = technique.conflict(choice, beside, setting) is None
         found.append(((whole, agreeing if whole else agreeing / len(entries), possible), choice))
     (whole, agreed, _), choice = max(found, key=lambda item: item[0])
     # A choice without entries agrees with everything; another one's switch may be on.
-    switched = not agreed and any(lookup(plan, path) not in (None, False) for path in technique.writes)
+    switched = not agreed and any(plan.entry(path) not in (None, False) for path in technique.writes)
     return choice, whole and not switched
 
 
@@ -77,7 +77,7 @@ def _spellings(technique: Technique) -> tuple[Choice, ...]:
 
 def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:
     """Return the numbers that a plan has where the technique writes."""
-    values = (lookup(plan, path) for path in sorted(technique.writes))
+    values = (plan.entry(path) for path in sorted(technique.writes))
     return tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
@@ -91,12 +91,3 @@ def _identifying(technique: Technique, entries: Mapping[str, object]) -> Mapping
 
 def _agrees(value: object, actual: object, default: object) -> bool:
     return value == actual or (actual is None and (value in (False, None, {}) or value == default))
-
-
-def lookup(plan: TrainingPlan, path: str) -> object:
-    """Return the entry of a plan at a path such as ``args.FIELD``, or None."""
-    head, *rest = path.split(".")
-    value: object = getattr(plan, head)
-    for name in rest:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value

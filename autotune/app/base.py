@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotune.app.base.engine import documents_of
-from autotune.app.base.keys import keys_of, of_engine, of_groups, written_at
-from autotune.app.base.reading import UserBase
-from autotune.app.check.candidate import AsCandidate, as_candidate, lookup
 from autotune.app.options import Options
 from autotune.app.problem import fixed_ranks_per_row
-from autotune.app.user_plan import traced_fields
 from autotune.core.base import Base
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
@@ -24,6 +19,11 @@ from autotune.techniques.base import Effect, Technique, facts, impossible, optio
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer
+from autotune.userconfig.base import UserBase, written_keys
+from autotune.userconfig.candidate import AsCandidate, as_candidate
+from autotune.userconfig.fields import traced_fields
+from autotune.userconfig.keys import of_engine, of_groups
+from autotune.userconfig.probed_engine import documents_of
 
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
 # Rules of other techniques and the self-test of packing depend on the choice itself, so it has to be known.
@@ -131,8 +131,8 @@ def _unsaid_left(base: UserBase, known: AsCandidate, trainer: Trainer, setting: 
 
 def _says(base: UserBase, technique: Technique) -> bool:
     """Whether the file has a key of a technique, under any of its names."""
-    return any(written_at(base, key) for path in technique.writes for key in keys_of(base, path)) or any(
-        lookup(base.plan, path) is not None for path in technique.writes if of_engine(path)
+    return any(base.at(key) for path in technique.writes for key in base.keys(path)) or any(
+        base.plan.entry(path) is not None for path in technique.writes if of_engine(path)
     )
 
 
@@ -144,7 +144,7 @@ def _own(base: UserBase, plan: TrainingPlan, known: AsCandidate, trainer: Traine
         entries = technique.plan(known.candidate[technique.name], known.candidate, setting)
         works = any(value not in (None, False) for value in entries.values())
         further = (path for path in technique.writes - entries.keys() if works and _set(base, path))
-        if technique.name not in known.exact or any(lookup(plan, path) is not None for path in further):
+        if technique.name not in known.exact or any(plan.entry(path) is not None for path in further):
             yield technique.name
 
 
@@ -152,7 +152,7 @@ def _set(base: UserBase, path: str) -> bool:
     """Whether the file sets the field of a path such as ``args.FIELD`` to another value than the default."""
     head, _, name = path.partition(".")
     values = base.config.values if head == "args" else base.model.values
-    said = any(written_at(base, key) for key in keys_of(base, path))
+    said = any(base.at(key) for key in base.keys(path))
     return said and name in values and values[name] != base.defaults[name]
 
 
@@ -241,19 +241,3 @@ def _said(base: UserBase, technique: Technique) -> str:
     keys = written_keys(base, technique)
     said = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}
     return ", ".join(f"{name}: {value}" for name, value in said.items()) or f"{technique.name} as TRL has it"
-
-
-def engine_key(path: str) -> str:
-    """Return what a user calls an entry of an engine, such as ``zero_optimization.stage``."""
-    return path.partition(".")[2].removeprefix("deepspeed.")
-
-
-def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
-    """Return the keys of the file that a technique writes, with their values."""
-    keys = [key for path in sorted(technique.writes) for key in keys_of(base, path)]
-    found = {key[-1]: value for key in dict.fromkeys(keys) for value in written_at(base, key)}
-    return found | {
-        engine_key(path): value
-        for path in sorted(technique.identified_by or technique.writes)
-        if of_engine(path) and (value := lookup(base.plan, path)) is not None
-    }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
 from autotune.emit.launch import PARALLELISM
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.techniques.sp_size import REFUSED as SEQUENCE_PARALLEL_REFUSED
 from autotune.techniques.tp_size import REFUSED as TENSOR_PARALLEL_REFUSED
 

@@ -6,14 +6,14 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
-from autotune.app.check.asked import Written
-from autotune.app.check.launch import Launching
 from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import TRL
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import trainers
+from autotune.userconfig.launch import Launching
+from autotune.userconfig.written import Written
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # Keys of a file for accelerate that say the most of it.
@@ -39,14 +39,13 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
         here: whether the training is for this machine; another one may have packages that this one lacks.
     """
     told = {item.key for item in known if item.severity is not Severity.NOTE}
-    given = _given(written)
     if built.refused.startswith(_ABSENT) and not here:
         said = f"On this machine it cannot be built: {_sentence(built.refused)}"
         yield finding(written, Severity.NOTE, mentioned(written, built.refused), said)
     elif built.refused:
         yield refused(written, built.refused)
     for item in built.overrides:
-        if item.key in given and item.key not in told:
+        if item.key in written.given and item.key not in told:
             yield _overridden(written, item)
     for said in built.warnings:
         key = mentioned(written, said)
@@ -66,9 +65,9 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         has = ", ".join(f"{name}: {started.document[name]}" for name in _TELLING if name in started.document)
         said = f"No file for accelerate is named, so that it reads its default, {started.default} ({has})."
         yield Finding(Severity.NOTE, said)
-    if str(started.in_vain or 1) != "1":
+    if str(started.ignored or 1) != "1":
         said = (
-            f"accelerate starts one process, and not {started.in_vain}: its file says distributed_type: NO. Write"
+            f"accelerate starts one process, and not {started.ignored}: its file says distributed_type: NO. Write"
             " MULTI_GPU there."
         )
         yield finding(written, Severity.SILENT, "num_processes", said)
@@ -104,7 +103,7 @@ def of_error(written: Written, error: InputError) -> Finding:
 
 def mentioned(written: Written, text: str) -> str:
     """Return the first key that a text mentions of those that the user wrote, or nothing."""
-    places = {name: re.search(rf"\b{re.escape(name)}\b", text) for name in _given(written)}
+    places = {name: re.search(rf"\b{re.escape(name)}\b", text) for name in written.given}
     found = {name: place.start() for name, place in places.items() if place is not None}
     return min(found, key=lambda name: found[name], default="")
 
@@ -113,11 +112,6 @@ def _warned(written: Written, key: str, said: str) -> Finding:
     # What is only going to change does what it says for now.
     severity = Severity.NOTE if "deprecated" in said else Severity.SILENT
     return finding(written, severity, key, f"TRL warns: {_sentence(said)}")
-
-
-def _given(written: Written) -> list[str]:
-    words = [word.lstrip("-").partition("=")[0] for word in written.command.words if word.startswith("--")]
-    return [*written.values, *words]
 
 
 def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:

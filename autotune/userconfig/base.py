@@ -6,28 +6,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.base.engine import with_engine
-from autotune.app.check.asked import Asked as CheckAsked
-from autotune.app.check.asked import Written
-from autotune.app.check.asked import written as written_by
-from autotune.app.check.engine import without_engine
-from autotune.app.check.launch import Launching, launching
-from autotune.app.check.problems import problems
-from autotune.app.check.reading import plan_of, read
-from autotune.app.check.sources import Sources, sources
-from autotune.app.check.task import UnreadError, fatal
-from autotune.app.options import Options
-from autotune.core.configuration import MODEL_CONFIG, SCRIPT_ARGUMENTS, Configuration, ReadCommand
+from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
+from autotune.core.nested import Key, at
 from autotune.core.plan import TrainingPlan
-from autotune.core.verdict import Finding, Severity
-from autotune.errors import InputError
+from autotune.core.verdict import Finding, Severity, fatal
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer
+from autotune.techniques.base import Technique
 from autotune.trainers import find_trainer
+from autotune.userconfig.engine import without_engine
+from autotune.userconfig.keys import engine_key, keys_of, of_engine
+from autotune.userconfig.launch import Launching, launching
+from autotune.userconfig.probed_engine import with_engine
+from autotune.userconfig.problems import problems
+from autotune.userconfig.reading import plan_of, read
+from autotune.userconfig.rewards import named_rewards
+from autotune.userconfig.sources import Sources, sources
+from autotune.userconfig.written import Written
 
 _INSTEAD = "Give MODEL and DATASET beside --base."
-_REWARD_MODEL = "reward_model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -69,19 +68,18 @@ class UserBase:
         """What TRL's classes have for a key that is not in the file."""
         return {name: value for item in self.read.configurations.values() for name, value in item.defaults.items()}
 
+    def keys(self, path: str) -> tuple[Key, ...]:
+        """Return where in the file the entry at a path of a plan stands, or should; nothing for one of an engine."""
+        return () if of_engine(path) else keys_of(self.file.values, path)
+
+    def at(self, key: Key) -> tuple[object, ...]:
+        """Return the value of a key as it is in the file, alone; nothing if it is not there."""
+        return at(self.file.values, key)
+
     @property
     def arguments(self) -> Mapping[str, object]:
         """The keys of the file that belong to TRL's classes, as written; the others are for the launch."""
         return {name: value for name, value in self.file.values.items() if name in self.defaults}
-
-
-def find_base(config: str, trainer: str | None) -> Written:
-    """Return the file of a base with the trainer that it is for.
-
-    Raises:
-        InputError: it cannot be read, or does not tell the trainer.
-    """
-    return written_by(CheckAsked(config=config, trainer=trainer))
 
 
 def read_base(written: Written, hardware: Hardware, server: JobServer, folder: Path) -> UserBase:
@@ -128,7 +126,7 @@ def sources_of(base: UserBase, model: str | None, dataset: str | None) -> Source
         InputError: there is none, or it cannot be used.
     """
     try:
-        found = sources(CheckAsked(config=base.name, model=model, dataset=dataset), base.read, base.config)
+        found = sources(base.read, base.config, model, dataset)
     except UnreadError as error:
         raise InputError(f"{base.name}: {error.message}", hint=_INSTEAD) from error
     if found.dataset.mixture or found.streams:
@@ -137,23 +135,19 @@ def sources_of(base: UserBase, model: str | None, dataset: str | None) -> Source
     return found
 
 
-def rewards_of(base: UserBase, options: Options) -> tuple[str, ...]:
+def rewards_of(base: UserBase) -> tuple[str, ...]:
     """Return the reward functions of a base.
 
     Raises:
         InputError: it names a reward model.
     """
-    scripts = (item.values for name, item in base.read.configurations.items() if name.endswith(SCRIPT_ARGUMENTS))
-    script: Mapping[str, object] = next(scripts, {})
-    if not options.trainer.generates:
+    if not find_trainer(base.written.trainer).generates:
         return ()
-    if script.get(_REWARD_MODEL):
-        raise InputError(
-            f"{base.name} names a reward model ({_REWARD_MODEL}), which probes do not run.",
-            hint="Give reward functions that cost as much, with --reward-funcs, and leave it out of the base.",
-        )
-    named = script.get("reward_funcs")
-    return tuple(str(name) for name in named) if isinstance(named, list) else ()
+    try:
+        return named_rewards(base.read)
+    except UnreadError as error:
+        hint = "Give reward functions that cost as much, with --reward-funcs, and leave it out of the base."
+        raise InputError(f"{base.name}: {error.message}", hint=hint) from error
 
 
 def _wrong(written: Written, found: Iterable[Finding]) -> InputError:
@@ -167,3 +161,14 @@ def _wrong(written: Written, found: Iterable[Finding]) -> InputError:
 
 def _line(item: Finding) -> str:
     return item.message if item.line is None else f"line {item.line}: {item.message}"
+
+
+def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
+    """Return the keys of the file that a technique writes, with their values."""
+    keys = [key for path in sorted(technique.writes) for key in base.keys(path)]
+    found = {key[-1]: value for key in dict.fromkeys(keys) for value in base.at(key)}
+    return found | {
+        engine_key(path): value
+        for path in sorted(technique.identified_by or technique.writes)
+        if of_engine(path) and (value := base.plan.entry(path)) is not None
+    }

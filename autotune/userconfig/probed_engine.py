@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from autotune.app.check.engine import AUTO, SIZES, documents, follow, following, fsdp_named, with_precision
-from autotune.app.check.launch import Launching
-from autotune.app.check.task import UnreadError
 from autotune.core.configuration import Configuration
+from autotune.core.nested import mapping
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.techniques.base import Technique
+from autotune.userconfig.engine import AUTO, engine_args, fsdp_named, with_precision
+from autotune.userconfig.launch import Launching
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan that hold documents of engines."""
@@ -46,13 +46,14 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
     processes = started.processes if started.said else None
     try:
         overruled = with_precision(config, started) is not config
-        found = dict(documents(started.document, config, started.folder, processes))
+        # Every file that a search writes has the accumulation as the trainer's arguments say it.
+        found = dict(engine_args(started.document, config, started.folder, processes, accumulation=AUTO))
     except (UnreadError, InputError) as error:
         raise InputError(f"{place}: {error.message}", hint=error.hint) from error
     if overruled:
         why = "bf16 and fp16 are false, and accelerate overrules them by it"
         raise _refused(place, f"mixed_precision: {started.precision}", why, f"Write {started.precision}: true.")
-    groups = dict(_mapping(found.pop(_PARALLELISM, None)))
+    groups = dict(mapping(found.pop(_PARALLELISM, None)))
     if "cp_comm_strategy" in groups:
         why = "context parallelism is searched with accelerate's default"
         raise _refused(place, f"cp_comm_strategy: {groups['cp_comm_strategy']}", why, "Leave it out.")
@@ -60,8 +61,8 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
     if groups != {"dp_shard_size": started.processes} and groups:
         found[_PARALLELISM] = groups
     if DEEPSPEED in found:
-        found[DEEPSPEED] = _deepspeed(_mapping(found[DEEPSPEED]), config, started.processes, place)
-    if _mapping(found.get(FSDP)).get("activation_checkpointing"):
+        found[DEEPSPEED] = _deepspeed(mapping(found[DEEPSPEED]), place)
+    if mapping(found.get(FSDP)).get("activation_checkpointing"):
         instead = "Write gradient_checkpointing: true in its place."
         raise _refused(place, "fsdp_activation_checkpointing", "checkpointing is searched by TRL's own key", instead)
     return replace(plan, args={**plan.args, **found}, launch=Launch(started.processes))
@@ -74,15 +75,15 @@ def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[st
     for name in (DEEPSPEED, FSDP):
         if name in plan.args:
             start = f"args.{name}"
-            found[start] = _without(_mapping(plan.args[name]), start, told)
+            found[start] = _without(mapping(plan.args[name]), start, told)
     return found
 
 
 def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> Mapping[str, object]:
     """Return ``fsdp_config`` of a plan with the user's further keys, on which no step depends."""
     given = config.values.get(FSDP) if config.values.get("fsdp") else started.document.get(FSDP)
-    wanted = _mapping(plan.args.get(FSDP))
-    beside = {name: value for name, value in fsdp_named(_mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
+    wanted = mapping(plan.args.get(FSDP))
+    beside = {name: value for name, value in fsdp_named(mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
     return {**beside, **wanted}
 
 
@@ -98,19 +99,17 @@ def _without(document: Mapping[str, object], start: str, told: set[str]) -> Mapp
     return kept
 
 
-def _deepspeed(
-    document: Mapping[str, object], config: Configuration, processes: int, place: str
-) -> Mapping[str, object]:
-    """Return DeepSpeed's document with ``auto`` for what follows from the trainer's arguments."""
+def _deepspeed(document: Mapping[str, object], place: str) -> Mapping[str, object]:
+    """Return DeepSpeed's document in the spelling of the techniques' choices."""
     if "optimizer" in document:
         why = "DeepSpeed then makes an optimizer of its own, and the trainer's is searched"
         raise _refused(place, "optimizer in DeepSpeed's document", why, "Leave it out: optim says which.")
-    zero = dict(_mapping(document.get("zero_optimization")))
+    zero = dict(mapping(document.get("zero_optimization")))
     if zero.get("stage", 0) not in _STAGES:
         why = "no choice of sharding is like it"
         raise _refused(place, f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
     for part in ("offload_optimizer", "offload_param"):
-        device = str(_mapping(zero.get(part)).get("device") or "none")
+        device = str(mapping(zero.get(part)).get("device") or "none")
         if device not in _OFFLOADED:
             key = f"zero_optimization.{part}.device: {device}"
             raise _refused(place, key, "only the host's memory is probed", "Write cpu or none.")
@@ -120,18 +119,7 @@ def _deepspeed(
         number = zero.get(name)
         if isinstance(number, float) and number.is_integer():
             zero[name] = int(number)
-    # accelerate takes one micro-batch for a step where its document does not say (accelerate/utils/deepspeed.py).
-    found = {**dict.fromkeys(SIZES, AUTO), **document, "zero_optimization": zero}
-    for path, expected in following(config, processes):
-        said = follow(found, path, expected)
-        if said is not None:
-            why = f"by the trainer's own arguments it is {expected}"
-            raise _refused(place, f"{'.'.join(path)}: {said} in DeepSpeed's document", why, f"Write {AUTO}.")
-    return found
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
+    return {**document, "zero_optimization": zero}
 
 
 def _refused(place: str, key: str, why: str, hint: str) -> InputError:

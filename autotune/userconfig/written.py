@@ -1,0 +1,115 @@
+"""Reads a command with the file that it names, and finds the trainer that it is for; imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.confidential import hidden_words
+from autotune.core.nested import mapping
+from autotune.errors import InputError
+from autotune.inspection.command_line import CONFIG, Command, of_file, read_command_line
+from autotune.inspection.yaml_file import YamlFile, read_yaml
+from autotune.inspection.yaml_secrets import withheld
+from autotune.trainers import find_trainer, trainers
+from autotune.userconfig.beside import trainer_in
+
+_REMEDY = "Name it with --trainer."
+
+
+@dataclass(frozen=True)
+class Written:
+    """A command with the file that it names, both without what is secret.
+
+    TRL's parser reads the file itself, and nothing else needs it: no step depends on a secret.
+
+    Attributes:
+        file: None where the command names none.
+        trainer: the trainer's name.
+    """
+
+    command: Command
+    file: YamlFile | None
+    trainer: str
+
+    @property
+    def values(self) -> Mapping[str, object]:
+        """The keys of the file."""
+        return self.file.values if self.file is not None else {}
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The keys of the file, and then the options among the words of the command."""
+        options = (word for word in self.command.words if word.startswith("--"))
+        return (*self.values, *(word.lstrip("-").partition("=")[0] for word in options))
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment variables that the file sets."""
+        return {str(name): str(value) for name, value in mapping(self.values.get("env")).items()}
+
+    def line(self, key: str) -> int | None:
+        """Return the line of a key in the file, or None if it is not there."""
+        return self.file.line(key) if self.file is not None else None
+
+    @property
+    def place(self) -> str:
+        """The file's name, as the user wrote it, or empty."""
+        return str(self.file.path) if self.file is not None else ""
+
+
+def written(config: str | None, trainer: str | None = None, command: Sequence[str] = ()) -> Written:
+    """Return a command with its file.
+
+    Args:
+        config: a YAML file of TRL's, or None for a command.
+        trainer: the trainer's name; None: as the command or the file says.
+        command: the words of a command; empty for a file.
+
+    Raises:
+        InputError: they cannot be read, or do not tell the trainer.
+    """
+    if (config is None) == (not command):
+        what = "neither a file nor a command" if config is None else "both a file and a command"
+        raise InputError(f"There is {what} to check.", hint="Give CONFIG.yaml, or -- and the command.")
+    found = read_command_line(hidden_words(command)) if config is None else of_file(config, trainer)
+    file = withheld(read_yaml(found.config)) if found.config is not None else None
+    if trainer is not None:
+        name = find_trainer(trainer).name
+        if found.trainer is not None and found.trainer != name:
+            raise InputError(f"The command trains with {found.trainer}, and --trainer says {name}.")
+    else:
+        name = found.trainer or _trainer_of(file)
+    if found.script is not None and not found.uses_parser and file is None:
+        raise InputError(
+            f"{found.script} reads its arguments by itself, so they cannot be known.",
+            hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it; or"
+            " `autotune dry-run` runs the script itself, on null GPUs.",
+        )
+    return Written(found, file, name)
+
+
+def _trainer_of(file: YamlFile | None) -> str:
+    """Return the only trainer that has all of a file's keys that belong to some trainer; of several, a bundle's.
+
+    Raises:
+        InputError: there is not exactly one.
+    """
+    if file is None:
+        raise InputError("The command does not say which trainer it is for.", hint=_REMEDY)
+    known = trainers().values()
+    every = frozenset().union(*(item.fields for item in known))
+    own = every & file.values.keys()
+    having = [item.name for item in known if own <= item.fields]
+    if len(having) == 1:
+        return having[0]
+    handed_over = trainer_in(file.path.parent)
+    if handed_over in having:
+        return handed_over
+    if not own or len(having) == len(known):
+        raise InputError(f"No key of {file.path} says which trainer it is for.", hint=_REMEDY)
+    if having:
+        raise InputError(f"{file.path} may be for {', '.join(having)}.", hint=_REMEDY)
+    counts = {item.name: len(own & item.fields) for item in known}
+    best = max(counts, key=lambda name: counts[name])
+    raise InputError(f"No trainer has all the keys of {file.path}; {best} has the most of them.", hint=_REMEDY)
