@@ -63,7 +63,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     return doc.Document(
         title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
         subject=target_text(plan),
-        verdict=_verdict(plan),
+        verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
             *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Place.PAGES),
@@ -79,13 +79,13 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     )
 
 
-def _verdict(plan: Plan) -> doc.Verdict:
+def _verdict(plan: Plan, *remarks: str) -> doc.Verdict:
     best, doubt = plan.best, doubt_text(plan)
     return doc.Verdict(
         headline(plan),
         doc.Tone.BAD if plan.fastest is None else doc.Tone.GOOD,
         choices=choices_text(best.candidate, plan) if best is not None and len(plan.estimates) > 1 else "",
-        remarks=(doc.Paragraph(doubt, doc.Tone.UNSURE),) if doubt else (),
+        remarks=(*map(doc.Paragraph, remarks), *([doc.Paragraph(doubt, doc.Tone.UNSURE)] if doubt else [])),
     )
 
 

@@ -85,6 +85,8 @@ def test_every_chart_is_drawn_and_nothing_is_logged(shown: Any) -> None:
         drawn = shown.find_elements("css selector", f"#{name} svg.main-svg")
         assert drawn, name
         assert drawn[0].size["width"] > 200
+    for name in ("phases", "choices", "lengths"):
+        assert shown.find_element("css selector", f"#{name} .bars path").size["height"] > 0, name
     assert shown.get_log("browser") == []
 
 

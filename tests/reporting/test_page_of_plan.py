@@ -10,7 +10,7 @@ import pytest
 
 from autotune.core.estimate import Estimate, Origin, Plan
 from autotune.core.length_report import LengthBin
-from autotune.reporting.document import Candidates, Charts, Command, Point, Table, Tone, Verdict
+from autotune.reporting.document import Candidates, Charts, Command, Paragraph, Point, Table, Tone, Verdict
 from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.plan import plan_report
@@ -47,8 +47,8 @@ def points(plan: Plan) -> tuple[Point, ...]:
 
 def test_the_verdict_is_the_terminal_s_and_says_that_nothing_was_measured() -> None:
     shown = plan_report(planned())
-    assert shown.verdict == Verdict(headline(planned()), Tone.GOOD, choices_text(LONGEST, planned()))
-    assert shown.lines("Notes") == ("Nothing was measured.",)
+    choices, unmeasured = choices_text(LONGEST, planned()), (Paragraph("Nothing was measured."),)
+    assert shown.verdict == Verdict(headline(planned()), Tone.GOOD, choices, remarks=unmeasured)
     (table, _) = shown.blocks(Table)
     assert [row[1] for row in table.rows][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]
 
