@@ -21,7 +21,7 @@ from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 
 ARGS = {"per_device_train_batch_size": 2, "bf16": False, "max_length": 32, "report_to": "none"}
-PLANS = {
+PLANS: dict[str, tuple[TrainingPlan, list[tuple[int, ...]]]] = {
     "dpo": (TrainingPlan("dpo", args=ARGS), [(8, 8, 8)] * 2),
     "online_dpo": (
         TrainingPlan(
