@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -12,9 +13,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.events import Event, Noted, ProbeFinished, StageStarted, StudyResumed, WorkloadReady
+from autotune.core.events import Event, Noted, ProbeFinished, StageStarted
 from autotune.core.status import ProbeStatus
-from autotune.reporting.progress import Progress, reason_text, resumed_text, tracing_text, workload_text
+from autotune.reporting.progress import Progress, reason_text, tracing_text
 from autotune.reporting.provisional import provisional
 from autotune.reporting.words import bytes_or_dash, status_text
 from autotune.units import format_duration
@@ -25,6 +26,7 @@ _STYLES = {
     ProbeStatus.HOST_OUT_OF_MEMORY: "yellow",
     ProbeStatus.UNSUPPORTED: "dim",
 }
+_LINE_STYLES: Mapping[type[Event], str] = {StageStarted: "bold", Noted: "italic"}
 # Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
 _FRAMES_PER_SECOND = 4
 _MARGIN = 4
@@ -56,20 +58,14 @@ class LiveListener:
         """Handle an event, and print the lines that stay."""
         progress = self._display.progress
         progress.follow(event)
-        match event:
-            case StageStarted(text=text):
-                self._console.print(Text(text, style="bold"))
-            case WorkloadReady():
-                self._console.print(Text(workload_text(event)))
-            case StudyResumed():
-                self._console.print(Text(resumed_text(progress)))
-            case Noted(text=text):
-                self._console.print(Text(f"note: {text}", style="italic"))
-            case ProbeFinished():
-                if not self._headed:
-                    self._console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
-                    self._headed = True
-                self._console.print(finished_row(event, progress))
+        line = progress.line_text(event)
+        if line:
+            self._console.print(Text(line, style=_LINE_STYLES.get(type(event), "")))
+        if isinstance(event, ProbeFinished):
+            if not self._headed:
+                self._console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
+                self._headed = True
+            self._console.print(finished_row(event, progress))
 
 
 class Display:

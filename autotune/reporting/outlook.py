@@ -12,7 +12,16 @@ from autotune.core.candidate import Candidate
 from autotune.core.result import Result, Trial
 from autotune.core.status import ProbeStatus
 from autotune.core.unsearched import LeftOut, Unlockable
-from autotune.reporting.words import bytes_or_dash, differences, kept_text, rate_or_dash, short_path, status_text
+from autotune.reporting.words import (
+    baseline_name,
+    bytes_or_dash,
+    differences,
+    kept_text,
+    rate_or_dash,
+    short_path,
+    status_text,
+    written,
+)
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes, format_duration
 
@@ -72,16 +81,17 @@ def interrupted_text(result: Result) -> str:
     if best is None:
         allowed = " that may be recommended" if ran(result.trials) else ""
         return f"Interrupted before any candidate{allowed} ran to the end."
-    what = differences(best.candidate, result.baseline.candidate) if result.baseline else all_choices(best.candidate)
     return (
-        f"Interrupted. Best so far, not confirmed by a longer run: {what} "
+        f"Interrupted. Best so far, not confirmed by a longer run: {candidate_name(result, best.candidate)} "
         f"at {rate_or_dash(best.tokens_per_second)}, peak {bytes_or_dash(best.peak_bytes)}."
     )
 
 
-def all_choices(candidate: Candidate) -> str:
-    """Return every choice of a candidate."""
-    return " ".join(f"{knob}={choice}" for knob, choice in candidate.items())
+def candidate_name(result: Result, candidate: Candidate) -> str:
+    """Return what differs from the baseline, or all choices where that was never measured."""
+    if result.baseline is None:
+        return written(candidate)
+    return differences(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
 
 
 def ran(trials: Iterable[Trial]) -> list[Trial]:

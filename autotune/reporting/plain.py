@@ -8,17 +8,12 @@ from typing import assert_never
 from autotune.core.events import (
     CandidateVetoed,
     Event,
-    Noted,
     ProbeFinished,
     ProbeLost,
     ProbeStarted,
     Ranked,
-    StageStarted,
-    StudyResumed,
-    Tracing,
-    WorkloadReady,
 )
-from autotune.reporting.progress import UNCOUNTED, Progress, ranked_text, reason_text, resumed_text, workload_text
+from autotune.reporting.progress import UNCOUNTED, Progress, ranked_text, reason_text
 from autotune.reporting.words import bytes_or_dash, rate_or_dash, status_text
 
 
@@ -40,21 +35,11 @@ class PlainListener:
     def _line(self, event: Event, first: bool) -> str:
         progress = self._progress
         match event:
-            case Tracing():
-                return ""
             case Ranked():
                 return ranked_text(event) if first else ""
-            case StageStarted(text=text):
-                return text
-            case WorkloadReady():
-                return workload_text(event)
-            case StudyResumed():
-                return resumed_text(progress)
-            case Noted(text=text):
-                return f"note: {text}"
             case ProbeStarted() | ProbeFinished() | ProbeLost() | CandidateVetoed():
                 return self._line_of(event)
-        assert_never(event)
+        return progress.line_text(event)
 
     def _line_of(self, event: ProbeStarted | ProbeFinished | ProbeLost | CandidateVetoed) -> str:
         """Return the line of an event about a candidate."""

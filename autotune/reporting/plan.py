@@ -24,7 +24,7 @@ from autotune.reporting.plan_words import (
 )
 from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
 from autotune.reporting.steps import Step, untraced_text
-from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, number_or_dash, rate_or_dash
+from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, memory_cells, number_or_dash, rate_or_dash
 from autotune.units import format_bytes
 
 _MOST_ROWS = (250, 150, 50)
@@ -106,17 +106,17 @@ def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
     both = (best, plan.baseline)
     memories = [one.memory for one in both]
     needs = [memory.device_bytes if memory is not None else None for memory in memories]
-    hosts = [memory.host_need_bytes if memory is not None else None for memory in memories]
+    texts = list(zip(*map(memory_cells, both), strict=True))
     rates = [one.tokens_per_second for one in both]
     fastest = max((rate for rate in rates if rate is not None), default=0.0)
     shares = [need / plan.budget_bytes if need is not None else None for need in needs]
     speeds = [rate / fastest if rate and fastest else None for rate in rates]
     errors = [f"{100 * memory.error:.0f} %" if memory is not None else MISSING for memory in memories]
     return (
-        compared_row("memory needed", bytes_or_dash(needs[0]), bytes_or_dash(needs[1]), *shares),
-        compared_row("to spare", bytes_or_dash(best.spare_bytes), bytes_or_dash(plan.baseline.spare_bytes)),
+        compared_row("memory needed", *texts[0], *shares),
+        compared_row("to spare", *texts[1]),
         compared_row("memory may be off by", errors[0], errors[1]),
-        compared_row("host memory of a machine", bytes_or_dash(hosts[0]), bytes_or_dash(hosts[1])),
+        compared_row("host memory of a machine", *texts[2]),
         compared_row("speed", rate_or_dash(rates[0]), rate_or_dash(rates[1]), *speeds),
     )
 
@@ -184,14 +184,7 @@ def _outcome(one: Estimate) -> str:
 
 
 def _row(number: str, one: Estimate, plan: Plan, reason: str) -> doc.CandidateRow:
-    memory = one.memory
-    cells = (
-        bytes_or_dash(memory.device_bytes if memory is not None else None),
-        bytes_or_dash(one.spare_bytes),
-        bytes_or_dash(memory.host_need_bytes if memory is not None else None),
-        number_or_dash(one.tokens_per_second),
-        BASIS[one.origin],
-    )
+    cells = (*memory_cells(one), number_or_dash(one.tokens_per_second), BASIS[one.origin])
     tone = doc.Tone.PLAIN if one.fits else doc.Tone.BAD
     return doc.CandidateRow(number, choices_text(one.candidate, plan), _outcome(one), cells, reason, tone)
 

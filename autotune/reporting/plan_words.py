@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.rent import Rent
 from autotune.reporting.outlook import allow_lines
-from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash
+from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash, written
 from autotune.units import format_bytes, format_duration
 
 BASIS = {Origin.TRACED: "traced", Origin.UNKNOWN: "unknown"}
@@ -19,6 +20,18 @@ _MEANINGS = {
 }
 
 
+def subject_text(found: Plan | Rent, target: str) -> str:
+    """Return what was planned for a target: the workload with its fixed choices."""
+    fixed = found.settings.get("fix")
+    words = f", with {written(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
+    return f"{found.model} on {found.dataset}, global batch {found.global_batch_size}{words}, planned for {target}"
+
+
+def traces_text(found: Plan | Rent) -> str:
+    """Return how many traces a plan stands on, and how long it took."""
+    return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}"
+
+
 def target_text(plan: Plan) -> str:
     """Return the workload and the target of the plan."""
     part = plan.budget_bytes < plan.gpu.memory_bytes
@@ -26,19 +39,15 @@ def target_text(plan: Plan) -> str:
     name = f"{plan.processes} x {plan.gpu.name}" if several else plan.gpu.name
     memory = f"{format_bytes(plan.budget_bytes)} of {'each of ' if several else ''}{name}" if part else name
     has = "" if part else f", {'each of which' if several else 'which'} has {format_bytes(plan.budget_bytes)}"
-    fixed = plan.settings.get("fix")
-    words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, Mapping) else ""
-    return (
-        f"{plan.model} on {plan.dataset}, global batch {plan.global_batch_size}"
-        f"{f', with {words}' if words else ''}, planned for {memory}{has}"
-    )
+    return subject_text(plan, f"{memory}{has}")
 
 
 def choices_text(candidate: Candidate, plan: Plan) -> str:
     """Return a candidate's differences from TRL's default, without the fixed choices."""
-    differences = candidate.differences(plan.baseline.candidate)
-    words = " ".join(f"{knob}={choice}" for knob, choice in differences.items())
-    return words or f"{BASELINE_NAME}{' beside that' if plan.settings.get('fix') else ''}"
+    return (
+        written(candidate.differences(plan.baseline.candidate))
+        or f"{BASELINE_NAME}{' beside that' if plan.settings.get('fix') else ''}"
+    )
 
 
 def headline(plan: Plan) -> str:
@@ -52,7 +61,7 @@ def headline(plan: Plan) -> str:
         return (
             f"{'It fits' if alone else 'The fastest that fits'}: {rate_or_dash(best.tokens_per_second)}{each}, {spare}"
         )
-    least = smallest(plan)
+    least = plan.best
     if least is None or least.memory is None:
         return "Nothing can be predicted here: autotune probe can measure it."
     what = "It does not fit" if alone else "Nothing is predicted to fit"
@@ -60,12 +69,6 @@ def headline(plan: Plan) -> str:
         f"{what} in {format_bytes(plan.budget_bytes)}: {'it' if alone else 'the least'} needs "
         f"{format_bytes(least.memory.device_bytes)}."
     )
-
-
-def smallest(plan: Plan) -> Estimate | None:
-    """Return the estimate with the least memory, or None where nothing could be predicted."""
-    known = [estimate for estimate in plan.estimates if estimate.memory is not None]
-    return min(known, key=lambda estimate: estimate.memory.device_bytes if estimate.memory else 0, default=None)
 
 
 def doubt_text(plan: Plan) -> str:
@@ -106,8 +109,7 @@ def _doubted_host(memory: MemoryEstimate, plan: Plan) -> str:
 
 def change_text(change: Change) -> str:
     """Return in a few words the change that makes a candidate fit."""
-    made = change.instead.candidate.differences(change.candidate)
-    words = " ".join(f"{knob}={choice}" for knob, choice in made.items())
+    words = written(change.instead.candidate.differences(change.candidate))
     return f"fits with {words}, {bytes_or_dash(change.instead.spare_bytes)} to spare"
 
 
@@ -125,11 +127,6 @@ def candidate_counts_text(plan: Plan) -> str:
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
     return f"{candidates}: {parts or 'none legal'}."
-
-
-def traces_text(plan: Plan) -> str:
-    """Return how many traces the plan stands on, and how long it took."""
-    return f"{plan.trace_count} traces ({plan.new_trace_count} new) in {format_duration(plan.wall_seconds)}"
 
 
 def basis_lines(estimates: Iterable[Estimate]) -> tuple[str, ...]:

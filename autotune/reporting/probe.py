@@ -22,8 +22,8 @@ from autotune.reporting.comparison import (
     step_change_text,
 )
 from autotune.reporting.outlook import (
-    all_choices,
     allow_lines,
+    candidate_name,
     interrupted_text,
     left_out_lines,
     next_command,
@@ -38,7 +38,6 @@ from autotune.reporting.words import (
     MISSING,
     baseline_name,
     bytes_or_dash,
-    differences,
     number_or_dash,
     short_path,
     status_text,
@@ -78,13 +77,6 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
     )
 
 
-def _named(result: Result, candidate: Candidate) -> str:
-    """Return what differs from the baseline; all choices where that was never measured."""
-    if result.baseline is None:
-        return all_choices(candidate)
-    return differences(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
-
-
 def _verdict(result: Result, trl: str) -> doc.Verdict:
     chosen = result.recommended
     if chosen is None and result.status is RunStatus.INTERRUPTED:
@@ -96,7 +88,7 @@ def _verdict(result: Result, trl: str) -> doc.Verdict:
     return doc.Verdict(
         headline(result, chosen),
         doc.Tone.GOOD,
-        choices="" if same else _named(result, chosen.candidate),
+        choices="" if same else candidate_name(result, chosen.candidate),
         remarks=(
             doc.Paragraph(confirmed_text(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
             doc.Paragraph(runs_text(result, chosen)),
@@ -200,7 +192,7 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
     ]
     best = doc.front([(peak, rate) for _, _, peak, rate in ran])
     return tuple(
-        doc.Point(_named(result, one.candidate), f"trial {one.number}", peak, rate, role, on_front)
+        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", peak, rate, role, on_front)
         for (role, one, peak, rate), on_front in zip(ran, best, strict=True)
     )
 
@@ -224,7 +216,7 @@ def _trials(result: Result) -> doc.Candidates:
         rows=tuple(
             doc.CandidateRow(
                 number=str(trial.number),
-                name=_named(result, trial.candidate),
+                name=candidate_name(result, trial.candidate),
                 outcome=status_text(trial.status),
                 cells=(
                     bytes_or_dash(trial.peak_bytes),
@@ -245,7 +237,7 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
     for trial in result.trials:
         if trial.status is not ProbeStatus.OK:
             continue
-        name = _named(result, trial.candidate)
+        name = candidate_name(result, trial.candidate)
         measured = trial.reserved_bytes if trial.reserved_bytes is not None else trial.peak_bytes
         if trial.predicted_bytes is not None and measured is not None:
             memory.append(doc.Predicted(name, trial.predicted_bytes, measured))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
     ONCE_MORE,
     CandidateVetoed,
     Event,
+    Noted,
     ProbeFinished,
     ProbeLost,
     ProbeStarted,
@@ -19,7 +21,14 @@ from autotune.core.events import (
     WorkloadReady,
 )
 from autotune.core.measurement import Measurement
-from autotune.reporting.words import BASELINE_NAME, baseline_name, bytes_or_dash, differences, rate_or_dash
+from autotune.reporting.words import (
+    BASELINE_NAME,
+    baseline_name,
+    bytes_or_dash,
+    differences,
+    memory_cells,
+    rate_or_dash,
+)
 from autotune.units import format_bytes, format_count, format_duration
 
 _PURPOSES = {
@@ -114,6 +123,21 @@ class Progress:
         figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.peak_bytes)}"
         return f"best so far: {differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
+    def line_text(self, event: Event) -> str:
+        """Return the line of an event that is not about a candidate; an empty text for others."""
+        match event:
+            case StageStarted(text=text):
+                return text
+            case WorkloadReady():
+                return workload_text(event)
+            case StudyResumed():
+                return resumed_text(self)
+            case Noted(text=text):
+                return f"note: {text}"
+            case Tracing() | Ranked() | ProbeStarted() | ProbeFinished() | ProbeLost() | CandidateVetoed():
+                return ""
+        assert_never(event)
+
     def candidate_text(self, candidate: Candidate, purpose: str) -> str:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
         shown = differences(candidate, self.baseline, self.name)
@@ -136,8 +160,7 @@ def tracing_text(tracing: Tracing) -> str:
 def ranked_text(ranked: Ranked) -> str:
     """Return the best candidate of a provisional ranking in one line."""
     best = ranked.best[0]
-    memory, rate = best.memory, best.tokens_per_second
-    needs = bytes_or_dash(memory.device_bytes if memory is not None else None)
+    rate, (needs, _, _) = best.tokens_per_second, memory_cells(best)
     if not best.fits:
         return f"first ranking: nothing of what is traced so far fits; the least needs {needs}"
     figures = needs if rate is None else f"{rate_or_dash(rate)}, {needs}"

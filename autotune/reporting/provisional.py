@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from autotune.core.events import Ranked
-from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, differences
+from autotune.reporting.words import BASELINE_NAME, differences, memory_cells, number_or_dash
 
 _TITLE = "Best of what is traced so far (provisional)"
 _WIDTHS = (10, 10, 9)
@@ -18,11 +18,10 @@ def provisional(ranked: Ranked) -> Iterator[Text]:
     yield _line(_TITLE, "bold")
     yield _line(_row("needs", "to spare", "tok/s", f"what differs from {BASELINE_NAME}"), "bold")
     for estimate in ranked.best:
-        memory, rate = estimate.memory, estimate.tokens_per_second
-        needs = bytes_or_dash(memory.device_bytes if memory is not None else None)
-        figures = needs, bytes_or_dash(estimate.spare_bytes), MISSING if rate is None else f"{rate:,.0f}"
+        needs, spare, _ = memory_cells(estimate)
         choices = differences(estimate.candidate, ranked.baseline)
-        yield _line(_row(*figures, choices), "" if estimate.fits else "red")
+        row = _row(needs, spare, number_or_dash(estimate.tokens_per_second), choices)
+        yield _line(row, "" if estimate.fits else "red")
 
 
 def _row(*cells: str) -> str:

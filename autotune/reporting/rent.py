@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
-from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, number_or_dash, rate_or_dash
+from autotune.reporting.plan_words import subject_text, traces_text
+from autotune.reporting.words import BASELINE_NAME, MISSING, memory_cells, number_or_dash, rate_or_dash, written
 from autotune.units import format_duration
 
 
@@ -19,7 +20,7 @@ def rent_report(found: Rent) -> Document:
         sections=(
             *_fitting(found, fitting),
             *listing("Does not fit", unfit_lines(found)),
-            Section("Traces", (Paragraph(traces_text(found)),)),
+            Section("Traces", (Paragraph(f"{traces_text(found)}."),)),
             *listing("Notes", found.notes),
         ),
     )
@@ -39,17 +40,12 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
 
 def target_text(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
-    fixed = found.settings.get("fix")
-    words = " ".join(f"{knob}={choice}" for knob, choice in fixed.items()) if isinstance(fixed, dict) else ""
     number = found.num_processes
     each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
     more = ", and for more while each trains more" if number == "auto" else ""
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
-    return (
-        f"{found.model} on {found.dataset}, global batch {found.global_batch_size}"
-        f"{f', with {words}' if words else ''}, planned for {kinds}"
-    )
+    return subject_text(found, kinds)
 
 
 def best_text(found: Rent) -> str:
@@ -102,13 +98,10 @@ def titles(found: Rent) -> tuple[str, ...]:
 
 def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
     """Return the figures of an offer that fits, as long as :func:`titles`."""
-    memory = offer.estimate.memory if offer.estimate is not None else None
     costs = (cost_text(offer),) if found.priced else ()
     return (
         gpus_text(offer),
-        bytes_or_dash(memory.device_bytes if memory is not None else None),
-        bytes_or_dash(offer.estimate.spare_bytes if offer.estimate is not None else None),
-        bytes_or_dash(memory.host_need_bytes if memory is not None else None),
+        *memory_cells(offer.estimate),
         number_or_dash(offer.tokens_per_second),
         number_or_dash(offer.rate_of_each),
         time_text(offer),
@@ -118,17 +111,12 @@ def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
 
 def configuration_text(offer: Offer) -> str:
     """Return the fastest configuration by its differences from TRL's default."""
-    return " ".join(f"{knob}={choice}" for knob, choice in offer.differences.items()) or BASELINE_NAME
+    return written(offer.differences) or BASELINE_NAME
 
 
 def unfit_lines(found: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
     return tuple(f"{gpus_text(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
-
-
-def traces_text(found: Rent) -> str:
-    """Return what the table stands on."""
-    return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}."
 
 
 def _short(found: Rent) -> str:

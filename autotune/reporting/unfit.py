@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from autotune.core.result import Result, Smallest, Trial
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus
-from autotune.reporting.outlook import all_choices, ran
-from autotune.reporting.words import baseline_name, bytes_or_dash, differences, status_text
+from autotune.reporting.outlook import candidate_name, ran
+from autotune.reporting.words import baseline_name, bytes_or_dash, status_text
 from autotune.units import format_bytes
 
 
@@ -68,8 +68,8 @@ def _smallest_text(result: Result) -> Iterable[str]:
     found, trial = result.smallest, _trial_of(result, result.smallest)
     if found is None:
         return
-    named = differences(found.candidate, result.baseline.candidate) if result.baseline else all_choices(found.candidate)
-    need = f"The smallest predicted need, {format_bytes(found.predicted_bytes)} ({named}),"
+    name = candidate_name(result, found.candidate)
+    need = f"The smallest predicted need, {format_bytes(found.predicted_bytes)} ({name}),"
     if trial is None:
         limit = f": {result.ended} ended the search" if result.ended else ""
         yield f"{need} was not tried{limit}."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
+from autotune.core.estimate import Estimate
 from autotune.core.status import ProbeStatus
 from autotune.units import format_bytes, format_rate
 
@@ -27,7 +29,12 @@ def baseline_name(*, own: bool, starts: bool = False) -> str:
 
 def differences(candidate: Candidate, baseline: Candidate, name: str = BASELINE_NAME) -> str:
     """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``; its name without any."""
-    return " ".join(f"{knob}={choice}" for knob, choice in candidate.differences(baseline).items()) or name
+    return written(candidate.differences(baseline)) or name
+
+
+def written(choices: Mapping[str, object]) -> str:
+    """Return choices as the command line takes them, such as ``packing=bfd liger=on``."""
+    return " ".join(f"{knob}={choice}" for knob, choice in choices.items())
 
 
 def status_text(status: ProbeStatus) -> str:
@@ -38,6 +45,14 @@ def status_text(status: ProbeStatus) -> str:
 def bytes_or_dash(count: float | None) -> str:
     """Return a byte count, or a dash where it was not measured."""
     return MISSING if count is None else format_bytes(count)
+
+
+def memory_cells(estimate: Estimate | None) -> tuple[str, str, str]:
+    """Return what a device needs, what is to spare, and what the host needs; dashes for what is not known."""
+    memory = estimate.memory if estimate is not None else None
+    if estimate is None or memory is None:
+        return MISSING, MISSING, MISSING
+    return format_bytes(memory.device_bytes), bytes_or_dash(estimate.spare_bytes), format_bytes(memory.host_need_bytes)
 
 
 def printable(text: str) -> str:

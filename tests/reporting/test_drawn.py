@@ -56,28 +56,6 @@ def test_a_summary_fits_the_console(result: Result, width: int) -> None:
     assert widest(text) <= width
 
 
-@WIDTHS
-def test_a_summary_tells_what_was_found_and_what_to_do(width: int) -> None:
-    text = " ".join(drawn(a_result(), width).split())
-    for part in (
-        "2.30x (2.11 to 2.51) the speed of TRL's default",
-        "a further run 21,400 to 24,720 9,500 to 10,530",
-        "The speed is the mean of 6 runs, 5 of them in turn with TRL's default",
-        "gradient_checkpointing=off",
-        "Confirmed by a longer run",
-        "21.00 GiB",
-        "1.84x slower, needs 3.00 GiB less",
-        "● recommended",
-        "2 vetoed: probe 2 ran out of memory with less",
-        "attention flash_attention_2: flash-attn is not installed",
-        "Not measured, since it changes training: --allow quantization",
-        "An optimizer step now sees 52.4 documents rather than 8",
-        "The driver reports",
-        "trl sft --config /runs/autotune-Qwen2.5-0.5B-chats/config.yaml",
-    ):
-        assert part in text
-
-
 @pytest.mark.parametrize("width", [20, 80])
 def test_a_command_to_copy_is_one_line_whatever_the_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -85,10 +63,6 @@ def test_a_command_to_copy_is_one_line_whatever_the_width(width: int, monkeypatc
     lines = drawn(a_result(output_directory=folder), width).splitlines()
     assert lines[-1] == f"Train with:  CUDA_VISIBLE_DEVICES=0 trl sft --config {folder}config.yaml"
     assert lines[-2] == f"The bundle is in {folder.rstrip('/')}"
-
-
-def test_a_summary_admits_that_a_recommendation_is_unconfirmed() -> None:
-    assert "Not confirmed by a longer run." in drawn(a_result(confirmed=False), 80)
 
 
 def test_markup_in_names_is_shown_as_it_is() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from html import unescape
 
-from rich.console import Console
-
 from autotune.core.candidate import Candidate
 from autotune.core.events import WorkloadReady
 from autotune.core.result import BaseFile, Contribution, Result
@@ -16,7 +14,6 @@ from autotune.reporting.document import Diff
 from autotune.reporting.page import html, markdown
 from autotune.reporting.probe import probe_report
 from autotune.reporting.progress import Progress
-from autotune.reporting.terminal import show
 from tests.reporting.examples import a_result, a_workload, nothing_fits
 from tests.reporting.test_page import HOSTILE
 from tests.reporting.test_page import own as own_part
@@ -71,15 +68,6 @@ def test_the_comparison_is_with_the_user_s_configuration() -> None:
     assert headline(slow, result.baseline).startswith("Your configuration is already the fastest")
 
 
-def test_the_summary_shows_costs_and_difference_and_not_trl_s_default() -> None:
-    console = Console(width=100, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115, PTH123
-    show(probe_report(own()), console)
-    shown = console.export_text()
-    assert "costs 34 %" in shown
-    assert "+gradient_checkpointing: false  # old" in shown
-    assert "TRL's default" not in shown
-
-
 def test_progress_names_it() -> None:
     progress = Progress()
     progress.follow(WorkloadReady(a_workload(), 1, 1, own=True))
@@ -92,15 +80,14 @@ def test_the_page_names_it_too() -> None:
     assert "TRL's default" not in text
 
 
-def test_a_page_has_the_costs_and_the_difference_of_the_terminal() -> None:
+def test_a_page_marks_the_lines_of_the_difference() -> None:
     page = unescape(html(own()))
     assert "<code>gradient_checkpointing: true</code> costs 34 %" in page
     assert '<span class="removed">-gradient_checkpointing: true  # old</span>' in page
     assert '<span class="added">+gradient_checkpointing: false  # old</span>' in page
-    assert "What changes in mine.yaml" in page
 
 
-def test_markdown_has_them_too() -> None:
+def test_markdown_has_the_difference_in_a_block_of_its_own() -> None:
     text = markdown(own())
     assert "- `gradient_checkpointing: true` costs 34 %" in text
     assert f"```diff\n{DIFF}```" in text

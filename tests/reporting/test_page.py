@@ -84,12 +84,8 @@ def test_the_figures_of_a_hostile_result_are_still_json() -> None:
     assert json.loads(figures).keys() >= {"front", "lengths"}
 
 
-def test_every_trial_is_in_the_table_with_its_reason() -> None:
-    result = a_result()
-    page = own(html(result))
-    assert page.count("<tr data-status=") == len(result.trials)
-    for trial in result.trials:
-        assert trial.reason in page
+def test_every_trial_has_its_row() -> None:
+    assert own(html(a_result())).count("<tr data-status=") == len(a_result().trials)
 
 
 def test_every_chart_has_its_text() -> None:
@@ -97,13 +93,6 @@ def test_every_chart_has_its_text() -> None:
     for name in re.findall(r'class="chart" id="(\w+)"', page):
         assert f'aria-describedby="{name}-caption"' in page
         assert re.search(rf'<figcaption id="{name}-caption">\S', page)
-
-
-def test_markdown_has_the_verdict_the_comparison_and_the_choices() -> None:
-    text = markdown(a_result())
-    assert text.startswith("# 2.3")
-    assert "| peak memory | 21.00 GiB | 12.00 GiB |" in text
-    assert "| `packing=bfd` |" in text
 
 
 def test_markdown_ends_with_the_command_that_searches_again() -> None:

@@ -17,7 +17,7 @@ from autotune.reporting.plan import plan_report
 from autotune.reporting.plan_words import choices_text, headline
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_timeline
-from tests.reporting.plans import BUDGET_BYTES, DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
+from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
 from tests.reporting.test_page import HOSTILE, own
 
 BINS = (LengthBin(1, 512, 30, 9_000), LengthBin(513, 2048, 10, 12_000))
@@ -153,8 +153,5 @@ def test_a_hostile_name_stays_a_name() -> None:
     assert "<img" not in page
 
 
-def test_the_plan_as_markdown_has_the_verdict_and_the_front() -> None:
-    text = markdown(planned())
-    assert text.startswith("# The fastest that fits: 9,000 tok/s")
-    assert re.search(r"\| 20\.00 GiB \| 9,000 tok/s \|", text)
-    assert f"planned for: RTX4090, {BUDGET_BYTES // GIB}.00 GiB" in text
+def test_the_plan_as_markdown_has_the_front() -> None:
+    assert re.search(r"\| 20\.00 GiB \| 9,000 tok/s \|", markdown(planned()))

@@ -123,13 +123,6 @@ def test_a_plan_without_estimates_says_so_and_draws_no_table_of_memory() -> None
     assert "memory at peak" not in text
 
 
-def test_what_else_there_is_to_know_is_listed() -> None:
-    text = words(drawn(a_plan(), 80))
-    assert "Left out: hub_kernels on: the package kernels is not installed" in text
-    assert "--allow quantization would add 8bit, 4bit-nf4" in text
-    assert "Notes: Nothing was measured." in text
-
-
 @WIDTHS
 def test_the_catalogue_fits_the_console_and_says_what_is_not_sure(width: int) -> None:
     console = a_console(width)

@@ -65,7 +65,7 @@ def test_a_single_candidate_fits_or_does_not() -> None:
 def test_where_nothing_fits_the_least_that_is_needed_is_said() -> None:
     larger = an_estimate(LONGEST, 40 * GIB, 9000.0)
     assert (
-        headline(a_plan(estimates=(larger, DEFAULT, UNKNOWN)))
+        headline(a_plan(estimates=(DEFAULT, larger, UNKNOWN)))
         == "Nothing is predicted to fit in 24.00 GiB: the least needs 31.00 GiB."
     )
 

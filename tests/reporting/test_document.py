@@ -1,0 +1,109 @@
+"""Terminal, HTML and Markdown leave out no sentence and no figure of a report that they draw."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from html import unescape
+
+import pytest
+from rich.console import Console
+
+from autotune.core.estimate import Plan
+from autotune.core.result import Result
+from autotune.reporting import document as doc
+from autotune.reporting.page import html, markdown
+from autotune.reporting.plan import plan_report
+from autotune.reporting.probe import probe_report
+from autotune.reporting.terminal import show
+from tests.reporting.examples import a_result, interrupted, nothing_fits, only_the_default_fits
+from tests.reporting.plans import DEFAULT, UNKNOWN, a_plan
+from tests.reporting.test_own_file_drawn import own
+from tests.reporting.test_page import own as own_part
+
+FOUND: dict[str, Result | Plan] = {
+    "found": a_result(), "own file": own(), "nothing fits": nothing_fits(), "only the default": only_the_default_fits(),
+    "interrupted": interrupted(), "plan": a_plan(), "plan that does not fit": a_plan(estimates=(DEFAULT, UNKNOWN)),
+}  # fmt: skip
+EVERY = pytest.mark.parametrize("found", FOUND.values(), ids=FOUND)
+
+
+def report(found: Result | Plan, top: int | None = None) -> doc.Document:
+    return plan_report(found, top) if isinstance(found, Plan) else probe_report(found)
+
+
+def texts(document: doc.Document, place: doc.Place) -> Iterator[str]:
+    """Yield the sentences and figures of the sections of a place."""
+    assert document.verdict is not None
+    yield from (document.subject, document.verdict.headline, document.verdict.choices)
+    yield from (remark.text for remark in document.verdict.remarks)
+    for section in document.sections:
+        if section.place in (doc.Place.EVERYWHERE, place):
+            yield section.title if section.heading else ""
+            for block in section.blocks:
+                yield from texts_of(block)
+
+
+def texts_of(block: doc.Block) -> Iterator[str]:
+    match block:
+        case doc.Paragraph() | doc.Command():
+            yield block.text
+        case doc.Listing():
+            yield block.lead
+            for line in block.lines:
+                yield from map(str_of, (line,) if isinstance(line, str) else line)
+        case doc.Table():
+            yield from block.columns
+            yield from (str_of(cell) for row in block.rows for cell in row)
+        case doc.Facts():
+            yield from (text for pair in block.pairs for text in pair)
+        case doc.Diff():
+            yield from block.text.splitlines()
+        case doc.Candidates():
+            yield from (block.counts, *block.lines)
+
+
+def rows_of(document: doc.Document) -> Iterator[str]:
+    """Yield the candidates with their figures."""
+    for block in document.blocks(doc.Candidates):
+        for row in block.rows:
+            yield from (row.name, row.reason, *row.cells)
+
+
+def str_of(cell: doc.Cell) -> str:
+    return "" if isinstance(cell, doc.Bar) else cell.text if isinstance(cell, doc.Code) else cell
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def missing(wanted: Iterator[str], drawn: str) -> list[str]:
+    return [text for text in wanted if words(text) not in words(drawn)]
+
+
+@EVERY
+def test_a_terminal_draws_all_of_it(found: Result | Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    document = report(found, top=20)
+    console = Console(file=io.StringIO(), width=400)
+    show(document, console)
+    assert isinstance(console.file, io.StringIO)
+    drawn = console.file.getvalue()
+    assert missing(texts(document, doc.Place.TERMINAL), drawn) == []
+    if isinstance(found, Plan):
+        assert missing(rows_of(document), drawn) == []
+
+
+@EVERY
+def test_a_page_draws_all_of_it(found: Result | Plan) -> None:
+    drawn = unescape(re.sub(r"<[^>]*>", " ", own_part(html(found))))
+    assert missing(texts(report(found), doc.Place.PAGES), drawn) == []
+    assert missing(rows_of(report(found)), drawn) == []
+
+
+@EVERY
+def test_markdown_draws_all_of_it(found: Result | Plan) -> None:
+    drawn = markdown(found).replace("\\", "")
+    assert missing(texts(report(found), doc.Place.PAGES), drawn) == []
