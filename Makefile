@@ -88,8 +88,8 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/lint-imports --config importlinter-fences.toml
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --config importlinter-fences.toml
 
 docs: $(READY)
 	$(BIN)/python -W ignore -m tests.docs.write

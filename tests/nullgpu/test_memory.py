@@ -201,3 +201,15 @@ def test_a_file_that_is_larger_than_the_host_s_memory_can_be_mapped(machine: Nul
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "0":
         with machine.start(program, str(file), variables=without) as process:
             assert ended(process) == "Cannot allocate memory"
+
+
+METER = """
+    import json, torch
+    from autotune.step.run.meters import CudaMeter
+    CudaMeter()
+    print(json.dumps([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
+"""
+
+
+def test_a_meter_leaves_nothing_in_memory_that_training_would_find(machine: NullMachine) -> None:
+    assert machine.run(METER) == [0, 0]

@@ -163,6 +163,8 @@ class CudaMeter(Meter):
             held_bytes = total_bytes - free_bytes
         self._context_bytes = max(0, held_bytes - torch.cuda.memory_reserved())
         del side, _
+        # Training gets its workspace at its own first product, after the weights, as without this meter.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._allocated_bytes = self._reserved_bytes = 0
