@@ -26,6 +26,7 @@ PROGRAM = """
         "cumsum": a.cumsum(0).tolist(), "all": bool((a >= 0).all()), "mean": a.float().mean().item(),
         "rows": b.sum(1).tolist(), "unique": torch.cat([a, a]).unique().tolist(),
         "power": torch.full((2,), 9.0, device="cuda").pow(0.5).tolist(),
+        "power of a number": (2.0 ** torch.arange(3.0, device="cuda")).tolist(),
         "norm": torch.linalg.vector_norm(torch.tensor([3.0, 4.0], device="cuda")).item(),
         "argmax": scores.argmax(-1).tolist(), "drawn": torch.multinomial(scores.softmax(-1), 1).flatten().tolist(),
         "sum allocates": torch.cuda.memory_allocated() - before,
@@ -42,6 +43,7 @@ def test_integers_and_small_tensors_are_computed(machine: NullMachine) -> None:
     assert shown["rows"] == [5.0, 0, 0, 5.0, 0, 0, 5.0, 0, 0, 5.0]
     assert shown["halves"] == [0.5, 1.5, 2.5]
     assert (shown["power"], shown["norm"]) == ([3.0, 3.0], 5.0)
+    assert shown["power of a number"] == [1.0, 2.0, 4.0]
     assert shown["unique"] == list(range(10))
 
 

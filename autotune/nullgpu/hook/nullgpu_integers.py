@@ -49,6 +49,9 @@ _SHAPED_BY_VALUES = {
 }  # fmt: skip
 # One kernel for all devices, which the dispatcher does not list under CUDA.
 _OF_ALL_DEVICES = {"copy_"}
+# Called with numbers that were wrapped into tensors on the device, which PyTorch cannot hand to Python: a number to the
+# power of a tensor.
+_OF_WRAPPED_NUMBERS = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
 _DRAWN = ("aten::multinomial", "aten::argmax")
 # Elements up to which a call is computed: of integers and booleans alone, and with floating-point numbers among them.
 _MOST_INTEGERS = 1 << 22
@@ -85,7 +88,7 @@ def install() -> int:
                 full = (
                     overload._schema.name + "." * bool(overload._schema.overload_name) + overload._schema.overload_name
                 )
-                if not _has_cuda_kernel(full, form):
+                if full in _OF_WRAPPED_NUMBERS or not _has_cuda_kernel(full, form):
                     continue
                 original = torch.library.get_kernel(full, "CUDA")
                 _replace(library, full, _on_host(overload, original, form in _SHAPED_BY_VALUES))
