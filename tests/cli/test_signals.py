@@ -16,7 +16,7 @@ import autotune
 
 # The API's function stands in for one that takes minutes: it has temporary rows, and waits until it is ended.
 SCRIPT = """
-import signal, sys, types
+import signal, sys, time, types
 for number in {ignored!r}:
     signal.signal(number, signal.SIG_IGN)
 from autotune.probing.scratch import ScratchFolder
@@ -27,7 +27,7 @@ def waiting(**options):
         print("waiting", flush=True)
         try:
             while True:
-                signal.pause()
+                time.sleep(0.05)  # signal.pause() would miss one that comes right before it
         finally:
             for number in {again!r}:
                 signal.raise_signal(number)
