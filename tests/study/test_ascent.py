@@ -100,6 +100,20 @@ def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_
     assert sum(counts) / len(counts) < 0.6 * len(table.rows)
 
 
+@pytest.mark.parametrize("budget", [1.5, 1.0, 0.8, 0.5])
+@pytest.mark.parametrize("name", ["8b_full", "8b_dpo"])
+def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_whole_space(
+    name: str, budget: float
+) -> None:
+    recorded = read_table(RECORDED / f"{name}.json.gz")
+    here = recorded.replayed()
+    for seed in ORDERS:
+        runner = RecordedRunner(recorded, round(budget * recorded.limit_bytes))
+        search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
+        assert_as_good(best_of(map(runner.estimate, runner.asked)), runner.everything()[0])
+        assert len(runner.asked) <= 60
+
+
 @pytest.mark.parametrize("budget_bytes", [250, 300, 400, 600, 900, 1500, 100])
 def test_the_best_found_of_a_table_of_formulas_is_the_best_of_all(budget_bytes: int) -> None:
     here = TableProblem()
