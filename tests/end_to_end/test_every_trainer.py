@@ -63,7 +63,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         *fixes,
         "--json",
     )
-    default = autotune(*words, "--no-plan", "--trials", "1", "--output", "default", folder=folder)
+    default = autotune(*words, "--no-plan", "--trials", "1", "--output", "default", folder=folder, timeout=600)
     assert default.code == 0, default.err
     peak_bytes = default.document["trials"][0]["peak_bytes"]
     budget = ("--memory-budget", f"{int(SHARE * peak_bytes) >> 20}MiB")
