@@ -54,8 +54,8 @@ def datasets_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def visible_gpus() -> Iterator[None]:
-    """Restore after each test which GPUs this process sees: a job that runs in it hides them all."""
+def same_environment() -> Iterator[None]:
+    """Restore the environment after each test: a job that runs in the test's process hides all GPUs from it."""
     with mock.patch.dict(os.environ):
         yield
 
