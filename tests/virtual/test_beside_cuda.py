@@ -38,16 +38,25 @@ def trained():
 """
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
-@pytest.mark.parametrize("order", ["traced(); trained()", "trained(); traced(); trained()", "traced(); traced()"])
-def test_cuda_works_after_a_trace_for_cuda(order: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", _TRAIN + order]
+def run_alone(code: str) -> None:
+    """Run code in a process in which nothing was traced before."""
+    command = [sys.executable, "-W", "ignore", "-c", _TRAIN + code]
     run = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=200
     )
 
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
+@pytest.mark.parametrize("order", ["traced(); trained()", "trained(); traced(); trained()", "traced(); traced()"])
+def test_cuda_works_after_a_trace_for_cuda(order: str) -> None:
+    run_alone(order)
+
+
+def test_a_process_with_gpus_registers_no_second_accelerator() -> None:
+    run_alone("torch.cuda.device_count = lambda: 1; traced(); assert not hasattr(torch, 'virtual')")
 
 
 def iter_of_sizes() -> Iterator[int]:
@@ -74,7 +83,6 @@ def test_a_process_with_gpus_leaves_cuda_traces_to_another(monkeypatch: pytest.M
     assert found.target == "cuda"
     assert found.phase("step").device_peak.bytes > 4 * width * width
     assert found.alike == {(8, 0)}
-    assert not hasattr(torch, "virtual")
 
 
 def test_what_the_traced_function_raises_is_raised_here_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
