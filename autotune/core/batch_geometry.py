@@ -32,12 +32,14 @@ class Shape:
         generated: how many of these tokens the trained model generates.
         beside: tokens of the widest sequence in a second tensor of as many rows, which passes through models without
             gradients; 0: there is none, or it is as wide as the first.
+        filled: the share of the tokens, 0 to 1, that are not padding where the loss leaves padding out.
     """
 
     rows: int
     tokens: float
     generated: float = 0
     beside: float = 0.0
+    filled: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,10 @@ class Typical:
     Attributes:
         shape: in whole rows and tokens.
         share: of all micro-batches; those of a geometry add up to 1.
-        filled: the share of the tokens, 0 to 1, that are not padding where the loss leaves padding out.
     """
 
     shape: Shape
     share: float = 1.0
-    filled: float = 1.0
 
 
 def mean_shape(sizes: Sequence[Typical]) -> Shape:
@@ -60,7 +60,8 @@ def mean_shape(sizes: Sequence[Typical]) -> Shape:
     if len(sizes) == 1:
         return sizes[0].shape
     means = (
-        sum(size.share * getattr(size.shape, name) for size in sizes) for name in ("tokens", "generated", "beside")
+        sum(size.share * getattr(size.shape, name) for size in sizes)
+        for name in ("tokens", "generated", "beside", "filled")
     )
     return Shape(sizes[0].shape.rows, *means)
 

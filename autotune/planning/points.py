@@ -65,18 +65,15 @@ def trace_request(
     setting: Setting,
     gpu: Gpu | None,
     allocators: Sequence[AllocatorUse] = (),
-    filled: float = 1.0,
 ) -> TraceRequest:
     """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
 
     Args:
         allocators: the ways to use the caching allocator that figures are wanted for, beside PyTorch's default.
-        filled: share of the micro-batch's tokens that are not padding, which the loss leaves out; 1 needs the most
-            memory.
     """
     trainer = find_trainer(plan.trainer)
     dataset = setting.workload.dataset
-    trainable = round(filled * dataset.trainable_tokens / dataset.documents.tokens, 3)
+    trainable = round(shape.filled * dataset.trainable_tokens / dataset.documents.tokens, 3)
     return TraceRequest(
         plan=trainer.traced_plan(plan, layout, shape),
         model=setting.workload.model_source,

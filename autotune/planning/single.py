@@ -22,8 +22,8 @@ from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.techniques.traits import untimed
 
-Size = tuple[Layout, Shape, float]
-"""A micro-batch that a plan runs, and the share of its tokens that the loss does not leave out as padding."""
+Size = tuple[Layout, Shape]
+"""A micro-batch that a plan runs."""
 
 
 class UntraceableError(Exception):
@@ -163,7 +163,7 @@ class PlanTracer:
         plan = sized.plan
         uses = tuple(dict.fromkeys((plan.allocator, *self._uses)))
         return {
-            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses, size[2])
+            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses)
             for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()
         }
 
@@ -263,13 +263,13 @@ def _beside(geometry: BatchGeometry) -> Iterator[_Beside]:
 
 
 def _full(geometry: BatchGeometry, shape: Shape | None = None) -> Size:
-    """Return the size of a micro-batch whose rows are all as wide as the widest; None: of the worst."""
-    return geometry.layout, shape or geometry.worst, 1.0
+    """Return the size of a micro-batch of a shape; None: of the worst."""
+    return geometry.layout, shape or geometry.worst
 
 
 def _size(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> Size:
     """Return a size with tokens that the ranks that share a row can share."""
     split = plan.launch.processes // plan.data_ranks
     multiple = 2 * split if split > 1 else 1
-    shape = replace(typical.shape, tokens=max(1, round(typical.shape.tokens / multiple)) * multiple)
-    return geometry.layout, shape, round(typical.filled, 3)
+    tokens = max(1, round(typical.shape.tokens / multiple)) * multiple
+    return geometry.layout, replace(typical.shape, tokens=tokens, filled=round(typical.shape.filled, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil
 
 from autotune.core.batch_geometry import (
     BatchGeometry,
@@ -64,9 +65,12 @@ def padded(
     beside = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
     worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=beside)[0]
     lengths = [known[position] for known in (longest_first, beside or ()) if known for position in worst]
+    width = rounded_up(longest_first[0], multiple)
+    # Rows of several sequences have unknown lengths beside the widest.
+    filled = _filled(longest_first, rows, width) if documents.sequences == 1 else 1.0
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
-        worst=Shape(rows, rounded_up(longest_first[0], multiple)),
+        worst=Shape(rows, width, filled=filled),
         sizes=_padded_sizes(kept, rows, documents.sequences, multiple),
         tokens=rows * (kept.tokens / total),
         micro_batches=micro_batches,
@@ -191,7 +195,9 @@ def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int) -> tupl
     widths = -(-np.array(list(kept.by_width))[drawn] // multiple) * multiple
     found = representatives(widths, shares[drawn], [held[drawn] / shares[drawn]])
     return tuple(
-        Typical(Shape(rows, each.tokens), each.share, min(1.0, each.beside[0] / (rows * each.tokens * sequences)))
+        Typical(
+            Shape(rows, each.tokens, filled=min(1.0, each.beside[0] / (rows * each.tokens * sequences))), each.share
+        )
         for each in found
     )
 
@@ -217,6 +223,12 @@ def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
         found.append((tokens, share - below))
         below = share
     return found
+
+
+def _filled(longest_first: Sequence[int], rows: int, width: int) -> float:
+    """Return the share of a micro-batch of the longest rows that is no padding, rounded up to a thousandth."""
+    held = sum(longest_first[place % len(longest_first)] for place in range(rows))
+    return ceil(1000 * held / (rows * width)) / 1000
 
 
 def _longest_first(counts: Mapping[int, int], rows: int) -> Sequence[int]:

@@ -224,9 +224,11 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
         tokens=int(own.sum()),
         worst=tuple(found[place] for place in worst_blocks(found)),
         sizes=tuple(
-            Typical(Shape(rows, each.tokens, beside=round(beside)), each.share, min(1.0, tokens / (rows * each.tokens)))
+            Typical(
+                Shape(rows, each.tokens, beside=round(beside), filled=min(1.0, held / (rows * each.tokens))), each.share
+            )
             for each in typical
-            for beside, tokens in (each.beside,)
+            for beside, held in (each.beside,)
         ),
     )
 

@@ -28,10 +28,6 @@ the one that needs the most. Errors are those of the trace: negative where it ha
 What is left in most rows, 0.01 to 0.03 %, are the tensors of a batch: accelerate's loader has those of all
 micro-batches of a step on the device, and a trace has them one after another.
 
-Rows of a padded micro-batch have their own lengths here. A plan takes all of them to be nearly as long as the longest,
-so that the loss has as many tokens as it may: for one row of 1,000 tokens with three of 500, that is 12 to 17 % more
-allocated memory than the run had.
-
 `results.jsonl` has a hash of the sources that each trace and each run is of. Most runs on H100s are of a probe whose
 meter kept a workspace of cuBLAS's from before the weights; without it, A100s and the RTX 4090 are within 0.4 % of
 reserved memory where they were 7 % off.

@@ -15,7 +15,6 @@ from unittest import mock
 from autotune.app.planned import planned_machine
 from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
-from autotune.core.batch_geometry import Layout
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.protocol import ProbeRequest, TraceReply, TraceRequest
@@ -28,7 +27,6 @@ from autotune.nullgpu import environment, null_device
 from autotune.planning.points import trace_request
 from autotune.probing import JobServer, probe
 from autotune.probing.tracing import ServerTracer, Traced, Untraceable
-from autotune.trainers import find_trainer
 from benchmarks.gpu.prepared import Prepared, prepared
 from benchmarks.gpu.rows import write_rows_of
 from benchmarks.nullgpu.cases import Case
@@ -43,7 +41,6 @@ _LONGEST_SECONDS = 400.0
 _SEED = 42
 _CHECKED = ("packing", "padding_free")
 _TRACED_TOGETHER = 16
-_ONE_SEQUENCE = find_trainer("sft").name
 _PRELOADED = "benchmarks.nullgpu.preloaded"
 
 
@@ -139,9 +136,6 @@ def asked_of(case: Case, where: Prepared) -> Asked:
     traces = [
         trace_request(plan, geometry.layout, shape, layers, setting, where.planned.gpu) for shape in geometry.shapes
     ]
-    if trainer.name == _ONE_SEQUENCE and geometry.layout is Layout.PADDED and plan.args.get("packing") is not True:
-        # A search's traces take all rows for nearly as long as the longest.
-        traces = [replace(each, worst=tuple((tokens,) for tokens in where.worst(candidate))) for each in traces]
     if not trainer.generates:
         # A search's traces have two micro-batches in a step, of which figures for any number follow.
         steps = {"gradient_accumulation_steps": case.micro_batches}

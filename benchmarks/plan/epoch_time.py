@@ -188,7 +188,9 @@ def _loaded(prepared: Prepared, plan: TrainingPlan, epochs: int, folder: Path) -
     whole = {shape: held for shape, held in tokens.items() if flat or shape.rows == _rows_of(plan)}
     count = sum(map(len, whole.values()))
     return [
-        Typical(shape, len(held) / count, sum(held) / len(held) / (shape.rows * shape.tokens * sequences))
+        Typical(
+            replace(shape, filled=sum(held) / len(held) / (shape.rows * shape.tokens * sequences)), len(held) / count
+        )
         for shape, held in whole.items()
     ]
 
@@ -200,12 +202,12 @@ def _rows_of(plan: TrainingPlan) -> int:
 def _of(geometry: BatchGeometry, sizes: Sequence[Typical]) -> BatchGeometry:
     """Return a geometry whose time is that of other sizes."""
     # What generates loads no padding that a loss leaves out.
-    filled = [replace(each, filled=1.0) if each.shape.generated else each for each in sizes]
+    full = [replace(each, shape=replace(each.shape, filled=1.0)) if each.shape.generated else each for each in sizes]
     apart = tuple(
-        replace(item, sizes=tuple(replace(each, shape=replace(each.shape, rows=item.worst.rows)) for each in filled))
+        replace(item, sizes=tuple(replace(each, shape=replace(each.shape, rows=item.worst.rows)) for each in full))
         for item in geometry.apart
     )
-    return replace(geometry, sizes=tuple(filled), apart=apart)
+    return replace(geometry, sizes=tuple(full), apart=apart)
 
 
 def _at_mean(geometry: BatchGeometry) -> BatchGeometry:

@@ -23,12 +23,13 @@ def geometry(lengths: Mapping[int, int], **choices: str | int) -> tuple[Layout, 
 
 def test_a_padded_micro_batch_is_as_long_as_its_longest_row() -> None:
     # Of two rows out of as many of 100 as of 200 tokens, three times in four one has 200.
-    found = geometry({100: 1, 200: 1})
-    assert found == (Layout.PADDED, Shape(2, 200), Shape(2, 175), 300, 4)
+    kind, worst, typical, tokens, micro_batches = geometry({100: 1, 200: 1})
+    assert (kind, worst, tokens, micro_batches) == (Layout.PADDED, Shape(2, 200, filled=0.75), 300, 4)
+    assert (typical.rows, typical.tokens) == (2, 175)
 
 
 def test_rows_are_cut_and_then_rounded_up() -> None:
-    assert geometry({100: 1, 2000: 1}, pad_to_multiple_of=64)[1] == Shape(2, 1024)
+    assert geometry({100: 1, 2000: 1}, pad_to_multiple_of=64)[1] == Shape(2, 1024, filled=0.538)
 
 
 @pytest.mark.parametrize(("lengths", "rows"), [({100: 1, 200: 1}, 1), ({100: 9}, 2)])
