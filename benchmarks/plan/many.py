@@ -1,0 +1,230 @@
+"""How far are the candidates of plans of many from what training them on a null GPU allocates?
+
+Run ``.venv-cuda/bin/python -m benchmarks.plan.many``: it needs PyTorch's CUDA build, and no GPU. Each workload is
+planned as ``autotune plan`` does, and candidates from all over its table, from the one that needs the least memory to
+the one that needs the most, are trained by TRL on null GPUs. What ``many.jsonl`` has already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+from autotune.nullgpu import environment, null_device
+
+FOLDER = Path(__file__).parent
+H100, RTX4090 = "H100-80GB", "RTX4090"
+EACH = 6
+"""Candidates of each plan that are trained."""
+MIXED: Mapping[int, int] = {50: 6, 110: 8, 240: 10, 400: 10, 700: 8, 1100: 6, 1900: 5, 3100: 4, 4300: 3, 6000: 1}
+SHORT: Mapping[int, int] = {50: 8, 90: 12, 150: 16, 260: 12, 420: 6, 700: 2}
+LONG: Mapping[int, int] = {900: 8, 1800: 8, 3000: 8, 4100: 6, 4570: 2}
+PROMPTS: Mapping[int, int] = {50: 16, 120: 16, 300: 12, 520: 4}
+LONG_PROMPTS: Mapping[int, int] = {200: 16, 900: 12, 2500: 6, 4200: 2}
+_ABOUT = """\
+# Plans of many candidates against training on null GPUs
+
+`.venv-cuda/bin/python -m benchmarks.plan.many`: each workload is planned as `autotune plan` does. Candidates from all
+over its table, from the one that needs the least memory to the one that needs the most, are trained by TRL on null GPUs
+([what such is](../../autotune/nullgpu/README.md)). Models have two layers and are 512 wide. Errors are those of the
+plan: negative where it has too little. The goal for allocated memory is 0.5 % in the median and 2 % at the worst, over
+at least 120 candidates."""
+_SEED = 42
+_LONGEST_SECONDS = 400.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is planned: a model, a trainer and rows on a GPU.
+
+    Attributes:
+        lengths: from tokens of a row to how many rows have them.
+        batch: rows of an optimizer step on all ranks.
+        allow: techniques that change training and are searched.
+        fix: choices of all candidates.
+    """
+
+    trainer: str
+    model: str
+    lengths: Mapping[int, int]
+    batch: int = 16
+    gpu: str = H100
+    processes: int = 1
+    allow: tuple[str, ...] = ()
+    fix: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A name of its own."""
+        ranks = f" on {self.processes}" if self.processes > 1 else ""
+        allowed = f" with {', '.join(self.allow)}" if self.allow else ""
+        rows = f"rows of {min(self.lengths)} to {max(self.lengths):,}"
+        return f"{self.trainer} {self.model}, {rows}{allowed}, {self.gpu}{ranks}"
+
+
+_ANSWERS = {"max_completion_length": 64}
+PLANS: Sequence[Planned] = (
+    Planned("sft", "llama", MIXED),
+    Planned("sft", "qwen2", SHORT, gpu=RTX4090),
+    Planned("sft", "gemma3", LONG, batch=8),
+    Planned("sft", "mistral", MIXED, allow=("lora", "quantization")),
+    Planned("dpo", "llama", LONG, batch=8),
+    Planned("dpo", "qwen3", SHORT, gpu=RTX4090),
+    Planned("dpo", "qwen2", MIXED, batch=8, allow=("lora",)),
+    Planned("kto", "llama", LONG, batch=8),
+    Planned("kto", "qwen2", SHORT),
+    Planned("kto", "mistral", MIXED, batch=4, gpu=RTX4090),
+    Planned("reward", "llama", LONG, batch=8),
+    Planned("reward", "qwen3", SHORT, gpu=RTX4090),
+    Planned("grpo", "llama", PROMPTS, fix=_ANSWERS),
+    Planned("grpo", "qwen2", LONG_PROMPTS, fix=_ANSWERS),
+    Planned("rloo", "llama", LONG_PROMPTS, fix=_ANSWERS),
+    Planned("rloo", "qwen3", PROMPTS, fix=_ANSWERS, gpu=RTX4090),
+    Planned("online_dpo", "llama", PROMPTS, batch=8, fix={"max_new_tokens": 64}),
+    Planned("sft", "llama", MIXED, processes=2),
+    Planned("dpo", "llama", LONG, batch=8, processes=2),
+    Planned("kto", "llama", SHORT, processes=2),
+)
+
+
+def main() -> int:
+    """Plan and train what the file does not have yet, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="plans whose name has one of these words")
+    parser.add_argument("--page", action="store_true", help="only write the page from the file")
+    asked = parser.parse_args()
+    if not asked.page and "NULLGPU_DEVICE" not in os.environ:
+        words = [sys.executable, "-m", "benchmarks.plan.many", *sys.argv[1:]]
+        os.execve(sys.executable, words, environment(null_device(H100)))
+    file = FOLDER / "many.jsonl"
+    rows = read(file)
+    if not asked.page:
+        done = {row["plan"] for row in rows}
+        with file.open("a", encoding="utf-8") as lines:
+            for each in PLANS:
+                if each.name not in done and (not asked.only or any(word in each.name for word in asked.only)):
+                    for row in compared(each):
+                        print(line_of(row), flush=True)
+                        lines.write(json.dumps(row) + "\n")
+                        lines.flush()
+    FOLDER.joinpath("many.md").write_text(page(read(file)), encoding="utf-8")
+    return 0
+
+
+def compared(of: Planned) -> Iterator[dict[str, Any]]:
+    """Plan, train candidates from all over the table, and yield a row for each."""
+    from autotune.app.options import checked_options
+    from autotune.app.planned import planned_machine
+    from autotune.app.problem import problem_of
+    from autotune.app.requests import probe_request, traces_of
+    from autotune.app.tracking import Tracking
+    from autotune.core.events import ignore
+    from autotune.core.measurement import Schedule
+    from autotune.planning.evaluator import Accelerator, Evaluator
+    from autotune.planning.tracing.cache import Cache
+    from autotune.probing import JobServer, probe
+    from autotune.probing.tracing import ServerTracer
+    from benchmarks.nullgpu.cases import Case
+    from benchmarks.nullgpu.run import Workloads
+
+    planned = planned_machine(of.gpu, of.processes)
+    options = checked_options(
+        trainer=of.trainer, global_batch_size=of.batch, allow=of.allow, fix=of.fix, num_processes=of.processes
+    )
+    schedule = Schedule(
+        warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2, max_seconds=1.0, target_error=0.05
+    )
+    with tempfile.TemporaryDirectory() as directory, ServerTracer(planned.cores, ignore) as tracer:
+        folder = Path(directory)
+        workload = Workloads(tracer.server, folder).of(Case(of.trainer, of.model, of.lengths, 1))
+        problem = problem_of(options, workload, planned.machine, of.batch)
+        traces = traces_of(workload, planned.machine, tracer, Cache(folder / "cache"))
+        budget = planned.machine.hardware.available_bytes
+        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget), traces)
+        Tracking(ignore).search(evaluator)
+        known = [each for each in evaluator.ranked() if each.memory is not None and each.fits]
+        variables = environment(null_device(of.gpu), count=of.processes, table=folder / "table")
+        with mock.patch.dict(os.environ, variables):
+            server = JobServer("cuda", threads=1, processes=of.processes, jobs_module="benchmarks.nullgpu.preloaded")
+        try:
+            for chosen in spread_over(known, EACH):
+                request = probe_request(problem, chosen.candidate, schedule, None, _SEED)
+                found = probe(server, request, folder / "probe", _LONGEST_SECONDS)
+                shutil.rmtree(folder / "probe")
+                assert chosen.memory is not None
+                yield {
+                    "plan": of.name,
+                    "choices": {
+                        knob: choice for knob, choice in chosen.candidate.items() if choice != problem.baseline[knob]
+                    },
+                    "candidates": len(known),
+                    "planned": {"allocated": chosen.memory.peak_bytes, "reserved": chosen.memory.reserved_bytes},
+                    "measured": {"status": found.status.value, "reason": found.reason[:300],
+                                 "allocated": found.peak_bytes, "reserved": found.reserved_bytes},
+                }  # fmt: skip
+        finally:
+            server.close()
+
+
+def spread_over(known: Sequence[Any], count: int) -> list[Any]:
+    """Return so many estimates of different memory, evenly over all, the least and the most among them."""
+    by_memory = {each.memory.peak_bytes: each for each in sorted(known, key=lambda each: each.memory.peak_bytes)}
+    ordered = list(by_memory.values())
+    places = {round(place * (len(ordered) - 1) / max(1, count - 1)) for place in range(count)}
+    return [ordered[place] for place in sorted(places)]
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, none if there is none."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def error_of(row: Mapping[str, Any], figure: str) -> float | None:
+    """Return the share by which a plan is off, negative where it has too little; None where a run failed."""
+    planned, measured = row["planned"][figure], row["measured"][figure]
+    return planned / measured - 1 if row["measured"]["status"] == "ok" and planned and measured else None
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Return a row of the page's table."""
+    errors = (error_of(row, figure) for figure in ("allocated", "reserved"))
+    shares = ("-" if error is None else f"{error:+.2%}" for error in errors)
+    choices = " ".join(f"{knob}={choice}" for knob, choice in row["choices"].items()) or "TRL's default"
+    status = "" if row["measured"]["status"] == "ok" else f" ({row['measured']['status']}: {row['measured']['reason']})"
+    size = row["planned"]["allocated"] / 2**20
+    return f"| {row['plan']} | {choices}{status} | {size:,.0f} | {' | '.join(shares)} |"
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page: how the errors lie, and every row."""
+    table = ["| plan | differs from TRL's default in | planned, MiB | allocated | reserved |", "|---|---|--:|--:|--:|"]
+    parts = [_ABOUT, "\n".join(_summary(rows)), "\n".join([*table, *map(line_of, rows)])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "| figure | candidates | median | 95th percentile | worst |"
+    yield "|---|--:|--:|--:|--:|"
+    for figure in ("allocated", "reserved"):
+        errors = [error for row in rows if (error := error_of(row, figure)) is not None]
+        if errors:
+            sizes = sorted(map(abs, errors))
+            percentile = sizes[math.ceil(0.95 * len(sizes)) - 1]
+            yield (
+                f"| {figure} | {len(errors)} | {median(sizes):.2%} | {percentile:.2%} | {max(errors, key=abs):+.2%} |"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
