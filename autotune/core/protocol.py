@@ -15,7 +15,7 @@ from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.step_time import Factors, StepTime
+from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
@@ -173,16 +173,11 @@ class TraceRequest:
         target: the device that is simulated: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
         worst: the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
             as many as a micro-batch has (fewer are repeated). With packing: enough rows to fill one.
-        typical: rows drawn as the trainer draws them, for the time of a step: those of one micro-batch,
-            which represents all of a step (fewer are repeated). Empty: a typical step is one on ``worst``.
         trainable: share of the tokens, the last of each row, that the loss counts if the parts do not determine it.
         layers: number of the model's first layers to trace, or None for all. Layers of alternating kinds keep their
             order.
         gpu: the device that is planned for; its speeds give the time of a step, its compute capability the kernels. A
             CPU whose speeds were measured is described in the same way. None: no time is predicted.
-        factors: factors by which operations take longer than the roofline on that GPU.
-        limit_bytes: what the caching allocator may reserve, or None; a request beyond it makes the allocator free its
-            cache first, as a real one does.
         allocator: how the caching allocator is used, for the figures of the reply outside of its ``replays``.
         allocators: further ways to use it that the trace is replayed for.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
@@ -193,12 +188,9 @@ class TraceRequest:
     model: ModelSource
     target: DeviceKind
     worst: tuple[tuple[int, ...], ...]
-    typical: tuple[tuple[int, ...], ...] = ()
     trainable: float = 1.0
     layers: int | None = None
     gpu: Gpu | None = None
-    factors: Factors = field(default_factory=Factors)
-    limit_bytes: int | None = None
     allocator: AllocatorUse = field(default_factory=AllocatorUse)
     varied: bool = False
     allocators: tuple[AllocatorUse, ...] = ()
@@ -225,10 +217,8 @@ class TraceReply:
         reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
         varied_bytes: what it would reserve beyond that after micro-batches of other lengths; None if that was not
             requested.
-        fits_limit: whether the caching allocator stayed within the limit; True without one. If it did not, the
-            peaks are those of an allocator without a limit.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
-        step: time of a typical optimizer step; None without a GPU whose speeds are known.
+        step: time of an optimizer step on that micro-batch; None without a GPU whose speeds are known.
         tokens_per_step: dataset tokens of that optimizer step on all ranks, padding excluded.
         between: the occurrence of a micro-batch that stands for those between the first and the last of a step. Several
             processes exchange gradients in the last one alone.
@@ -245,7 +235,6 @@ class TraceReply:
     host: TracedPeak
     allocated_bytes: int
     reserved_bytes: int | None
-    fits_limit: bool
     worst_rows: int
     worst_tokens: int
     step: StepTime | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,21 +39,6 @@ class RowSizes:
     generated: Counts | None = None
     most_generated: int = 0
     beside: Counts | None = None
-
-    def first(self, count: int) -> RowSizes:
-        """Return the sizes of the first ``count`` rows."""
-
-        def cut(figures: Counts | None) -> Counts | None:
-            return None if figures is None else figures[:count]
-
-        return replace(
-            self,
-            lengths=self.lengths[:count],
-            trainable=self.trainable[:count],
-            documents=cut(self.documents),
-            generated=cut(self.generated),
-            beside=cut(self.beside),
-        )
 
     @property
     def tokens(self) -> Counts:

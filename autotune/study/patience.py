@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import errno
 import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import DuplicatedStudyError, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 T = TypeVar("T")
@@ -68,6 +66,18 @@ def _database_passes(error: DBAPIError) -> bool:
     return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError))
 
 
+def _passing_on(kind: type[PatientStorage]) -> type[PatientStorage]:
+    """Give a storage the methods of Optuna's contract, whatever its release: each calls the backend's patiently."""
+
+    def passed_on(name: str) -> Callable[..., Any]:
+        return lambda storage, *arguments, **named: storage._call(getattr(storage._backend, name), *arguments, **named)
+
+    for name in BaseStorage.__abstractmethods__:
+        setattr(kind, name, passed_on(name))
+    return abc.update_abstractmethods(kind)
+
+
+@_passing_on
 class PatientStorage(BaseStorage):
     """Passes every call on to another storage, one at a time, and repeats those that fail for a while.
 
@@ -118,83 +128,3 @@ class PatientStorage(BaseStorage):
                     self._waits(error)
             self.closing.wait(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, self._longest_delay_seconds)
-
-    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
-        """Pass on."""
-        return self._call(self._backend.create_new_study, directions, study_name)
-
-    def delete_study(self, study_id: int) -> None:
-        """Pass on."""
-        self._call(self._backend.delete_study, study_id)
-
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        """Pass on."""
-        self._call(self._backend.set_study_user_attr, study_id, key, value)
-
-    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        """Pass on."""
-        self._call(self._backend.set_study_system_attr, study_id, key, value)
-
-    def get_study_id_from_name(self, study_name: str) -> int:
-        """Pass on."""
-        return self._call(self._backend.get_study_id_from_name, study_name)
-
-    def get_study_name_from_id(self, study_id: int) -> str:
-        """Pass on."""
-        return self._call(self._backend.get_study_name_from_id, study_id)
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Pass on."""
-        return self._call(self._backend.get_study_directions, study_id)
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """Pass on."""
-        return self._call(self._backend.get_study_user_attrs, study_id)
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """Pass on."""
-        return self._call(self._backend.get_study_system_attrs, study_id)
-
-    def get_all_studies(self) -> list[Any]:
-        """Pass on."""
-        return self._call(self._backend.get_all_studies)
-
-    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Pass on; a trial whose answer was lost is created twice."""
-        return self._call(self._backend.create_new_trial, study_id, template_trial)
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
-    ) -> None:
-        """Pass on."""
-        self._call(self._backend.set_trial_param, trial_id, param_name, param_value_internal, distribution)
-
-    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        """Pass on."""
-        return self._call(self._backend.get_trial_id_from_study_id_trial_number, study_id, trial_number)
-
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Pass on; a trial whose answer was lost has ended when this is repeated."""
-        return self._call(self._backend.set_trial_state_values, trial_id, state, values)
-
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Pass on."""
-        self._call(self._backend.set_trial_intermediate_value, trial_id, step, intermediate_value)
-
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Pass on."""
-        self._call(self._backend.set_trial_user_attr, trial_id, key, value)
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Pass on."""
-        self._call(self._backend.set_trial_system_attr, trial_id, key, value)
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Pass on."""
-        return self._call(self._backend.get_trial, trial_id)
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        """Pass on."""
-        return self._call(self._backend.get_all_trials, study_id, deepcopy, states)

@@ -99,7 +99,9 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
     with _quiet():
         # Who creates a study may have mistyped its storage; who joins one may come while the storage restarts.
         backend, close = connected(storage.url, _RETURN_SECONDS if storage.resume else 0.0)
-        patient = PatientStorage(backend, patience, storage.sharing.interval_seconds / 2, failed, waits)
+        longest_delay_seconds = storage.sharing.interval_seconds / 2
+        # Its methods are made from the contract's.
+        patient = PatientStorage(backend, patience, longest_delay_seconds, failed, waits)  # type: ignore[abstract]
         try:
             study = _study(patient, storage, listener)
             yield OpenStudy(study, patient, patient.get_study_id_from_name(storage.name))

@@ -44,26 +44,15 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
         begun = copy.place
         copy.take(passes)
         if further:
-            _take_further(copy, repeated, batch)
+            # A copy of the first micro-batch, without the phases in it that run once per step.
+            added = copy.place
+            copy.take(repeated, further=True)
+            if not repeated.holds(batch):
+                copy.add(batch.name, added)
         for span in (rest, updated, ending):
             copy.take(span)
         copy.add(name, begun)
-    left = _end(step)
-    for other in trace.phases:
-        batches = micro_batches(trace, other)
-        if other.first_event >= step.end_event and batches:
-            # A later step, in which the optimizer's state exists.
-            until, later, remaining = _spans([left, _start(other), _end(batches[0]), _end(other)])
-            once = max((_end(phase) for name in of_step for phase in inside(trace, other, name)), default=_start(other))
-            copy.take(until)
-            begun = copy.place
-            copy.take(later)
-            if further:
-                _take_further(copy, _Span(*once, *_end(batches[0])), batches[0])
-            copy.take(remaining)
-            copy.add(other.name, begun)
-            left = _end(other)
-    copy.take(_Span(*left, len(trace.events), len(trace.operators)))
+    copy.take(_Span(*_end(step), len(trace.events), len(trace.operators)))
     return copy.finished()
 
 
@@ -80,14 +69,6 @@ class _Span:
         """Whether a phase lies entirely within the range."""
         events = self.first_event <= phase.first_event <= phase.end_event <= self.end_event
         return events and self.first_operator <= phase.first_operator < phase.end_operator <= self.end_operator
-
-
-def _take_further(copy: _Copy, span: _Span, batch: Phase) -> None:
-    """Add a further micro-batch: a copy of the first one, without the phases in it that run once per step."""
-    begun = copy.place
-    copy.take(span, further=True)
-    if not span.holds(batch):
-        copy.add(batch.name, begun)
 
 
 def _spans(places: Iterable[_Place]) -> Iterator[_Span]:

@@ -40,7 +40,7 @@ def predict(pool: TracePool, prepared: Mapping[str, Prepared], cases: Sequence[C
         for future in as_completed(traced):
             case, found = traced[future], future.result()
             where = prepared[case.scenario]
-            tell(case, "traced", _traced(where, found) if isinstance(found, TraceReply) else found.reason)
+            tell(case, "traced", _traced(where, case, found) if isinstance(found, TraceReply) else found.reason)
     for name, planning in planned.items():
         # What went wrong for one scenario is no reason to lose the others.
         error = planning.exception()
@@ -48,15 +48,18 @@ def predict(pool: TracePool, prepared: Mapping[str, Prepared], cases: Sequence[C
             tell(case, "planned", f"{type(error).__name__}: {error}")
 
 
-def _traced(where: Prepared, reply: TraceReply) -> Prediction:
-    gpu, step = where.planned.gpu, reply.step
+def _traced(where: Prepared, case: Case, reply: TraceReply) -> Prediction:
+    gpu = where.planned.gpu
+    context_bytes = gpu.context_bytes if gpu is not None else 0
+    # Where rows differ in length, the largest micro-batch takes longer than others do.
+    step = reply.step if len(where.scenario.lengths) == 1 else None
     return Prediction(
         allocated_bytes=reply.allocated_bytes,
         reserved_bytes=reply.reserved_bytes,
-        context_bytes=gpu.context_bytes if gpu is not None else 0,
+        context_bytes=context_bytes,
         host_bytes=reply.host.bytes,
         error=TRACED_ERROR,
-        fits=reply.fits_limit,
+        fits=(reply.reserved_bytes or reply.allocated_bytes) + context_bytes <= where.limit_bytes(case),
         step_seconds=step.seconds if step is not None else None,
         tokens_per_second=reply.tokens_per_step / step.seconds if step is not None else None,
         rows=reply.worst_rows,

@@ -81,9 +81,7 @@ class Prepared:
             model=setting.workload.model_source,
             target=setting.machine.hardware.kind,
             worst=tuple((tokens,) for tokens in self.worst(self.candidate(case))),
-            typical=tuple((tokens,) for tokens in self._typical(case)),
             gpu=gpu,
-            limit_bytes=self.limit_bytes(case) - (gpu.context_bytes if gpu is not None else 0),
         )
 
     def worst(self, candidate: Candidate) -> Iterator[int]:
@@ -100,13 +98,6 @@ class Prepared:
             tokens = longest_first.pop(0)
             left -= tokens
             yield tokens
-
-    def _typical(self, case: Case) -> Iterator[int]:
-        """Yield the rows of a typical micro-batch where they are others than those of the largest."""
-        rows, lengths = int(self.candidate(case)["per_device_train_batch_size"]), self.scenario.lengths
-        commonest = max(lengths, key=lambda tokens: lengths[tokens])
-        if len(lengths) > 1:
-            yield from (commonest for _ in range(rows))
 
 
 def prepare(scenario: Scenario, model: Path, planned: Planned, server: JobServer, folder: Path) -> Prepared:

@@ -19,7 +19,7 @@ from unittest import mock
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import BACKWARD, FORWARD, OPTIMIZER_STEP
-from autotune.step.run.traced_training import WORST_STEPS, TracedRows, traced_training
+from autotune.step.run.traced_training import STEPS, TracedRows, traced_training
 from autotune.trainers import find_trainer
 from autotune.trainers.base import EVALUATED
 from autotune.trainers.prompts import NO_REWARD
@@ -35,7 +35,7 @@ _TRAINABLE = 0.5
 _TILE = ("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
 # A trace numbers optimizer steps, and does not divide a micro-batch into its forward and backward passes.
 _UNNAMED = frozenset({OPTIMIZER_STEP, FORWARD, BACKWARD})
-STEADY = step_name(WORST_STEPS - 1)
+STEADY = step_name(STEPS - 1)
 
 
 @dataclass(frozen=True)

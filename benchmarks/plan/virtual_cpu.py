@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.run.traced_training import WORST_STEPS, TracedRows, traced_training
+from autotune.step.run.traced_training import STEPS, TracedRows, traced_training
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu
@@ -44,9 +44,9 @@ def main() -> None:
         packing = lora != checkpointing
         started = time.perf_counter()
         steps = _steps(architecture, arguments.length, arguments.bf16, lora, checkpointing, packing)
-        phase = trace(steps, target="cpu").phase(step_name(WORST_STEPS - 1))
+        phase = trace(steps, target="cpu").phase(step_name(STEPS - 1))
         seconds = time.perf_counter() - started
-        real = run_on_cpu(steps)[step_name(WORST_STEPS - 1)]
+        real = run_on_cpu(steps)[step_name(STEPS - 1)]
         traced = phase.device_peak.bytes
         error = traced / real.peak_bytes - 1
         errors.append(abs(error))

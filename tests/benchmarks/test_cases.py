@@ -99,8 +99,4 @@ def test_a_trace_has_the_plan_and_the_rows_of_the_probe() -> None:
             assert len(set(asked.worst)) == len(lengths) == 1
             assert where.scenario.max_length % asked.worst[0][0] == 0
         probed = where.probe_request(case, SCHEDULE)
-        assert (probed.plan, probed.model, probed.limit_bytes) == (
-            asked.plan,
-            asked.model,
-            (asked.limit_bytes or 0) + H100.context_bytes,
-        )
+        assert (probed.plan, probed.model, probed.limit_bytes) == (asked.plan, asked.model, where.limit_bytes(case))

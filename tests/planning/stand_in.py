@@ -83,7 +83,7 @@ def _answer(request: TraceRequest) -> Traced:
     ]
     return TraceReply(
         layers=layers, device=TracedPeak(peak), host=TracedPeak(0), allocated_bytes=allocated_bytes,
-        reserved_bytes=round(1.05 * allocated_bytes), fits_limit=True, worst_rows=rows, worst_tokens=tokens, step=None,
+        reserved_bytes=round(1.05 * allocated_bytes), worst_rows=rows, worst_tokens=tokens, step=None,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
         replays=replays,

@@ -96,9 +96,8 @@ class Traces:
                 self._cache.put(other, {"kind": "same", "body": key})
 
     def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
-        """Return the GPUs that a request's trace may stand for too; what depends on a limit or follows varied lengths
-        is of one GPU."""
-        if request.target != "cuda" or request.gpu is None or request.varied or request.limit_bytes is not None:
+        """Return the GPUs that a request's trace may stand for too; what follows varied lengths is of one GPU."""
+        if request.target != "cuda" or request.gpu is None or request.varied:
             return ()
         # In machines with the same network, which the user names once for all GPUs.
         network = request.gpu.speeds.network if request.gpu.speeds is not None else None

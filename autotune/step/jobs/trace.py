@@ -21,7 +21,7 @@ from autotune.core.protocol import (
     TraceRequest,
     TraceRequests,
 )
-from autotune.core.step_time import StepTime
+from autotune.core.step_time import Factors, StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
@@ -37,7 +37,7 @@ from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Kind, Work, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.records import Peak, Trace
-from autotune.virtual.replay import OutOfMemoryError, replay, workspace_bytes
+from autotune.virtual.replay import replay, workspace_bytes
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
 from autotune.virtual.varied import SHARES, MicroBatch, varied
@@ -77,7 +77,7 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
-    rows = TracedRows(request.worst, request.typical, request.trainable, once=not request.plan.in_group)
+    rows = TracedRows(request.worst, request.trainable, once=not request.plan.in_group)
     processor = processor_for(request.model, known.processor)
     steps = traced_training(request.plan, model_config, processor, rows, trained, beside=folder)
     with computed_once():
@@ -102,18 +102,17 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         after=program.after,
         leading=program.leading,
     )
-    whole = list(_step_works(traced, step_name(2 if rows.typical else 1), trained, _between(request)))
+    whole = list(_step_works(traced, step_name(1), trained, _between(request)))
     timed = [section.time is not None for section in course]
     gpus = tuple(_figures(traced, request, works, whole, timed))
     replays = gpus[0].replays
-    own, fits = _allocator(traced, request, replays)
+    own = next((found for found in replays if found.allocator == request.allocator), None)
     return TraceReply(
         layers=model_config.get_text_config().num_hidden_layers,
         device=_peak(traced.device_peak),
         host=_peak(traced.host_peak),
-        allocated_bytes=own.allocated_bytes,
-        reserved_bytes=own.reserved_bytes,
-        fits_limit=fits,
+        allocated_bytes=own.allocated_bytes if own is not None else traced.device_peak.bytes,
+        reserved_bytes=own.reserved_bytes if own is not None else None,
         worst_rows=trained.worst_rows,
         worst_tokens=trained.worst_tokens,
         step=gpus[0].step,
@@ -125,7 +124,7 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
             replace(section, time=time, machine_bytes=_machine_bytes(traced, section, request.plan))
             for section, time in zip(course, gpus[0].times, strict=True)
         ),
-        varied_bytes=_varied_bytes(traced, request, trained, replays),
+        varied_bytes=_varied_bytes(traced, request, trained, own),
         replays=replays,
         gpus=gpus,
     )
@@ -144,10 +143,10 @@ def _figures(
 
     Args:
         works: of the sections that have a time, in their order.
-        whole: those of a typical optimizer step.
+        whole: those of an optimizer step.
         timed: of each section, whether it has a time.
     """
-    factors = replace(request.factors, allow_tf32=request.factors.allow_tf32 or bool(request.plan.args.get("tf32")))
+    factors = Factors(allow_tf32=bool(request.plan.args.get("tf32")))
     replays: dict[int, tuple[Replayed, ...]] = {}
     alike = [gpu for gpu in request.others if _capability(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
@@ -181,38 +180,21 @@ def _peak(peak: Peak) -> TracedPeak:
     return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
 
 
-def _allocator(traced: Trace, request: TraceRequest, replays: Iterable[Replayed]) -> tuple[Replayed, bool]:
-    """Return the allocated and reserved peaks, and whether they stay within the limit."""
-    limit_bytes = request.limit_bytes
-    if request.target == "cpu":
-        peak = traced.device_peak.bytes
-        return Replayed(request.allocator, peak, None), limit_bytes is None or peak <= limit_bytes
-    unlimited = next(found for found in replays if found.allocator == request.allocator)
-    if limit_bytes is None:
-        return unlimited, True
-    try:
-        return _replay_of(traced, request.gpu, request.allocator, limit_bytes), True
-    except OutOfMemoryError:
-        return unlimited, False
-
-
-def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, replays: Iterable[Replayed]) -> int | None:
+def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, own: Replayed | None) -> int | None:
     """Return the additional bytes that the allocator reserves when shorter steps precede the second one."""
-    reserved_bytes = next((found.reserved_bytes for found in replays if found.allocator == request.allocator), None)
-    if not request.varied or reserved_bytes is None:
+    if not request.varied or own is None or own.reserved_bytes is None:
         return None
     batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
     before = [round(share * batch.tokens) for share in SHARES]
     after = varied(traced, traced.phase(step_name(1)), batch, before)
     after_reserved_bytes = _replay_of(after, request.gpu, request.allocator).reserved_bytes
-    return max(0, (after_reserved_bytes or 0) - reserved_bytes)
+    return max(0, (after_reserved_bytes or 0) - own.reserved_bytes)
 
 
-def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse, limit_bytes: int | None = None) -> Replayed:
+def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse) -> Replayed:
     found = replay(
         traced,
         capability=gpu.compute_capability if gpu is not None else None,
-        limit_bytes=limit_bytes,
         expandable_segments=use.expandable_segments,
         emptied=use.emptied,
     )

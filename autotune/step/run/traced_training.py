@@ -23,7 +23,7 @@ from autotune.step.distributed.state import before_update, first_place, on_devic
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.rows import Counts
-from autotune.step.run.batches import StepSize, drawn, worst_order
+from autotune.step.run.batches import StepSize, worst_order
 from autotune.step.run.phases import tell_phases
 from autotune.step.run.saving import save_tensors
 from autotune.step.run.training import run_arguments
@@ -35,14 +35,13 @@ from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_nam
 from autotune.virtual.ranks import World
 from autotune.virtual.tensors import replaced
 
-WORST_STEPS = 2
-"""Optimizer steps on the largest micro-batch: the first allocates the optimizer's state, so the second is steady."""
+STEPS = 2
+"""Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
 # Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
 NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
 """Arguments that are left out: accelerate gets the device of a trace afterwards, TF32 changes no allocation, and
 compiled code cannot be traced."""
-_SEED = 42
 
 
 @dataclass(frozen=True)
@@ -56,24 +55,18 @@ class TracedRows:
     """
 
     worst: Sequence[tuple[int, ...]]
-    typical: Sequence[tuple[int, ...]] = ()
     trainable: float = 1.0
     once: bool = False
 
     @property
-    def worst_steps(self) -> int:
-        """Number of optimizer steps that are run on the largest micro-batch."""
-        return 1 if self.once else WORST_STEPS
+    def steps(self) -> int:
+        """Number of optimizer steps that are run."""
+        return 1 if self.once else STEPS
 
     @property
     def most_micro_batches(self) -> int:
         """Maximum number of micro-batches of a step that are run."""
         return 1 if self.once else _MICRO_BATCHES_AT_MOST
-
-    @property
-    def steps(self) -> int:
-        """Number of optimizer steps that are run."""
-        return self.worst_steps + bool(self.typical)
 
 
 @dataclass
@@ -203,7 +196,7 @@ def build_virtual(
     return _traced(known, plan)(
         model=make_model(),
         args=arguments,
-        train_dataset=known.synthetic((*rows.worst, *rows.typical), plan, planned, rows.trainable),
+        train_dataset=known.synthetic(rows.worst, plan, planned, rows.trainable),
         processing_class=processor,
         peft_config=peft_config(plan),
         callbacks=[_Phases(once=rows.once)],
@@ -301,7 +294,7 @@ class _Batches:
 
 
 def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) -> None:
-    """Make a trainer train on the worst micro-batch, then on typical rows.
+    """Make a trainer train on the worst micro-batch of its rows alone.
 
     Args:
         ranks: to how many ranks accelerate deals the micro-batches out, in turn; each of them gets all of these.
@@ -310,18 +303,10 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) 
         trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps, known.drawing(trainer)
     )
     at_once = step.drawn.rows
-    sizes, packed = known.sizes(trainer), known.packs(trainer.args)
-    population = len(sizes.tokens)
-    first_typical = 0 if packed else min(len(rows.worst), population)
-    worst = worst_order(sizes if packed else sizes.first(first_typical), at_once, known.collation(trainer))[0]
-    order = [np.tile(worst, step.micro_batches * rows.worst_steps)]
-    if rows.typical:
-        in_step = at_once * step.micro_batches
-        typical = drawn(population, in_step, _SEED) if packed else np.arange(first_typical, population)
-        order.append(np.resize(typical, in_step))
-    chosen = np.concatenate(order).reshape(-1, at_once)
+    sizes = known.sizes(trainer)
+    worst = worst_order(sizes, at_once, known.collation(trainer))[0]
+    chosen = np.tile(worst, (step.micro_batches * rows.steps, 1))
     share = step.rows / at_once
     trainer.noted.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
-    is_worst = np.arange(len(chosen)) < rows.worst_steps * step.micro_batches
     dealt = np.repeat(np.repeat(chosen, step.drawn.copies, axis=1), ranks, axis=0)
-    trainer.train_dataset = known.arranged(trainer, dealt, np.repeat(is_worst, ranks))
+    trainer.train_dataset = known.arranged(trainer, dealt, np.ones(len(dealt), dtype=bool))

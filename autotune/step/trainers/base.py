@@ -207,10 +207,10 @@ class Adapter(ABC):
     def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of the tensor of a micro-batch.
 
-        Raises:
-            NotImplementedError: the data loader yields no such tensor, and the adapter overrides :meth:`loaded`.
+        Where the data loader yields no such tensor, the adapter overrides :meth:`loaded`.
         """
-        raise NotImplementedError(f"the data loader of {self.trainer.__name__} yields no tensor of tokens")
+        ids = inputs["input_ids"]
+        return ids.shape[0], ids.numel()
 
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,23 +15,15 @@ from trl.trainer import dpo_trainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes, column_lengths
-from autotune.step.trainers.base import Adapter, InPhase, MakeModel
-from autotune.step.trainers.reference import drop_precomputed, reference_beside, reference_of
+from autotune.step.trainers.base import InPhase
+from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, reference_of
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 
 _TOKEN = 5
-# Micro-batches of the pass over the dataset that are timed, after the widest one.
-_TIMED = 4
 
 
-class _OnTokenizedRows(DPOTrainer):
+class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
-
-    seconds_per_row: Mapping[str, float] = MappingProxyType({})
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        drop_precomputed(self)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # TRL drops these rows when it tokenises.
@@ -47,17 +38,13 @@ class _OnTokenizedRows(DPOTrainer):
         widest_first = np.argsort(-_sequences(dataset, self.args.max_length).max(axis=1), kind="stable")
         widest = np.resize(widest_first, batch_size)
         others = np.random.default_rng(0).permutation(len(dataset))
-        typical = [others[first : first + batch_size] for first in range(0, len(others), batch_size)][:_TIMED]
+        typical = [others[first : first + batch_size] for first in range(0, len(others), batch_size)][:TIMED]
         self._ask(dataset, widest)
         seconds = self._timed([batch for batch in typical if len(batch) == batch_size], dataset)
         if name == "train":
             self.seconds_per_row = {PRECOMPUTE: seconds}
         zeros = [0.0] * len(dataset)
         return dataset.add_column("ref_chosen_logps", zeros).add_column("ref_rejected_logps", zeros)
-
-    def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
-        """Collate rows as the data loader would."""
-        return self.data_collator(list(rows))
 
     def _timed(self, batches: Sequence[Counts], dataset: Dataset) -> float:
         started, rows = time.perf_counter(), 0
@@ -73,14 +60,15 @@ class _OnTokenizedRows(DPOTrainer):
         chosen.cpu()
 
 
-class PreferenceOptimization(Adapter):
+class PreferenceOptimization(AskingReference):
     """Rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     name = "dpo"
     config = DPOConfig
     trainer = DPOTrainer
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
-    methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "_precompute_ref_logps"}
+    module = dpo_trainer
+    on_rows = _OnTokenizedRows
 
     def lengths(self, rows: Dataset) -> Counts:
         """Return the tokens of prompt and answers."""
@@ -90,25 +78,10 @@ class PreferenceOptimization(Adapter):
         """Return the tokens of both answers."""
         return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return a reference model where TRL would load one."""
-        return reference_beside(plan, make_model)
-
-    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return a subclass that takes tokenised rows."""
-        # The hash names TRL's cache file of precomputed values; no cache is kept here.
-        dpo_trainer.hash_module = _no_hash
-        return _OnTokenizedRows
-
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of both sequences, truncated as the collator truncates them."""
         rows = trainer.train_dataset
         return RowSizes(_sequences(rows, trainer.args.max_length), self.trainable(rows))
-
-    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return rows and tokens of the ids: chosen sequences, then rejected ones."""
-        ids = inputs["input_ids"]
-        return ids.shape[0], ids.numel()
 
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
@@ -118,10 +91,6 @@ class PreferenceOptimization(Adapter):
         return Dataset.from_dict(
             {name: [[_TOKEN] * tokens for tokens in part] for name, part in zip(self.columns, parts, strict=True)}
         )
-
-    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
-        """Return the seconds per row of precomputing the reference."""
-        return dict(trainer.seconds_per_row)
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report forward passes without gradients, which are those of the reference, whichever model it is."""
@@ -142,10 +111,6 @@ class PreferenceOptimization(Adapter):
 
 
 ADAPTER = PreferenceOptimization()
-
-
-def _no_hash(*_: Any) -> str:
-    return ""
 
 
 def _sequences(rows: Dataset, length: int | None) -> Counts:

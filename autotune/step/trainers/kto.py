@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,24 +16,16 @@ from trl.trainer import kto_trainer
 from autotune.core.blocks import blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes, column_lengths
-from autotune.step.trainers.base import Adapter, Collation, InPhase, MakeModel
-from autotune.step.trainers.reference import drop_precomputed, reference_beside, reference_of
+from autotune.step.trainers.base import Collation, InPhase
+from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, reference_of
 from autotune.trainers.kto import POLICY_KL, PRECOMPUTE, REFERENCE_KL, REFERENCE_PASS, WITHOUT_KL, estimates_kl
 
 _TOKEN = 5
 _MISMATCHED = "KL_completion_ids"
-# Micro-batches of the pass over the dataset that are timed, after the widest ones.
-_TIMED = 4
 
 
-class _OnTokenizedRows(KTOTrainer):
+class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
-
-    seconds_per_row: Mapping[str, float] = MappingProxyType({})
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        drop_precomputed(self)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # What TRL does with rows once they are tokenised: it drops some, then exchanges answers within blocks.
@@ -53,7 +44,7 @@ class _OnTokenizedRows(KTOTrainer):
         known = blocks_of(own, beside, batch_size)
         for place in worst_blocks(known):
             self._ask(dataset, place, batch_size)
-        others = np.random.default_rng(0).permutation(max(1, len(dataset) // batch_size))[:_TIMED]
+        others = np.random.default_rng(0).permutation(max(1, len(dataset) // batch_size))[:TIMED]
         started, rows = time.perf_counter(), 0
         for place in others.tolist():
             rows += self._ask(dataset, place, batch_size)
@@ -63,10 +54,6 @@ class _OnTokenizedRows(KTOTrainer):
         for column in columns:
             dataset = dataset.add_column(column, [0.0] * len(dataset))
         return dataset
-
-    def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
-        """Collate rows as the data loader would."""
-        return self.data_collator(list(rows))
 
     def _ask(self, dataset: Dataset, place: int, batch_size: int) -> int:
         """Run the reference on a block of so many rows; return how many it has."""
@@ -80,14 +67,15 @@ class _OnTokenizedRows(KTOTrainer):
         return len(rows)
 
 
-class UnpairedPreference(Adapter):
+class UnpairedPreference(AskingReference):
     """Rows of ``prompt_ids``, ``completion_ids`` and ``label``."""
 
     name = "kto"
     config = KTOConfig
     trainer = KTOTrainer
     columns = ("prompt_ids", "completion_ids", "label")
-    methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "_precompute_ref_logps"}
+    module = kto_trainer
+    on_rows = _OnTokenizedRows
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
@@ -102,16 +90,6 @@ class UnpairedPreference(Adapter):
         """Return the tokens of the answer."""
         return self.lengths(rows)[:, 1]
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return a reference model where TRL would load one."""
-        return reference_beside(plan, make_model)
-
-    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return a subclass that takes tokenised rows."""
-        # The hash names TRL's cache file of precomputed values; no cache is kept here.
-        kto_trainer.hash_module = _no_hash
-        return _OnTokenizedRows
-
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of rows and of mismatched pairs, truncated as the collator truncates them."""
         rows, length = trainer.train_dataset, trainer.args.max_length
@@ -120,11 +98,6 @@ class UnpairedPreference(Adapter):
     def collation(self, trainer: Any) -> Collation:
         """Return that micro-batches are blocks of successive rows, padded each on its own."""
         return Collation(multiple=super().collation(trainer).multiple, blocks=True)
-
-    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return rows and tokens of the ids, those of mismatched pairs left out."""
-        ids = inputs["input_ids"]
-        return ids.shape[0], ids.numel()
 
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
@@ -138,10 +111,6 @@ class UnpairedPreference(Adapter):
                 "label": [place % 2 == 0 for place in range(len(rows))],
             }
         )
-
-    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
-        """Return the seconds per row of precomputing the reference."""
-        return dict(trainer.seconds_per_row)
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report the passes without gradients: both on mismatched pairs, and the reference's on the rows."""
@@ -172,10 +141,6 @@ class UnpairedPreference(Adapter):
 
 
 ADAPTER = UnpairedPreference()
-
-
-def _no_hash(*_: Any) -> str:
-    return ""
 
 
 def _with_mismatched(block: dict[str, list[Any]]) -> dict[str, list[Any]]:

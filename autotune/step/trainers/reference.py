@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar
 
 from trl.models import prepare_deepspeed
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of
+from autotune.step.trainers.base import Adapter, MakeModel
+from autotune.trainers.dpo import PRECOMPUTE
+
+_Trl: Any = object
+"""Stands for TRL's trainer, which comes after in the order of bases."""
+TIMED = 4
+"""Micro-batches of the pass over the dataset that are timed, after the widest ones."""
 
 
-def reference_beside(plan: TrainingPlan | None, make_model: Callable[[], Any]) -> Mapping[str, Any]:
-    """Return the argument with a reference model where TRL would load one, from a path that random weights have not.
+class OnTokenizedRows(_Trl):
+    """TRL's trainer on tokenised rows; a subclass precomputes the reference's log-probabilities for some of them.
 
-    With adapters it needs none, and none to precompute (``precompute_ref_log_probs``) but with FSDP, which shards the
-    model only when it trains (trl 1.16, ``DPOTrainer.__init__``).
+    Attributes:
+        seconds_per_row: of that pass, by the name of its phase; empty without one.
     """
-    if plan is not None:
-        precomputed = plan.args.get("precompute_ref_log_probs") and engine_of(plan) is not Engine.FSDP2
-        if plan.model.get("use_peft") or precomputed:
-            return {}
-    return {"ref_model": make_model()}
+
+    seconds_per_row: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        drop_precomputed(self)
+
+    def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        """Collate rows as the data loader would."""
+        return self.data_collator(list(rows))
+
+
+class AskingReference(Adapter):
+    """The child's side of trainers that ask a reference, or precompute its log-probabilities.
+
+    Class attributes:
+        module: the module of TRL's trainer.
+        on_rows: the subclass of the trainer that takes tokenised rows.
+    """
+
+    module: ClassVar[ModuleType]
+    on_rows: ClassVar[type[Any]]
+    methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "_precompute_ref_logps"}
+
+    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+        """Return the argument with a reference model where TRL would load one, from a path that random weights lack.
+
+        With adapters it needs none, and none to precompute (``precompute_ref_log_probs``) but with FSDP, which shards
+        the model only when it trains (trl 1.16, ``DPOTrainer.__init__``).
+        """
+        if plan is not None:
+            precomputed = plan.args.get("precompute_ref_log_probs") and engine_of(plan) is not Engine.FSDP2
+            if plan.model.get("use_peft") or precomputed:
+                return {}
+        return {"ref_model": make_model()}
+
+    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
+        """Return a subclass that takes tokenised rows."""
+        # The hash names TRL's cache file of precomputed values; no cache is kept here.
+        self.module.hash_module = lambda *_: ""  # type: ignore[attr-defined]
+        return self.on_rows
+
+    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
+        """Return the seconds per row of precomputing the reference."""
+        return dict(trainer.seconds_per_row)
 
 
 def drop_precomputed(trainer: Any) -> None:

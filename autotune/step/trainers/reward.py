@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,6 @@ class RewardModelling(Adapter):
         """Return the sizes of both sequences."""
         rows = trainer.train_dataset
         return RowSizes(self.lengths(rows), self.trainable(rows))
-
-    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return rows and tokens of the ids: chosen sequences, then rejected ones."""
-        ids = inputs["input_ids"]
-        return ids.shape[0], ids.numel()
 
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float

@@ -69,11 +69,6 @@ class SupervisedFineTuning(Adapter):
         """Return whether packing is on."""
         return bool(arguments.packing)
 
-    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return rows and tokens of the ids."""
-        ids = inputs["input_ids"]
-        return ids.shape[0], ids.numel()
-
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
     ) -> Dataset:
