@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli.boundary import run
 from autotune.core.catalogue import CatalogueRow
 from autotune.core.codec import decode
 from autotune.trainers import trainers
 
-AUTOTUNE = (sys.executable, "-m", "autotune")
 
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run([*AUTOTUNE, *words], check=False, capture_output=True, text=True, timeout=120)
+def command(*words: object) -> int:
+    """Run the command in this process and return its exit code."""
+    return run(["autotune", *map(str, words)])
 
 
 @pytest.mark.parametrize("trainer", trainers())
-def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here(trainer: str) -> None:
-    done = run("techniques", "--trainer", trainer, "--device", "cpu", "--json")
-    rows = [decode(CatalogueRow, item) for item in json.loads(done.stdout)]
+def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here(
+    trainer: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert command("techniques", "--trainer", trainer, "--device", "cpu", "--json") == 0
+    rows = [decode(CatalogueRow, item) for item in json.loads(capfdbinary.readouterr().out)]
     assert [row.knob for row in rows] == [technique.name for technique in trainers()[trainer].techniques]
     missing = [option for row in rows for option in row.options if not option.available]
     assert missing
@@ -44,27 +45,31 @@ def test_the_catalogue_has_every_technique_and_says_why_one_is_missing_here(trai
         (["--trainer", "nash_md"], "TRL has no trainer 'nash_md' since release 1.14."),
     ],
 )
-def test_a_wrong_value_is_told_in_one_message(words: list[str], said: str, tmp_path: Path) -> None:
-    done = run("probe", str(tmp_path), str(tmp_path), *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_wrong_value_is_told_in_one_message(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("probe", tmp_path, tmp_path, *words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert "Traceback" not in shown.err
 
 
-def test_a_missing_model_is_named(small_dataset_file: Path, tmp_path: Path) -> None:
-    done = run("probe", str(tmp_path / "nowhere"), str(small_dataset_file), "--output", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert "nowhere" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_missing_model_is_named(small_dataset_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("probe", tmp_path / "nowhere", small_dataset_file, "--output", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "nowhere" in said
+    assert "Traceback" not in said
 
 
 def test_a_storage_that_does_not_answer_ends_a_search_before_anything_is_read(
-    small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
+    small_model_directory: Path, small_dataset_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["probe", str(small_model_directory), str(small_dataset_file), "--output", str(tmp_path / "out")]
-    done = run(*words, "--storage", "sqlite:////no/such/directory/study.db")
-    assert (done.returncode, "Reading " in done.stderr) == (2, False)
-    assert "unable to open database file" in done.stderr
+    words = ("probe", small_model_directory, small_dataset_file, "--output", tmp_path / "out")
+    assert command(*words, "--storage", "sqlite:////no/such/directory/study.db") == 2
+    said = capsys.readouterr().err
+    assert "Reading " not in said
+    assert "unable to open database file" in said
 
 
 @pytest.mark.slow
@@ -72,7 +77,8 @@ def test_ctrl_c_while_the_model_is_read_prints_how_to_go_on(
     small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
 ) -> None:
     words = ["probe", str(small_model_directory), str(small_dataset_file), "--output", str(tmp_path / "out")]
-    with subprocess.Popen([*AUTOTUNE, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    command = [sys.executable, "-m", "autotune", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         first = running.stderr.readline()
         running.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A server of jobs that misbehave."""
+"""A server of jobs that misbehave, and others that start as quickly."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.probing import JobServer
-from tests.probing import misbehaving, without_libraries
+from tests.probing import misbehaving
+from tests.probing.processes import quick_servers
 
 
 @pytest.fixture(scope="session")
 def misbehaving_server() -> Iterator[JobServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autotune.probing.channel._SERVER", without_libraries.MODULE)
+    with quick_servers():
         server = JobServer("cpu", jobs_module=misbehaving.MODULE)
     with server:
         yield server
+
+
+@pytest.fixture
+def quick_start() -> Iterator[None]:
+    """Servers that a test starts import no libraries."""
+    with quick_servers():
+        yield

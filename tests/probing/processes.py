@@ -1,11 +1,15 @@
-"""Which processes are there."""
+"""Which processes are there, and servers that start quickly."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import psutil
+import pytest
+
+from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
 
 
 def running(pids: Iterable[int]) -> list[int]:
@@ -21,6 +25,14 @@ def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+@contextmanager
+def quick_servers() -> Iterator[None]:
+    """Let servers that are started in this context import no libraries."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autotune.probing.channel._SERVER", WITHOUT_LIBRARIES)
+        yield
 
 
 def _state(pid: int) -> str:

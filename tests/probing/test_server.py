@@ -29,12 +29,6 @@ from tests.probing.processes import running, wait_until
 from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
 
 
-@pytest.fixture
-def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that are started import no libraries."""
-    monkeypatch.setattr("autotune.probing.channel._SERVER", WITHOUT_LIBRARIES)
-
-
 def test_a_server_starts_in_the_background() -> None:
     began = time.monotonic()
     with JobServer("cpu") as server:
@@ -111,6 +105,7 @@ def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: 
         probe(server, request("behave"), tmp_path / "2")
 
 
+@pytest.mark.usefixtures("quick_start")
 @pytest.mark.parametrize("spawn", [False, True])
 def test_a_job_is_forked_unless_it_is_to_be_spawned(tmp_path: Path, spawn: bool) -> None:
     with JobServer("cpu", spawn=spawn, jobs_module=MODULE) as server:

@@ -16,7 +16,14 @@ from autotune.errors import ProbeServerError
 from autotune.probing import JobServer, probe
 from autotune.probing.worker import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
-from tests.probing.processes import running, wait_until
+from tests.probing.processes import quick_servers, running, wait_until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_start() -> Iterator[None]:
+    """Servers that are started import no libraries."""
+    with quick_servers():
+        yield
 
 
 @pytest.fixture(scope="module")
