@@ -173,7 +173,8 @@ def _part_text(part: Part) -> str:
 
 def _shape_text(shape: Shape) -> str:
     beside = f", mismatched pairs of {_tokens_text(shape.beside)}" if shape.beside else ""
-    return f"{_count_text(shape.rows, 'row', 'rows')} of {_tokens_text(shape.tokens)}{beside}"
+    filled = f", {format_share(shape.filled)} not padding" if shape.filled < 1 else ""
+    return f"{_count_text(shape.rows, 'row', 'rows')} of {_tokens_text(shape.tokens)}{beside}{filled}"
 
 
 def _share_text(size: Typical, sizes: int) -> str:

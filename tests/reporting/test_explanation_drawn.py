@@ -27,7 +27,7 @@ POINTS = (
     TracedPoint(3, Shape(1, 512), 2.5, new=False, tensor_bytes=5 * GIB, allocated_bytes=6 * GIB, reserved_bytes=7 * GIB,
                 assumptions={"a sum is finite": 2}),
 )  # fmt: skip
-SIZES = (Typical(Shape(4, 450), 0.75), Typical(Shape(4, 512), 0.25))
+SIZES = (Typical(Shape(4, 450, filled=0.8), 0.75), Typical(Shape(4, 512), 0.25))
 EXPLANATION = Explanation(
     subject=Subject.FASTEST,
     candidate=LONGEST,
@@ -73,8 +73,8 @@ def test_every_stage_is_shown_with_its_figures() -> None:
         "args max_length=512 packing=True",
         "documents 400, 48,382 tokens; the longest sequence has 629 tokens",
         "worst micro-batch 4 rows of 512 tokens",
-        "typical micro-batches 75.0 % of 4 rows of 450 tokens, 25.0 % of 4 rows of 512 tokens; 1,900 tokens without",
-        "without padding on average",
+        "typical micro-batches 75.0 % of 4 rows of 450 tokens, 80.0 % not padding, 25.0 % of 4 rows of 512 tokens",
+        "1,900 tokens without padding on average",
         "optimizer step 2 micro-batches, 8.2 documents on average, 8 asked for",
         "2 traces, 1 run now, 1 from the cache",
         "2, 1 row of 512 tokens -1.500 2.00 GiB 3.00 GiB 4.00 GiB new",
