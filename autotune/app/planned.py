@@ -33,8 +33,6 @@ CPU = "cpu"
 _PER_MACHINE = 8
 # Bytes per second of a Gbit/s, the unit of networks.
 _GBIT = 1e9 / 8
-MOST_TOKENS = 1 << 24
-"""Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +206,10 @@ def planned_workload(
     return workload
 
 
-def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
-    """Return the workload with ``rows`` rows of ``tokens`` tokens as its dataset."""
+def rows_of_length(workload: Workload, tokens: int | None, rows: int) -> Workload:
+    """Return the workload with ``rows`` rows of ``tokens`` tokens as its dataset; None changes nothing."""
+    if tokens is None:
+        return workload
     trainer = find_trainer(workload.trainer)
     parts, trainable = trainer.row_of(tokens)
     dataset = replace(

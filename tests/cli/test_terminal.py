@@ -41,7 +41,7 @@ def plan(*, listener, **options):
             time.sleep(0.05)
     return a_plan()
 
-module = sys.modules["autotune.api.plan"] = types.ModuleType("autotune.api.plan")
+module = sys.modules["autotune.app.plan"] = types.ModuleType("autotune.app.plan")
 module.plan = plan
 from autotune.cli.boundary import run
 sys.exit(run(["autotune", "plan", "M", "--seq-len", "8"]))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.check.asked import Asked, check_options
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.remembered import Verdicts, key_of, within
 from autotune.app.check.task import Task
@@ -30,16 +30,18 @@ from autotune.userconfig.reading import plan_of, read
 from autotune.userconfig.written import Written, written
 
 
-def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) -> Verdict:
-    """Return the verdict on a configuration; see :func:`autotune.check`.
+def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
+    """Return the verdict on a configuration, whatever it is; see :func:`autotune.check`.
 
     Args:
         tracer: runs the jobs of several checks; None: processes are started for this one, and ended with it.
     """
-    started = time.monotonic()
-    check_options(asked)
+    if not isinstance(asked.config, Path | Sequence):
+        return check_object(asked)
+    started, listener = time.monotonic(), asked.listener
+    _check_options(asked)
     try:
-        text = written(asked.config, asked.trainer, asked.command)
+        text = written(asked.file, asked.trainer, asked.command)
     except InputError as error:
         return _unreadable(asked, error, time.monotonic() - started)
     planned, absent = _planned(asked, text)
@@ -64,7 +66,7 @@ def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) 
     return found
 
 
-def _unreadable(asked: Asked, error: InputError, seconds: float) -> Verdict:
+def _unreadable(asked: CheckArguments, error: InputError, seconds: float) -> Verdict:
     """Return the verdict on a configuration that cannot be read, or does not say what it is for."""
     outcome = Outcome.CANNOT_RUN
     return Verdict(
@@ -73,20 +75,19 @@ def _unreadable(asked: Asked, error: InputError, seconds: float) -> Verdict:
         headline(outcome, None, 0, error.message),
         reason=error.message,
         trainer=asked.trainer or "",
-        findings=(Finding(Severity.ERROR, str(error), file=asked.config or ""),),
+        findings=(Finding(Severity.ERROR, str(error), file=asked.file or ""),),
         settings=asked.settings,
         wall_seconds=seconds,
     )
 
 
-def check_each(asked: Iterable[Asked], listener: Listener) -> Iterator[Verdict]:
+def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
     """Yield the verdicts on several configurations, whose jobs share processes."""
-    with ServerTracer(inspect_cpu().cores, listener) as tracer:
-        for each in asked:
-            yield check(each, listener, tracer)
+    with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
+        yield from (check(each, tracer) for each in asked)
 
 
-def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
+def _planned(asked: CheckArguments, text: Written) -> tuple[Planned | None, str]:
     """Return the device to check for: the one asked for, a CPU where the file says so, or this machine's own.
 
     Without one, the file can be read nevertheless; the second is why there is none.
@@ -199,17 +200,15 @@ def _fitted(
         return task.wrong((*found, of_error(task.written, error)))
 
 
-def check_object(
-    config: object, peft_config: object | None, asked: Asked, listener: Listener, launched: Launching = ALONE
-) -> Verdict:
+def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     """Return the verdict on a configuration object; see :func:`autotune.check`.
 
     Args:
         launched: how its processes were started.
     """
     started = time.monotonic()
-    check_options(asked)
-    found = configuration_of(config)
+    _check_options(asked)
+    found = configuration_of(asked.config)
     # Of a training that runs already, it is known what became of the fields that choose an engine.
     found = without_engine(found) if launched.known else found
     trainer = trainer_of(found)
@@ -222,7 +221,24 @@ def check_object(
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware)
     task = Task(asked, text, planned, budget_bytes, started)
-    words = {**peft_words(peft_config), "model_name_or_path": asked.model}
+    words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
-    with ServerTracer(planned.cores, listener) as tracer:
-        return _fitted(task, known, found, launched, (), tracer, user_cache(), listener)
+    with ServerTracer(planned.cores, asked.listener) as tracer:
+        return _fitted(task, known, found, launched, (), tracer, user_cache(), asked.listener)
+
+
+def _check_options(asked: CheckArguments) -> None:
+    """Check that the options of a check go together.
+
+    Raises:
+        InputError: two of them do not, or one cannot be used.
+    """
+    if asked.probe and asked.gpu is not None:
+        raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
+    if asked.timeout is not None and not asked.probe:
+        raise InputError("--timeout ends the run of --probe, and there is none.", hint="Give both, or neither.")
+    if asked.imports and not asked.fits:
+        raise InputError("--import is for building the trainer, which --no-fit leaves out.", hint="Give one of them.")
+    seconds = asked.timeout_seconds
+    if seconds is not None and seconds <= 0:
+        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silently
@@ -71,7 +72,7 @@ class Fitting:
         planned = _of_processes(planned, self.launching)
         named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
-        options = checked_options(trainer=trainer.name)
+        options = checked_options(SearchArguments(trainer=trainer.name))
         plan, workload = self._workload(named, options, planned, tracer, cache, listener)
         rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.generates else None
         built_plan = plan

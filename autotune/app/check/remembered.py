@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.need import needs_more
 from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned, state_of
@@ -42,7 +42,7 @@ class Verdicts:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def get(self, key: str | None, asked: Asked) -> Verdict | None:
+    def get(self, key: str | None, asked: CheckArguments) -> Verdict | None:
         """Return the verdict that is kept under a key, for the budget that it was made for; None if there is none."""
         document: Any = self._cache.get(key) if key is not None else None
         if key is None or document is None:
@@ -79,7 +79,7 @@ def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> 
     return replace(known, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
 
 
-def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
+def key_of(asked: CheckArguments, written: Written, planned: Planned) -> str | None:
     """Return a hash of everything that a verdict depends on; None if some of it is not on this machine.
 
     The budget is no part of it, since the free memory of a machine changes all the time.
@@ -107,7 +107,7 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     return fingerprint("verdict", options, text, named, further, beside, device, software, package_digest())
 
 
-def _words(asked: Asked, written: Written) -> Iterator[str]:
+def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
     yield from (*asked.command, asked.model or "", asked.dataset or "", str(default_file(written) or ""))
     yield from (word.partition("=")[2] for word in asked.command if word.startswith("--"))
     yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
@@ -162,7 +162,7 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _local(asked: Asked, written: Written) -> list[str]:
+def _local(asked: CheckArguments, written: Written) -> list[str]:
     """Return the names of the model and the data: a verdict about what lies elsewhere is not kept."""
     model = asked.model or written.values.get("model_name_or_path")
     data = asked.dataset or written.values.get("dataset_name")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.planned import Planned
 from autotune.confidential import hidden_words
 from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
@@ -26,7 +26,7 @@ class Task:
         absent: why there is none, in words.
     """
 
-    asked: Asked
+    asked: CheckArguments
     written: Written
     planned: Planned | None
     budget_bytes: int
@@ -66,9 +66,9 @@ class Task:
     @property
     def _dry_run(self) -> str | None:
         """The sentence that offers a dry run; None where there is no command for it, or the device is a CPU."""
-        if (self.planned is not None and self.planned.gpu is None) or not (self.asked.command or self.asked.config):
+        if (self.planned is not None and self.planned.gpu is None) or not (self.asked.command or self.asked.file):
             return None
-        words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.config))
+        words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.file))
         gpu = self.planned.described.name if self.planned is not None else "NAME"
         command = shlex.join(("autotune", "dry-run", "--gpu", gpu, "--", *words))
         return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
