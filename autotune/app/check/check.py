@@ -13,7 +13,7 @@ from autotune.app.check.remembered import Verdicts, key_of, within
 from autotune.app.check.task import Task
 from autotune.app.planned import CPU, Planned, planned_machine
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
-from autotune.core.events import Listener, StageStarted
+from autotune.core.events import StageStarted
 from autotune.core.plan import Launch
 from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, fatal, headline
 from autotune.errors import InputError, UnreadError
@@ -38,7 +38,7 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     """
     if not isinstance(asked.config, Path | Sequence):
         return check_object(asked)
-    started, listener = time.monotonic(), asked.listener
+    started = time.monotonic()
     _check_options(asked)
     try:
         text = written(asked.file, asked.trainer, asked.command)
@@ -58,10 +58,10 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     if known is not None:
         return replace(known, wall_seconds=time.monotonic() - started)
     if tracer is not None:
-        found = _checked(task, tracer, cache, listener)
+        found = _checked(task, tracer, cache)
     else:
-        with ServerTracer(planned.cores if planned is not None else 1, listener) as own:
-            found = _checked(task, own, cache, listener)
+        with ServerTracer(planned.cores if planned is not None else 1, asked.listener) as own:
+            found = _checked(task, own, cache)
     verdicts.put(key, found)
     return found
 
@@ -131,9 +131,9 @@ def _beyond(gpus: int | None, started: Launching) -> str:
     return ""
 
 
-def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
+def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
-    listener(StageStarted(f"Reading {named} with TRL's parser"))
+    task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default = default_file(task.written)
     ranks = of_ranks(task.written, task.gpus, default)
     known, config, found = _read(task, tracer, ranks)
@@ -150,21 +150,20 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
         config = with_precision(config, started)
     except UnreadError as error:
         if task.asked.fits:
-            return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
-        return task.verdict(Outcome.READ, findings=(*found, Finding(Severity.NOTE, error.message)))
+            return task.verdict(Outcome.UNKNOWN, found, reason=error.message)
+        return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, of_error(task.written, error)))
     found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
-        return task.verdict(Outcome.READ, findings=found, processes=started.processes)
-    if task.planned is None:
-        return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
-    if task.asked.probe and (reason := _beyond(task.gpus, started)):
-        return task.verdict(Outcome.UNKNOWN, reason=reason, findings=found, processes=started.processes)
+        return replace(task.verdict(Outcome.READ, found), processes=started.processes)
+    reason = _beyond(task.gpus, started) if task.asked.probe else ""
+    if task.planned is None or reason:
+        return replace(task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent), processes=started.processes)
     planned = _of_each(task.planned, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.machine.hardware)
     task = replace(task, planned=planned, budget_bytes=budget_bytes)
-    return _fitted(task, known, config, started, found, tracer, cache, listener)
+    return _fitted(task, known, config, started, found, tracer, cache)
 
 
 def _read(
@@ -186,15 +185,13 @@ def _fitted(
     found: tuple[Finding, ...],
     tracer: ServerTracer,
     cache: Cache,
-    listener: Listener,
 ) -> Verdict:
     """Return whether a configuration fits, of which the keys have been judged."""
-    assert task.planned is not None
     try:
         user = plan_of(task.written, known, without_engine(config) if started.known else config)
-        return Fitting(task, known, config, started, user, found).verdict(task.planned, tracer, cache, listener)
+        return Fitting(task, known, config, started, user, found, tracer, cache).verdict()
     except UnreadError as error:
-        return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
+        return task.verdict(Outcome.UNKNOWN, found, reason=error.message)
     except InputError as error:
         # What was found in the keys is worth telling even if the rest cannot be found out.
         return task.wrong((*found, of_error(task.written, error)))
@@ -224,7 +221,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.cores, asked.listener) as tracer:
-        return _fitted(task, known, found, launched, (), tracer, user_cache(), asked.listener)
+        return _fitted(task, known, found, launched, (), tracer, user_cache())
 
 
 def _check_options(asked: CheckArguments) -> None:
