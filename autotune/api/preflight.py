@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from autotune.api.check import stopped
 from autotune.api.launched import launching_of
-from autotune.api.ranks import ApartError, Ranks, ranks_of
+from autotune.api.ranks import ApartError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
@@ -102,7 +102,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             told = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
             told("autotune: %s", found.headline)
 
-    def _agreed(self, args: Any, kwargs: dict[str, Any], ranks: Ranks) -> Verdict | AutotuneError:
+    def _agreed(self, args: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
         """Return the verdict of the first process, or why it has none; the same in every process.
 
         Raises:

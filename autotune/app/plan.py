@@ -20,7 +20,7 @@ from autotune.app.requests import traces_of
 from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
 from autotune.app.workload import WorkloadReader
-from autotune.core.bundle import PlannedBundle, ServerSplit
+from autotune.core.bundle import ServerSplit
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -90,8 +90,8 @@ def plan(asked: PlanArguments) -> Plan:
         bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
-            wanted = problem, options, planned, budget_bytes, asked.settings
-            bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, split)
+            writer = PlanWriter(folder, problem, options, planned, budget_bytes, asked.settings, reader)
+            bundle, unwritten, failure = writer.write(best, split)
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
     found = Plan(
         schema=SCHEMA,
@@ -126,17 +126,9 @@ def plan(asked: PlanArguments) -> Plan:
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
     )
-    return _kept(found, failure)
-
-
-def _written(
-    writer: PlanWriter, best: Sequence[Estimate], split: ServerSplit | str | None
-) -> tuple[PlannedBundle | None, str, InputError | None]:
-    """Return the bundle, or why there is none, and the failure if that is not for the plan to say."""
-    try:
-        return *writer.write(best, split), None
-    except InputError as error:
-        return None, error.message.rstrip("."), error
+    if failure is not None:
+        raise UnwrittenError(failure, found)
+    return found
 
 
 def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:
@@ -148,12 +140,6 @@ def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | N
     return (
         found if isinstance(found, str) or not traced else replace(found, training_seconds=traced.memory.step_seconds)
     )
-
-
-def _kept(found: Plan, failure: InputError | None) -> Plan:
-    if failure is not None:
-        raise UnwrittenError(failure, found)
-    return found
 
 
 def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: PlanArguments) -> Iterator[str]:

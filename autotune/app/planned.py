@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.workload import WorkloadReader, fixed_peft
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.codec import encode
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.gpu import Gpu
@@ -192,7 +191,7 @@ def planned_workload(
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
     key = fingerprint("workload", *asked, fixed_peft(options), states, wanted, here.packages, source_digest())
-    known = _kept(cache, key) if all(state is not None for state in states) else None
+    known = cache.decoded(Workload, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)
@@ -220,17 +219,6 @@ def rows_of_length(workload: Workload, tokens: int | None, rows: int) -> Workloa
         several=None if workload.dataset.several is None else Documents.of_groups([(rows, *trainer.document(parts))]),
     )
     return replace(workload, dataset=dataset)
-
-
-def _kept(cache: Cache, key: str) -> Workload | None:
-    document: Any = cache.get(key)
-    if document is None:
-        return None
-    try:
-        return decode(Workload, document)
-    except DecodeError:
-        cache.drop(key)
-        return None
 
 
 def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.fitting import Fitting
-from autotune.app.check.remembered import Verdicts, key_of, within
+from autotune.app.check.remembered import LASTING, key_of, within
 from autotune.app.check.task import Task
 from autotune.app.planned import CPU, Planned, planned_machine
+from autotune.core.codec import encode
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
 from autotune.core.plan import Launch
@@ -48,21 +49,22 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware) if planned is not None else 0
     task = Task(asked, text, planned, budget_bytes, started, absent)
     cache = user_cache()
-    verdicts = Verdicts(cache)
     key = key_of(asked, text, planned) if planned is not None else None
-    known = verdicts.get(key, asked)
+    known = cache.decoded(Verdict, key) if key is not None else None
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
         budget = memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware)
         known = within(known, budget, planned.host_bytes)
     if known is not None:
-        return replace(known, wall_seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
     if tracer is not None:
         found = _checked(task, tracer, cache)
     else:
         with ServerTracer(planned.cores if planned is not None else 1, asked.listener) as own:
             found = _checked(task, own, cache)
-    verdicts.put(key, found)
+    if key is not None and found.outcome in LASTING:
+        cache.put(key, encode(found))
     return found
 
 
