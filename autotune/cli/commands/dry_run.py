@@ -38,16 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     options.setdefault("command", [])
 
     from autotune.app.dry_run import dry_run
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.cli.console import answer, stderr_console
     from autotune.reporting.dry_run import dry_run_report
     from autotune.reporting.plain import PlainListener
-    from autotune.reporting.terminal import show
 
     # The script draws on the same terminal.
     console = stderr_console()
     found = dry_run(**options, listener=PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True)))
-    if as_json:
-        write_json(found)
-    else:
-        show(dry_run_report(found), stdout_console())
+    answer(found, dry_run_report, as_json=as_json)
     return found.exit_code

@@ -30,15 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     options, as_json = options_of(arguments)
 
     from autotune.app.lengths import lengths
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.cli.console import answer, stderr_console
     from autotune.reporting.lengths import lengths_report
-    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     with watching(stderr_console()) as listener:
         report = lengths(**options, listener=listener)
-    if as_json:
-        write_json(report)
-    else:
-        show(lengths_report(report), stdout_console())
+    answer(report, lengths_report, as_json=as_json)
     return 0

@@ -72,26 +72,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(*, as_json: bool) -> int:
     """Show the known GPUs, and return the exit code."""
-    from autotune.cli.console import stdout_console, write_json
+    from autotune.cli.console import answer, stdout_console
     from autotune.inspection.gpus import gpus
     from autotune.reporting.gpus import gpus_report
-    from autotune.reporting.terminal import show
 
-    if as_json:
-        write_json(gpus())
-    else:
-        console = stdout_console()
-        show(gpus_report(gpus(), console.width), console)
+    width = stdout_console().width
+    answer(gpus(), lambda known: gpus_report(known, width), as_json=as_json)
     return 0
 
 
 def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bool) -> int:
     """Plan for one GPU, show the estimates, and return the exit code."""
     from autotune.app.plan import plan
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.cli.console import answer, stderr_console
     from autotune.emit.files import check_writable
     from autotune.reporting.plan import plan_report
-    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     if page is not None:
@@ -103,10 +98,8 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
         except UnwrittenError as error:
             found, failure = error.document, error
     top = int(options.get("top", PlanArguments.top))
-    if as_json:
-        write_json(found if whole else found.summary(top))
-    else:
-        show(plan_report(found, top), stdout_console())
+    shown = found.summary(top) if as_json and not whole else found
+    answer(shown, lambda plan: plan_report(plan, top), as_json=as_json)
     if page is not None:
         _say(_page(found, page))
     if failure is not None:
@@ -144,9 +137,8 @@ def _for_one_plan(name: str) -> InputError:
 def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     """Compare GPUs, show the table, and return the exit code: 1 where nothing is predicted to fit on any."""
     from autotune.app.rent import rent
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.cli.console import answer, stderr_console
     from autotune.reporting.rent import rent_report
-    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     for name in ("top", "explain", "output", "server_gpus"):
@@ -156,8 +148,5 @@ def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     options.setdefault("gpu", None)
     with watching(stderr_console()) as listener:
         found = rent(**options, listener=listener)
-    if as_json:
-        write_json(found)
-    else:
-        show(rent_report(found), stdout_console())
+    answer(found, rent_report, as_json=as_json)
     return 0 if any(offer.fits for offer in found.offers) else 1

@@ -29,13 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     options, as_json = options_of(arguments)
 
     from autotune.app.catalogue import catalogue
-    from autotune.cli.console import stdout_console, write_json
+    from autotune.cli.console import answer
     from autotune.reporting.techniques import techniques_report
-    from autotune.reporting.terminal import show
 
     rows = catalogue(**options)
-    if as_json:
-        write_json(rows)
-    else:
-        show(techniques_report(rows), stdout_console())
+    answer(rows, techniques_report, as_json=as_json)
     return 0
