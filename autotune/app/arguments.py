@@ -136,7 +136,7 @@ class ProbeArguments(SearchArguments):
         study: name of the study in it. None: the output directory's name.
         resume: continue the study that is there, or join the processes that search it.
         output: directory of the bundle. None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
-        plan: trace steps before the first probe, so that what cannot fit is not probed.
+        plan: trace steps before the first probe, to spare probes; otherwise all is found out by probing.
     """
 
     base: str | Path | None = None
@@ -237,7 +237,7 @@ class CheckArguments(Arguments):
         timeout: time after which that run is ended, such as ``10m`` or in seconds; the answer is not known then. None:
             no limit.
         imports: import the modules of the configuration's own reward functions, in processes of their own.
-        fits: say if it fits; if not, it is only read, and no device, model or dataset is needed.
+        fits: say if it fits; otherwise the configuration is only read, and no device, model or dataset is needed.
         when_unsure: what an answer that is too close to call, or not known, counts as.
     """
 

@@ -41,7 +41,7 @@ def add_options(
     groups: Mapping[str, Iterable[str]] | None = None,
     optional: Iterable[str] = (),
 ) -> None:
-    """Declare the arguments in classes, each once, those without a name first where Python takes them without one, too.
+    """Declare the arguments in classes, each once; what Python takes by position has no name here either.
 
     Args:
         groups: names by the title of their group; others have none.
@@ -102,6 +102,8 @@ def _help(texts: Mapping[str, str], name: str, default: object) -> str:
     text, _, unset = text.removesuffix(".").partition(" None: ")
     if isinstance(default, int | float | str) and not isinstance(default, bool):
         unset = unset or str(default)
+    if default is True:
+        text = f"do not {text.replace('; otherwise', ':')}"
     default_text = f" (default: {unset.replace('the default one', DEFAULT)})" if unset else ""
     return f"{text.rstrip('.')}{default_text}".replace("%", "%%")
 
