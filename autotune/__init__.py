@@ -13,17 +13,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api.catalogue import catalogue
     from autotune.api.check import check
-    from autotune.api.dry_run import dry_run
-    from autotune.api.estimate import estimate
-    from autotune.api.lengths import lengths
-    from autotune.api.plan import plan
     from autotune.api.preflight import PreflightCallback
     from autotune.api.probe import probe
-    from autotune.api.rent import rent
-    from autotune.api.report import report
     from autotune.api.result import ProbeResult
+    from autotune.app.catalogue import catalogue
+    from autotune.app.dry_run import dry_run
+    from autotune.app.estimate import estimate
+    from autotune.app.lengths import lengths
+    from autotune.app.plan import plan
+    from autotune.app.rent import rent
+    from autotune.app.report import report
     from autotune.core.dry_run import DryRun
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
     from autotune.core.rent import Rent
@@ -56,6 +56,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AutotuneError": "autotune.errors",
+    "check": "autotune.api.check",
+    "probe": "autotune.api.probe",
     "InputError": "autotune.errors",
     "WillNotFit": "autotune.errors",
     "Verdict": "autotune.core.verdict",
@@ -72,4 +74,4 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, f"autotune.api.{name}")), name)
+    return getattr(importlib.import_module(_HOMES.get(name, f"autotune.app.{name}")), name)

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import TrainerCallback
 
-from autotune.api.check import stopped, verdict
+from autotune.api.check import stopped
 from autotune.api.launched import launching_of
-from autotune.api.ranks import ApartError, Ranks, ranks_of
+from autotune.api.ranks import ApartError, StoreRanks, ranks_of
+from autotune.app.arguments import CheckArguments
+from autotune.app.check.check import check_object
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.probing.scratch import ScratchFolder
 from autotune.units import MIB
+from autotune.userconfig.launch import ALONE
 
 if TYPE_CHECKING:
     import transformers
@@ -99,7 +102,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             told = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
             told("autotune: %s", found.headline)
 
-    def _agreed(self, args: Any, kwargs: dict[str, Any], ranks: Ranks) -> Verdict | AutotuneError:
+    def _agreed(self, args: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
         """Return the verdict of the first process, or why it has none; the same in every process.
 
         Raises:
@@ -133,7 +136,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         with ScratchFolder() as folder:
             base = model.get_base_model() if peft_config is not None else model
             quantization = _saved(base, processor, folder / "model")
-            return verdict(
+            asked = CheckArguments(
                 _arguments(args, base, quantization),
                 model=str(folder / "model"),
                 dataset=self._dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
@@ -141,8 +144,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 gpu="cpu" if args.device.type == "cpu" else None,
                 memory_budget=budget,
                 when_unsure=self._when_unsure,
-                started=launching_of(args) if args.world_size > 1 else None,
             )
+            return check_object(asked, launching_of(args) if args.world_size > 1 else ALONE)
 
 
 @dataclass(frozen=True)

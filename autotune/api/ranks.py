@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.json_text import read_json
@@ -30,47 +30,19 @@ class ApartError(AutotuneError):
     """The processes of a training cannot tell one another anything."""
 
 
-class Ranks(Protocol):
+class StoreRanks:
     """The processes of a training, as one of them sees them; all of them have to call the same methods.
 
-    What they exchange is what JSON has, or a dataclass of which each process has one. Each method may raise an
-    :class:`ApartError`.
-    """
-
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0."""
-
-    def gathered(self, own: _Told) -> list[_Told]:
-        """Return in the first process what each has, in the order of their numbers; in others, what they have."""
-
-    def told(self, own: _Told) -> _Told:
-        """Return what the first process has."""
-
-
-class Alone:
-    """A training of one process."""
-
-    rank = 0
-
-    def gathered(self, own: _Told) -> list[_Told]:
-        """Return what this process has."""
-        return [own]
-
-    def told(self, own: _Told) -> _Told:
-        """Return what this process has."""
-        return own
-
-
-class StoreRanks:
-    """The processes of PyTorch's process group, which exchange through the store by which they found one another.
+    They exchange what JSON has, or a dataclass of which each process has one, through the store by which the processes
+    of PyTorch's group found one another. Each method may raise an :class:`ApartError`.
 
     A group of their own could wait as long, and would need connections between all processes that the training may
     not have: gloo's fail where a machine's name leads nowhere. The store is asked again and again, since a call that
     waits would keep PyTorch's watchdogs from it.
 
     Args:
-        store: PyTorch's key-value store.
+        store: PyTorch's key-value store; None for a single process.
+        rank: the number of this process, from 0.
         processes: how many there are.
     """
 
@@ -83,7 +55,9 @@ class StoreRanks:
         self._exchanges = itertools.count()
 
     def gathered(self, own: _Told) -> list[_Told]:
-        """See :class:`Ranks`."""
+        """Return in the first process what each has, in the order of their numbers; in others, what they have."""
+        if self._store is None:
+            return [own]
         name = self._next()
         keys = [f"{name}/{rank}" for rank in range(self._processes)]
         self._put(keys[self.rank], own)
@@ -92,7 +66,9 @@ class StoreRanks:
         return self._taken(keys, _ARRIVAL_SECONDS)
 
     def told(self, own: _Told) -> _Told:
-        """See :class:`Ranks`."""
+        """Return what the first process has."""
+        if self._store is None:
+            return own
         key = self._next()
         if self.rank == 0:
             self._put(key, own)
@@ -129,14 +105,14 @@ class StoreRanks:
             raise ApartError(f"What a process of this training told the others cannot be read: {error}.") from error
 
 
-def ranks_of(args: transformers.TrainingArguments) -> Ranks:
+def ranks_of(args: transformers.TrainingArguments) -> StoreRanks:
     """Return the processes of a training that is about to start.
 
     Raises:
         ApartError: they have no group, or it has no store.
     """
     if args.world_size == 1:
-        return Alone()
+        return StoreRanks(None, 0, 1)
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():

@@ -8,13 +8,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import Options
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.codec import encode
 from autotune.core.estimate import Estimate, need
 from autotune.core.events import Listener, Noted, StageStarted, without
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -208,10 +207,9 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
     """
     hardware = machine.hardware
     key = fingerprint("speeds", hardware.name, hardware.threads, hardware.openmp, machine.packages.get("torch"))
-    document: Any = cache.get(key)
-    with suppress(DecodeError):
-        if document is not None:
-            return decode(GpuSpeeds, document)
+    known = cache.decoded(GpuSpeeds, key)
+    if known is not None:
+        return known
     measured = measure_speeds(server, SpeedsRequest(), folder / "speeds").speeds
     cache.put(key, encode(measured))
     return measured

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from autotune.app.arguments import CatalogueArguments
+from autotune.app.public import taking
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
@@ -12,10 +12,15 @@ from autotune.techniques.base import Option, Technique, how_changes
 from autotune.trainers import find_trainer
 
 
-def catalogue(trainer: str, device: Literal["auto", "cuda", "cpu"]) -> tuple[CatalogueRow, ...]:
-    """Return the techniques of a trainer; see :func:`autotune.catalogue`."""
-    known = find_trainer(trainer)
-    machine = inspect_machine(device)
+@taking(CatalogueArguments)
+def catalogue(asked: CatalogueArguments) -> tuple[CatalogueRow, ...]:
+    """Return the techniques of a trainer, and for each choice whether this machine can do it.
+
+    Raises:
+        InputError: there is no such trainer, or the device cannot be used.
+    """
+    known = find_trainer(asked.trainer)
+    machine = inspect_machine(asked.device)
     searched = load(default_file(known.name), known.name, known.techniques).choices
     return tuple(_row(technique, known.name, machine, technique.name in searched) for technique in known.techniques)
 

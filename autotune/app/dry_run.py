@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.app.arguments import DryRunArguments
 from autotune.app.planned import planned_machine
+from autotune.app.public import taking
 from autotune.confidential import hidden, hidden_words, secrets_in
 from autotune.core.codec import decode, encode
 from autotune.core.dry_run import (
@@ -24,7 +26,7 @@ from autotune.core.dry_run import (
     Refused,
     Span,
 )
-from autotune.core.events import Listener, StageStarted
+from autotune.core.events import StageStarted
 from autotune.errors import InputError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import read_yaml
@@ -36,7 +38,6 @@ from autotune.units import format_bytes, parse_duration
 from autotune.userconfig.launch import default_file, started_by
 from autotune.userconfig.written import Written
 
-STEPS = 3
 _MOST_GPUS = 16
 _UNCOUNTED = "Not counted: NCCL's buffers and cuDNN's workspaces; CUDA's context is a figure from a table."
 
@@ -50,18 +51,19 @@ class Answer:
     failed: FailedAllocation | None = None
 
 
-def dry_run(
-    command: Sequence[str],
-    *,
-    gpu: str | None,
-    num_processes: int | None,
-    steps: int,
-    as_shuffled: bool,
-    timeout: str | float | None,
-    listener: Listener,
-) -> DryRun:
-    """Return what a command takes of null GPUs; see :func:`autotune.dry_run`."""
-    began = time.monotonic()
+@taking(DryRunArguments)
+def dry_run(asked: DryRunArguments) -> DryRun:
+    """Run a training command on null GPUs, which compute nothing and count memory, until it has taken a few steps.
+
+    The command runs as it is, with the Python or launcher that it names, whose environment needs PyTorch's CUDA build.
+    No GPU is needed. What it prints goes to stderr. It ends after the last step; what it does before is done for real.
+    The ``outcome`` of the result says whether it fits.
+
+    Raises:
+        InputError: something that was given cannot be used, or an environment lacks what null GPUs need.
+        AutotuneError: the library of the null GPUs could not be built.
+    """
+    began, command, steps, timeout = time.monotonic(), tuple(asked.command), asked.steps, asked.timeout
     if not command:
         raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
     if steps < 1:
@@ -69,13 +71,13 @@ def dry_run(
     seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
     if seconds is not None and seconds <= 0:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
-    count = num_processes if num_processes is not None else _started(command)
+    count = asked.num_processes if asked.num_processes is not None else _started(command)
     if not 1 <= count <= _MOST_GPUS:
         raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} of them.")
-    device = _device(gpu)
-    listener(StageStarted(f"Running {_named(command)} on {_gpus(count)} of {format_bytes(device.total)}"))
+    device = _device(asked.gpu)
+    asked.listener(StageStarted(f"Running {_named(command)} on {_gpus(count)} of {format_bytes(device.total)}"))
     with ScratchFolder() as folder:
-        ran = run(command, device, count, folder, steps=steps, as_shuffled=as_shuffled, timeout_seconds=seconds)
+        ran = run(command, device, count, folder, steps=steps, as_shuffled=asked.as_shuffled, timeout_seconds=seconds)
     ran = _masked(ran, command)
     found = answer(ran, count, steps)
     held, spare = _most(ran.processes, found.failed)

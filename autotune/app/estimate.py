@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from autotune.app.options import check_evaluation, checked_options
-from autotune.app.planned import MOST_TOKENS, planned_machine, planned_workload
+from autotune.app.arguments import SearchArguments
+from autotune.app.options import MOST_TOKENS, check_evaluation, checked_options
+from autotune.app.planned import planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.events import Listener
+from autotune.core.events import Listener, ignore
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
@@ -23,17 +25,40 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.userconfig.fields import configuration_of, peft_words, user_plan
 
+if TYPE_CHECKING:
+    import peft
+    import transformers
+
 
 def estimate(
     model: str,
-    config: object,
-    peft_config: object | None,
+    config: transformers.TrainingArguments,
+    peft_config: peft.PeftConfig | None = None,
+    *,
     shape: tuple[int, int],
     gpu: str,
-    listener: Listener,
     eval_shape: tuple[int, int] | None = None,
+    listener: Listener = ignore,
 ) -> MemoryEstimate:
-    """Return the memory and time of a configuration; see :func:`autotune.estimate`."""
+    """Predict memory and time of training with a configuration, by tracing its step; no GPU is needed.
+
+    Args:
+        model: hub id, local directory, or ``config.json``; no weights are needed.
+        config: of one of TRL's trainers, such as a ``trl.DPOConfig``. What it says about a step is traced; where it
+            says something that autotune does not understand, that is an error.
+        peft_config: as it would be given to the trainer; LoRA alone is understood.
+        shape: rows of the largest micro-batch, and tokens of the longest; they stand for the configuration's own sizes.
+            One of several rows is taken to be a token shorter, since padding brings an attention mask. With packing or
+            padding-free, rows lie end to end.
+        gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu`` for the CPU's allocator.
+        eval_shape: rows of the largest micro-batch of evaluation, and tokens of its longest; None: evaluation is left
+            out.
+        listener: receives the events of the run.
+
+    Raises:
+        InputError: something that was given cannot be used.
+        AutotuneError: the step cannot be traced; the message says which operator. A probe can tell, then.
+    """
     for rows, tokens in (shape, eval_shape or shape):
         if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
             raise InputError(
@@ -44,7 +69,7 @@ def estimate(
     plan = user.plan
     check_evaluation(find_trainer(plan.trainer), evaluates=eval_shape is not None)
     source, planned = model_source(model, "random", tokenizes=False), planned_machine(gpu)
-    options = checked_options(trainer=plan.trainer, exclude=("attention",))
+    options = checked_options(SearchArguments(trainer=plan.trainer, exclude=("attention",)))
     cache = user_cache()
     rows, tokens = shape[0], _padded(shape[1], plan.args)
     layout, traced = _traced_shape(plan, rows, tokens)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from autotune.app.arguments import LengthsArguments
+from autotune.app.public import taking
 from autotune.app.workload import WorkloadReader
-from autotune.core.events import Listener
 from autotune.core.length_report import LengthReport, length_report
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
@@ -13,10 +14,15 @@ from autotune.probing.scratch import ScratchFolder
 from autotune.trainers import find_trainer
 
 
-def lengths(model: str, dataset: str, trainer: str, listener: Listener) -> LengthReport:
-    """Return the distribution of a dataset's lengths; see :func:`autotune.lengths`."""
-    name = find_trainer(trainer).name
-    source, rows = model_source(model, "random"), dataset_source(dataset)
+@taking(LengthsArguments)
+def lengths(asked: LengthsArguments) -> LengthReport:
+    """Tokenise a dataset as the trainer would, and return the distribution of its lengths.
+
+    Raises:
+        InputError: the model or the dataset cannot be used.
+    """
+    name = find_trainer(asked.trainer).name
+    source, rows = model_source(asked.model, "random"), dataset_source(asked.dataset)
     inspect_machine("cpu")
     with ScratchFolder() as folder, JobServer("cpu") as server:
-        return length_report(WorkloadReader(server, folder, listener).read(name, source, rows))
+        return length_report(WorkloadReader(server, folder, asked.listener).read(name, source, rows))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.planning.evaluator import Evaluator
 from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -19,6 +20,16 @@ _KEPT = 0.99
 """Share of the prompts that an offer to drop some keeps."""
 _SAVED = 0.05
 """Smallest share of the memory that has to be saved by that: predictions of memory are off by 3 % at most."""
+
+
+def offers(problem: TrainerProblem, evaluator: Evaluator, best: Estimate, *, fits: bool = True) -> tuple[str, ...]:
+    """Return all offers beside the candidate that is recommended.
+
+    Args:
+        fits: whether it does, so that a faster one is of use.
+    """
+    packing = packing_offer(problem, evaluator.run, best) if fits else ()
+    return (*packing, *dropping_offer(problem, evaluator.elsewhere, best.candidate))
 
 
 def packing_offer(

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.core.candidate import Choice
+from autotune.app.arguments import AUTO, Auto, PlannedArguments, ProbeArguments, SearchArguments
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Rollouts
 from autotune.errors import InputError
-from autotune.inspection.machine import Workers
 from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find
-from autotune.trainers import Trainer, find_trainer, trainers
+from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
 from autotune.units import parse_duration
 
 DEFAULT_TOKEN_COVERAGE = 0.99
+MOST_TOKENS = 1 << 24
+"""Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 # The largest share of a budget that it makes sense to leave unused.
 _LARGEST_MARGIN = 0.5
 
@@ -29,117 +30,135 @@ class Options:
 
     Attributes:
         num_processes: processes that train together, or None for one on each device, or for one to each worker.
-        workers: how many probe at the same time, or None for one that has all of the machine.
-        margin: share of the budget, 0 to 0.5, that stays free while probing.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
-        trials: most probes, or None for the effort's number.
-        timeout_seconds: time limit of the whole search, or None.
         rollouts: what is known of prompts, generated completions and their rewards.
         coverage_asked: whether the user gave the token coverage.
+        workers: how many probe at the same time, or None for one that has all of the machine.
+        margin: share of the budget, 0 to 0.5, that stays free while probing.
+        trials: most probes, or None for the effort's number.
+        timeout_seconds: time limit of the whole search, or None.
     """
 
     trainer: Trainer
-    device: Literal["auto", "cuda", "cpu"]
     num_processes: int | None
-    workers: Workers | None
-    margin: float
     global_batch_size: int | None
     token_coverage: float
     allowed: frozenset[str]
     wishes: Wishes
     file: SpaceFile
-    effort: Effort
-    trials: int | None
-    timeout_seconds: float | None
-    seed: int
     rollouts: Rollouts
-    coverage_asked: bool = False
+    coverage_asked: bool
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    workers: int | Auto | None = None
+    margin: float = 0.0
+    effort: Effort = EFFORTS["normal"]
+    trials: int | None = None
+    timeout_seconds: float | None = None
+    seed: int = 0
 
 
-def checked_options(
-    *,
-    trainer: str,
-    device: Literal["auto", "cuda", "cpu"] = "auto",
-    num_processes: int | None = None,
-    workers: Workers | None = None,
-    margin: float = 0.0,
-    global_batch_size: int | None = None,
-    max_length: int | None = None,
-    token_coverage: float | None = None,
-    allow: Iterable[str] = (),
-    fix: Mapping[str, Choice] | None = None,
-    exclude: Iterable[str] = (),
-    space: str | Path | None = None,
-    effort: str = "normal",
-    trials: int | None = None,
-    timeout: str | float | None = None,
-    seed: int = 0,
-    reward_funcs: Iterable[str] = (),
-    completion_length: int | str | None = None,
-    prompt_coverage: float | None = None,
-) -> Options:
-    """Return the options of a run; see :func:`autotune.probe` for what they mean, and for a user's defaults.
-
-    What is not given here is not asked for: no margin, no limit, the shipped space.
+def checked_options(asked: SearchArguments) -> Options:
+    """Return the options of every search.
 
     Raises:
         InputError: one of them cannot be used, or two contradict each other.
     """
-    known = find_trainer(trainer)
-    if device not in ("auto", "cuda", "cpu"):
-        raise InputError(f"There is no device {device!r}.", hint="It is auto, cuda or cpu.")
-    if effort not in EFFORTS:
-        raise InputError(f"There is no effort {effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
-    _check_range("margin", margin, 0.0, _LARGEST_MARGIN)
-    _check_range("token coverage", 1.0 if token_coverage is None else token_coverage, 0.0, 1.0)
-    numbers = {
-        "global batch size": global_batch_size,
-        "maximum length": max_length,
-        "number of trials": trials,
-        "number of processes": num_processes,
-        "number of workers": None if workers == "auto" else workers,
-    }
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
-    if max_length is not None and token_coverage is not None:
+    trainer = find_trainer(asked.trainer or DEFAULT)
+    check_evaluation(trainer, evaluates=asked.evaluates)
+    processes, max_length, coverage = asked.num_processes, asked.max_length, asked.token_coverage
+    _check_range("token coverage", 1.0 if coverage is None else coverage, 0.0, 1.0)
+    _check_numbers(
+        {
+            "global batch size": asked.global_batch_size,
+            "maximum length": max_length,
+            "number of processes": processes,
+        }
+    )
+    if max_length is not None and coverage is not None:
         raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
-    fixed = dict(fix or {})
+    fixed = dict(asked.fix or {})
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.")
-    fixed = {knob: find(knob, known.techniques).parse(choice) for knob, choice in fixed.items()}
-    excluded = frozenset(find(knob, known.techniques).name for knob in exclude)
+    fixed = {knob: find(knob, trainer.techniques).parse(choice) for knob, choice in fixed.items()}
+    excluded = frozenset(find(knob, trainer.techniques).name for knob in asked.exclude)
     both = sorted(excluded & fixed.keys())
     if both:
         raise InputError(f"{both[0]} is both fixed and excluded.", hint="Give one of --fix and --exclude.")
+    file = Path(asked.space) if asked.space is not None else default_file(trainer.name)
     return Options(
-        trainer=known,
-        device=device,
-        num_processes=num_processes,
-        workers=workers,
-        margin=margin,
-        global_batch_size=global_batch_size,
-        token_coverage=DEFAULT_TOKEN_COVERAGE if token_coverage is None else token_coverage,
+        trainer=trainer,
+        num_processes=None if processes == AUTO else processes,
+        global_batch_size=asked.global_batch_size,
+        token_coverage=DEFAULT_TOKEN_COVERAGE if coverage is None else coverage,
         # Fixing a choice by name allows it.
-        allowed=frozenset(_allowed(knob, known) for knob in allow) | fixed.keys(),
+        allowed=frozenset(_allowed(knob, trainer) for knob in asked.allow) | fixed.keys(),
         wishes=Wishes(fixed, excluded),
-        file=load(Path(space) if space is not None else default_file(trainer), trainer, known.techniques),
-        effort=EFFORTS[effort],
-        trials=trials,
-        timeout_seconds=parse_duration(timeout) if isinstance(timeout, str) else timeout,
-        seed=seed,
-        rollouts=_rollouts(known, tuple(reward_funcs), completion_length, prompt_coverage),
-        coverage_asked=token_coverage is not None,
+        file=load(file, trainer.name, trainer.techniques),
+        rollouts=_rollouts(trainer, asked),
+        coverage_asked=coverage is not None,
     )
 
 
-def _rollouts(trainer: Trainer, rewards: tuple[str, ...], length: int | str | None, coverage: float | None) -> Rollouts:
-    asked = {
-        "--reward-funcs": bool(rewards),
-        "--completion-length": length is not None,
-        "--prompt-coverage": coverage is not None,
-    }
-    given = [option for option, is_given in asked.items() if is_given]
+def probe_options(asked: ProbeArguments) -> Options:
+    """Return the options of a search by probes.
+
+    Raises:
+        InputError: as :func:`checked_options` says.
+    """
+    if asked.device not in ("auto", "cuda", "cpu"):
+        raise InputError(f"There is no device {asked.device!r}.", hint="It is auto, cuda or cpu.")
+    if asked.effort not in EFFORTS:
+        raise InputError(f"There is no effort {asked.effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
+    _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
+    _check_numbers({"number of trials": asked.trials, "number of workers": asked.workers})
+    return replace(
+        checked_options(asked),
+        device=asked.device,
+        workers=asked.workers,
+        margin=asked.margin,
+        effort=EFFORTS[asked.effort],
+        trials=asked.trials,
+        timeout_seconds=parse_duration(asked.timeout) if isinstance(asked.timeout, str) else asked.timeout,
+        seed=asked.seed,
+    )
+
+
+def plan_options(asked: PlannedArguments) -> Options:
+    """Return the options of a plan, whose rows are those of a dataset or all of one length.
+
+    Raises:
+        InputError: as :func:`checked_options` says; or the rows are not given in exactly one way.
+    """
+    length = asked.seq_len
+    if (asked.dataset is None) == (length is None):
+        what = "neither a dataset nor a length" if asked.dataset is None else "both a dataset and a length"
+        raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
+    if length is None:
+        return checked_options(asked)
+    if asked.evaluates:
+        raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
+    if not 1 <= length <= MOST_TOKENS:
+        raise InputError(
+            f"A length of {length} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."
+        )
+    if asked.token_coverage is not None:
+        raise InputError(
+            "--token-coverage says nothing of rows that are all --seq-len long.", hint="Give --max-length to cut them."
+        )
+    if asked.prompt_coverage is not None:
+        raise InputError(
+            "--prompt-coverage says nothing of prompts that are all --seq-len long.", hint="Give a DATASET."
+        )
+    # Rows of equal length stay whole, unless the user says otherwise or the trainer cuts none.
+    cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
+    said = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
+    return checked_options(replace(asked, max_length=length) if cuts and not said else asked)
+
+
+def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
+    rewards, length, coverage = tuple(asked.reward_funcs), asked.completion_length, asked.prompt_coverage
+    named = {"--reward-funcs": rewards or None, "--completion-length": length, "--prompt-coverage": coverage}
+    given = [option for option, value in named.items() if value is not None]
     if given and not trainer.generates:
         takers = ", ".join(item.name for item in trainers().values() if item.generates)
         raise InputError(
@@ -159,6 +178,12 @@ def _rollouts(trainer: Trainer, rewards: tuple[str, ...], length: int | str | No
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between {low:g} and {high:g}.")
+
+
+def _check_numbers(numbers: Mapping[str, int | Auto | None]) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, int) and number < 1:
+            raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
 
 
 def _allowed(name: str, trainer: Trainer) -> str:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from autotune.app.arguments import ALL, PlanArguments
 from autotune.app.host import said_host
 from autotune.app.notes import notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
-from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_what_offloads
-from autotune.app.options import Options, check_evaluation
-from autotune.app.planned import (
-    MOST_TOKENS,
-    Planned,
-    check_network,
-    planned_machine,
-    planned_workload,
-    rows_of_length,
-)
+from autotune.app.options import plan_options
+from autotune.app.planned import Planned, check_network, planned_machine, planned_workload, rows_of_length
 from autotune.app.planned_bundle import PlanWriter, bundle_folder
 from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.public import taking
 from autotune.app.requests import traces_of
 from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
 from autotune.app.workload import WorkloadReader
-from autotune.core.bundle import PlannedBundle, ServerSplit
-from autotune.core.candidate import Choice
+from autotune.core.bundle import ServerSplit
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
-from autotune.core.events import Listener
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
@@ -43,40 +35,24 @@ from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.explained import explained
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.trainers import find_trainer
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What ``autotune.plan`` was asked for, beside the options of every search.
+@taking(PlanArguments)
+def plan(asked: PlanArguments) -> Plan:
+    """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
 
-    Attributes:
-        settings: all of it and of those options that was asked for, by the names of the API's parameters.
-        network: Gbit/s of each machine's network.
-        server_gpus: GPUs of a vLLM server among those that are planned for; None: none of them.
+    Of a bundle, :attr:`Plan.bundle` says what was written, or :attr:`Plan.unwritten` why nothing was.
+
+    Raises:
+        InputError: something that was given cannot be used.
+        AutotuneError: processes cannot be started.
     """
-
-    model: str
-    dataset: str | None
-    gpu: str | None
-    seq_len: int | None
-    memory_budget: str | int | None
-    top: int
-    settings: Mapping[str, object]
-    explain: bool = False
-    eval_dataset: str | None = None
-    eval_split: str | None = None
-    num_machines: int | None = None
-    network: float | None = None
-    output: str | Path | None = None
-    server_gpus: int | None = None
-
-
-def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
-    """Return the estimates of the candidates that a search traced; see :func:`autotune.plan`."""
-    started = time.monotonic()
-    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
-    seq_len = asked.seq_len
+    started, listener = time.monotonic(), asked.listener
+    if asked.gpu == ALL:
+        raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
+    if asked.top < 1:
+        raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
+    options = plan_options(asked)
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
@@ -92,8 +68,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
     tracking = Tracking(listener)
     with ServerTracer(planned.cores, tracking.hear) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
-        if seq_len is not None:
-            workload = rows_of_length(workload, seq_len, batch)
+        workload = rows_of_length(workload, asked.seq_len, batch)
         problem = problem_of(options, workload, planned.machine, batch)
         check_server(problem, asked.server_gpus)
         traces = traces_of(workload, planned.machine, tracer, cache)
@@ -110,16 +85,13 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         subject = Subject.FASTEST if best and best[0].fits else Subject.BASELINE
         chosen = best[0].candidate if subject is Subject.FASTEST else problem.baseline
         explanation = explained(evaluator, chosen, subject) if asked.explain else None
-        offers: tuple[str, ...] = ()
-        if best and best[0].fits:
-            offers = packing_offer(problem, evaluator.run, best[0])
-        offers += dropping_offer(problem, evaluator.elsewhere, best[0].candidate) if best else ()
+        offered = offers(problem, evaluator, best[0], fits=best[0].fits) if best else ()
         split = _beside(evaluator, best, asked.server_gpus)
         bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
-            wanted = problem, options, planned, budget_bytes, asked.settings
-            bundle, unwritten, failure = _written(PlanWriter(folder, *wanted, reader), best, split)
+            writer = PlanWriter(folder, problem, options, planned, budget_bytes, asked.settings, reader)
+            bundle, unwritten, failure = writer.write(best, split)
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
     found = Plan(
         schema=SCHEMA,
@@ -137,7 +109,7 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
             *_notes(evaluator, planned, cache, asked),
             *_notes_on_host(best, planned),
             *_notes_on_server(split),
-            *offers,
+            *offered,
         ),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
@@ -154,17 +126,9 @@ def plan(asked: Asked, options: Options, listener: Listener) -> Plan:
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
     )
-    return _kept(found, failure)
-
-
-def _written(
-    writer: PlanWriter, best: Sequence[Estimate], split: ServerSplit | str | None
-) -> tuple[PlannedBundle | None, str, InputError | None]:
-    """Return the bundle, or why there is none, and the failure if that is not for the plan to say."""
-    try:
-        return *writer.write(best, split), None
-    except InputError as error:
-        return None, error.message.rstrip("."), error
+    if failure is not None:
+        raise UnwrittenError(failure, found)
+    return found
 
 
 def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:
@@ -178,55 +142,7 @@ def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | N
     )
 
 
-def _kept(found: Plan, failure: InputError | None) -> Plan:
-    if failure is not None:
-        raise UnwrittenError(failure, found)
-    return found
-
-
-def check_rows(asked: Asked, *, token_coverage: float | None, prompt_coverage: float | None) -> None:
-    """Check that the rows are given in exactly one way, and that at least one candidate is to be shown.
-
-    Raises:
-        InputError: they are not.
-    """
-    seq_len = asked.seq_len
-    if asked.top < 1:
-        raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
-    if (asked.dataset is None) == (seq_len is None):
-        what = "neither a dataset nor a length" if asked.dataset is None else "both a dataset and a length"
-        raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
-    if seq_len is None:
-        return
-    if asked.eval_dataset is not None or asked.eval_split is not None:
-        raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
-    if not 1 <= seq_len <= MOST_TOKENS:
-        raise InputError(
-            f"A length of {seq_len} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."
-        )
-    if token_coverage is not None:
-        raise InputError(
-            "--token-coverage says nothing of rows that are all --seq-len long.", hint="Give --max-length to cut them."
-        )
-    if prompt_coverage is not None:
-        raise InputError(
-            "--prompt-coverage says nothing of prompts that are all --seq-len long.", hint="Give a DATASET."
-        )
-
-
-def whole_rows(trainer: str, seq_len: int | None, fixed: Mapping[str, Choice], excluded: Iterable[str]) -> int | None:
-    """Return the maximum length that keeps rows of equal length whole, unless the user sets or excludes it.
-
-    None for a trainer that cuts none.
-
-    Raises:
-        InputError: there is no such trainer.
-    """
-    cuts = any(technique.name == "max_length" for technique in find_trainer(trainer).techniques)
-    return seq_len if cuts and "max_length" not in (*fixed, *excluded) else None
-
-
-def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: Asked) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: PlanArguments) -> Iterator[str]:
     problem = evaluator.problem
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu

@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.workload import WorkloadReader, fixed_peft
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.codec import encode
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.gpu import Gpu
@@ -33,8 +32,6 @@ CPU = "cpu"
 _PER_MACHINE = 8
 # Bytes per second of a Gbit/s, the unit of networks.
 _GBIT = 1e9 / 8
-MOST_TOKENS = 1 << 24
-"""Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,7 @@ def planned_workload(
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
     key = fingerprint("workload", *asked, fixed_peft(options), states, wanted, here.packages, source_digest())
-    known = _kept(cache, key) if all(state is not None for state in states) else None
+    known = cache.decoded(Workload, key) if all(state is not None for state in states) else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)
@@ -208,8 +205,10 @@ def planned_workload(
     return workload
 
 
-def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
-    """Return the workload with ``rows`` rows of ``tokens`` tokens as its dataset."""
+def rows_of_length(workload: Workload, tokens: int | None, rows: int) -> Workload:
+    """Return the workload with ``rows`` rows of ``tokens`` tokens as its dataset; None changes nothing."""
+    if tokens is None:
+        return workload
     trainer = find_trainer(workload.trainer)
     parts, trainable = trainer.row_of(tokens)
     dataset = replace(
@@ -220,17 +219,6 @@ def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
         several=None if workload.dataset.several is None else Documents.of_groups([(rows, *trainer.document(parts))]),
     )
     return replace(workload, dataset=dataset)
-
-
-def _kept(cache: Cache, key: str) -> Workload | None:
-    document: Any = cache.get(key)
-    if document is None:
-        return None
-    try:
-        return decode(Workload, document)
-    except DecodeError:
-        cache.drop(key)
-        return None
 
 
 def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:

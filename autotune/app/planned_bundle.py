@@ -70,24 +70,25 @@ class PlanWriter:
     reader: WorkloadReader
 
     def write(
-        self, best: Sequence[Estimate], split: ServerSplit | str | None = None
-    ) -> tuple[PlannedBundle | None, str]:
+        self, best: Sequence[Estimate], split: ServerSplit | str | None
+    ) -> tuple[PlannedBundle | None, str, InputError | None]:
         """Write the bundle of the fastest training that is predicted to fit.
 
-        Return what was written. Where nothing fits, that is None, with the reason; an earlier plan's files are removed.
+        Return what was written. Where nothing was, that is None, with the reason, and the failure if the folder cannot
+        be written; where nothing fits, an earlier plan's files are removed.
 
         Args:
             best: the best estimate, if there is one.
             split: the server beside it, or why vLLM does not start; None without a server.
-
-        Raises:
-            InputError: the folder cannot be written.
         """
         fastest = next((each for each in best if each.fits), None)
-        if fastest is None or fastest.memory is None or fastest.spare_bytes is None or isinstance(split, str):
-            remove_planned_bundle(self.folder)
-            return None, split if isinstance(split, str) else "nothing is predicted to fit"
-        return self._written(fastest, fastest.memory, fastest.spare_bytes, split), ""
+        try:
+            if fastest is None or fastest.memory is None or fastest.spare_bytes is None or isinstance(split, str):
+                remove_planned_bundle(self.folder)
+                return None, split if isinstance(split, str) else "nothing is predicted to fit", None
+            return self._written(fastest, fastest.memory, fastest.spare_bytes, split), "", None
+        except InputError as error:
+            return None, error.message.rstrip("."), error
 
     def _written(
         self, fastest: Estimate, memory: MemoryEstimate, spare_bytes: int, split: ServerSplit | None

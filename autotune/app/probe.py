@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from autotune.app.ahead import Ahead, predicting
+from autotune.app.arguments import ProbeArguments
 from autotune.app.base import Start, start_of
 from autotune.app.notes import notes_on, notes_on_workers
-from autotune.app.offers import dropping_offer, packing_offer
+from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
-from autotune.app.options import Options, check_evaluation
+from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
@@ -21,10 +20,9 @@ from autotune.app.report import write_result
 from autotune.app.search import Run
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
-from autotune.core.events import Listener, StageStarted, WorkloadReady
+from autotune.core.events import StageStarted, WorkloadReady
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
-from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.budget import memory_budget as checked_budget
@@ -39,39 +37,19 @@ from autotune.userconfig.edit import Wanted
 from autotune.userconfig.handover import handed_over
 from autotune.userconfig.launch import started_by
 from autotune.userconfig.sources import Sources
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import written
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What ``autotune.probe`` was asked for, beside the options of every search.
-
-    Attributes:
-        model, dataset: None: as the base says.
-        settings: all of it and of those options that was asked for, by the names of the API's parameters.
-        base: the user's configuration to start from, or None.
-    """
-
-    model: str | None
-    dataset: str | None
-    memory_budget: str | int | None
-    init: Init
-    storage: str | None
-    study: str | None
-    resume: bool
-    output: str | Path | None
-    plan: bool
-    settings: Mapping[str, object]
-    eval_dataset: str | None = None
-    eval_split: str | None = None
-    base: Written | None = None
-
-
-def probe(asked: Asked, options: Options, listener: Listener) -> Result:
+def probe(asked: ProbeArguments) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
-    started = time.monotonic()
-    given = _given(asked, options) if asked.base is None else None
-    machine, (own, *further) = divided(options.device, _processes(asked, options), options.workers)
+    started, listener = time.monotonic(), asked.listener
+    config = written(str(asked.base), asked.trainer) if asked.base is not None else None
+    options = probe_options(asked if config is None else replace(asked, trainer=config.trainer))
+    given = _given(asked) if config is None else None
+    processes = options.num_processes
+    if config is not None and processes is None:
+        processes = started_by(config) or 1
+    machine, (own, *further) = divided(options.device, processes, options.workers)
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
@@ -83,9 +61,9 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
         out.remember_budget(budget_bytes)
         _check_study(asked, out)
         base = None
-        if asked.base is not None:
-            listener(StageStarted(f"Reading {asked.base.place} with TRL's parser"))
-            base = read_base(asked.base, machine.hardware, server, out.workload / "base")
+        if config is not None:
+            listener(StageStarted(f"Reading {config.place} with TRL's parser"))
+            base = read_base(config, machine.hardware, server, out.workload / "base")
             options = _with_rewards(options, base)
         named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
@@ -119,13 +97,20 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
             limit = options.timeout_seconds
             in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
             timelines = ahead.timelines(compared, traces=in_time)
-            offers = _offers(problem, ahead, outcome) if in_time else ()
-            offers = (*offers, *notes_on_untried(problem, outcome, options.file))
+            offered = _offers(problem, ahead, outcome) if in_time else ()
+            untried = notes_on_untried(problem, outcome, options.file)
         file, said = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
-        notes=(*said, *notes_on(problem, options), *notes_on_workers(hardware, len(further)), *ahead.notes(), *offers),
+        notes=(
+            *said,
+            *notes_on(problem, options),
+            *notes_on_workers(hardware, len(further)),
+            *ahead.notes(),
+            *offered,
+            *untried,
+        ),
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         output_directory=str(out.directory),
@@ -137,7 +122,7 @@ def probe(asked: Asked, options: Options, listener: Listener) -> Result:
     return write_result(result, out.directory)
 
 
-def _check_study(asked: Asked, out: Output) -> None:
+def _check_study(asked: ProbeArguments, out: Output) -> None:
     """Check before the work that its study can be kept.
 
     Raises:
@@ -147,18 +132,7 @@ def _check_study(asked: Asked, out: Output) -> None:
         check_storage(asked.storage or out.study_url, asked.study or out.directory.name, resume=asked.resume)
 
 
-def _processes(asked: Asked, options: Options) -> int | None:
-    """Return how many processes train together: as asked for, or as a base says; None: one on each device.
-
-    Raises:
-        InputError: a file that a base names cannot be read.
-    """
-    if asked.base is None or options.num_processes is not None:
-        return options.num_processes
-    return started_by(asked.base) or 1
-
-
-def _given(asked: Asked, options: Options) -> Sources:
+def _given(asked: ProbeArguments) -> Sources:
     """Return the model and the rows that were given.
 
     Raises:
@@ -167,7 +141,6 @@ def _given(asked: Asked, options: Options) -> Sources:
     if asked.model is None or asked.dataset is None:
         missing = "MODEL and no DATASET" if asked.model is None else "DATASET"
         raise InputError(f"There is no {missing}.", hint="Give both, or a configuration that names them with --base.")
-    check_evaluation(options.trainer, evaluates=_evaluates(asked))
     rows = dataset_source(asked.dataset)
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     if evaluation is not None:
@@ -175,7 +148,7 @@ def _given(asked: Asked, options: Options) -> Sources:
     return Sources(model_source(asked.model, asked.init), rows, evaluation)
 
 
-def _named(asked: Asked, options: Options, base: UserBase | None) -> Sources:
+def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> Sources:
     """Return the model and the rows of a base, or what was given in their place.
 
     Raises:
@@ -184,7 +157,7 @@ def _named(asked: Asked, options: Options, base: UserBase | None) -> Sources:
     assert base is not None
     found = sources_of(base, asked.model, asked.dataset)
     evaluation = found.evaluation
-    if _evaluates(asked):
+    if asked.evaluates:
         evaluation = evaluation_source(found.dataset.name, asked.eval_dataset, asked.eval_split)
         assert evaluation is not None
         check_one_load(found.dataset, evaluation)
@@ -193,23 +166,19 @@ def _named(asked: Asked, options: Options, base: UserBase | None) -> Sources:
     return Sources(replace(found.model, init=asked.init), found.dataset, evaluation)
 
 
-def _evaluates(asked: Asked) -> bool:
-    return (asked.eval_dataset or asked.eval_split) is not None
-
-
 def _with_rewards(options: Options, base: UserBase) -> Options:
     rewards = options.rollouts.rewards or rewards_of(base)
     return replace(options, rollouts=replace(options.rollouts, rewards=rewards))
 
 
-def _default_output(asked: Asked) -> str:
+def _default_output(asked: ProbeArguments) -> str:
     if asked.base is not None:
-        return output_of_base(asked.base.place)
+        return output_of_base(str(asked.base))
     return default_output(str(asked.model), str(asked.dataset))
 
 
 def _handed_over(
-    asked: Asked,
+    asked: ProbeArguments,
     base: UserBase | None,
     start: Start | None,
     outcome: SearchOutcome,
@@ -238,8 +207,8 @@ def _handed_over(
         plan,
         frozenset(problem.wishes.fixed),
         setting.workload.model_source.name if asked.model is not None else None,
-        rows if copied or asked.dataset is not None or _evaluates(asked) else None,
-        _evaluates(asked),
+        rows if copied or asked.dataset is not None or asked.evaluates else None,
+        asked.evaluates,
         out.directory,
     )
     file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
@@ -258,6 +227,5 @@ def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tu
     with suppress(AutotuneError):
         (found,) = evaluator.run([winner])
         if found.memory is not None:
-            packed = packing_offer(problem, evaluator.run, found)
-            return (*packed, *dropping_offer(problem, evaluator.elsewhere, winner))
+            return offers(problem, evaluator, found)
     return ()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
 
+from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.notes import notes_on_gpu, notes_on_processes
 from autotune.app.numbers import NUMBERS, another, possible, shown
 from autotune.app.offload import OFFLOADED, with_what_offloads
-from autotune.app.options import Options, check_evaluation
-from autotune.app.plan import Asked
+from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
     CPU,
     Planned,
@@ -22,11 +22,12 @@ from autotune.app.planned import (
     rows_of_length,
 )
 from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.public import taking
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.events import Listener, Ranked, StageStarted, without
+from autotune.core.events import Ranked, StageStarted, without
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, Unit
 from autotune.core.workload import Workload
 from autotune.errors import InputError
@@ -35,6 +36,7 @@ from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
+from autotune.inspection.prices import checked_prices, read_prices
 from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
@@ -43,8 +45,6 @@ from autotune.trainers.geometry import rows_of
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, parse_size
 
-ALL = "all"
-AUTO: Literal["auto"] = "auto"
 SEARCHED = (
     "For each kind and number of GPUs, the best was searched for by changing one or two choices at a time: others may"
     " be faster, and fewer GPUs may be enough."
@@ -54,47 +54,36 @@ _MOST_TRACED = 40
 """Most candidates for a number of GPUs of one kind; each search starts from the best of those before."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the table is to have.
+@taking(RentArguments)
+def rent(asked: RentArguments) -> Rent:
+    """Predict for every GPU of the catalogue whether a training fits there, how fast it is, and what it costs.
 
-    Attributes:
-        num_processes: GPUs that train together, or ``auto``: see :mod:`autotune.app.numbers`.
-        num_machines: machines that they are in; None: as few as have eight each.
-        prices: of an hour of one GPU, by the catalogue's name; None without prices.
-    """
-
-    num_processes: int | Literal["auto"]
-    num_machines: int | None = None
-    prices: Mapping[str, float] | None = None
-
-
-def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> Rent:
-    """Return what training would take on each GPU; see :func:`autotune.rent`.
+    With one GPU, its numbers are compared. Of a GPU with less memory than the budget, all of it is the budget.
 
     Raises:
         InputError: something that was given cannot be used on any of the GPUs.
+        AutotuneError: processes cannot be started.
     """
-    started = time.monotonic()
-    check_evaluation(options.trainer, evaluates=(asked.eval_dataset or asked.eval_split) is not None)
+    started, listener, options = time.monotonic(), asked.listener, plan_options(asked)
+    prices = checked_prices(asked.prices.items(), "prices") if isinstance(asked.prices, Mapping) else asked.prices
+    prices = read_prices(prices) if isinstance(prices, (str, Path)) else prices
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
-    first = 1 if wanted.num_processes == AUTO else wanted.num_processes
+    first = 1 if asked.num_processes == AUTO else asked.num_processes
     batch = global_batch_of(options, planned_machine(words[0], first).machine)
-    numbers = possible(batch, options, wanted.num_machines) if wanted.num_processes == AUTO else [first]
-    planned = [_machine(word, numbers[0], wanted.num_machines) for word in words]
+    numbers = possible(batch, options, asked.num_machines) if asked.num_processes == AUTO else [first]
+    planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
     if asked.network is not None:
-        check_network(asked.network, [_machine(word, numbers[-1], wanted.num_machines) for word in words])
+        check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
     cache = user_cache()
     with ServerTracer(planned[0].cores, without(listener, StageStarted)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
-        if asked.seq_len is not None:
-            workload = rows_of_length(workload, asked.seq_len, batch)
+        workload = rows_of_length(workload, asked.seq_len, batch)
         targets = [each.described for each in planned]
         traces = traces_of(workload, planned[0].machine, tracer, cache, targets)
-        survey = _Survey(asked, options, workload, batch, traces, wanted, numbers, listener)
+        survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
         offers = [offer for word in words for offer in _offers_of(survey, word, numbers, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
@@ -105,11 +94,11 @@ def rent(asked: Asked, options: Options, wanted: Wanted, listener: Listener) -> 
         trainer=options.trainer.name,
         unit=survey.unit,
         global_batch_size=batch,
-        num_processes=wanted.num_processes,
-        num_machines=max(machines_of(offer.processes, wanted.num_machines) for offer in offers),
-        priced=wanted.prices is not None,
+        num_processes=asked.num_processes,
+        num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
+        priced=prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
-        notes=(*_notes(survey, offers, wanted), *_notes_on_offloading(survey.offloads)),
+        notes=(*_notes(survey, offers), *_notes_on_offloading(survey.offloads)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -139,7 +128,7 @@ class _Survey:
     """Plans for one GPU after another; what they have in common is computed once.
 
     Attributes:
-        asked: the arguments.
+        prices: of an hour of one GPU, by the catalogue's name; None without prices.
         batch: documents of an optimizer step.
         numbers: of GPUs that are tried.
         refused: why GPUs could not be planned for at all.
@@ -147,14 +136,13 @@ class _Survey:
         searched: whether a space was not traced whole.
     """
 
-    asked: Asked
+    asked: RentArguments
     options: Options
     workload: Workload
     batch: int
     traces: Traces
-    wanted: Wanted
+    prices: Mapping[str, float] | None
     numbers: Sequence[int]
-    listener: Listener
     refused: list[InputError] = field(default_factory=list)
     offloads: list[Offer] = field(default_factory=list)
     searched: bool = False
@@ -168,9 +156,9 @@ class _Survey:
 
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
-        planned = _machine(word, processes, self.wanted.num_machines, self.asked.network)
+        planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.machine.hardware, Offer(planned.described, processes)
-        self.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
+        self.asked.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
         try:
             problem = problem_of(self.options, self.workload, planned.machine, self.batch)
             budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
@@ -180,7 +168,7 @@ class _Survey:
             return replace(blank, reason=error.message)
         evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        Tracking(without(self.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
+        Tracking(without(self.asked.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
         self.searched |= len(evaluator.candidates) < problem.size
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
         self._single = (blank, evaluator) if processes == 1 else self._single
@@ -212,7 +200,7 @@ class _Survey:
         return replace(offer, reason=f"the least needs {needs} of {budget}")
 
     def _priced(self, offer: Offer, estimate: Estimate, problem: TrainerProblem) -> Offer:
-        rate, price = estimate.tokens_per_second, (self.wanted.prices or {}).get(offer.gpu.name)
+        rate, price = estimate.tokens_per_second, (self.prices or {}).get(offer.gpu.name)
         seconds = self._tokens(estimate.candidate, problem) / rate if rate else None
         cost = seconds / 3600 * price * offer.processes if seconds is not None and price is not None else None
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
@@ -244,8 +232,9 @@ def _order(offer: Offer) -> tuple[object, ...]:
     return not offer.fits, *missing, offer.cost or 0.0, offer.seconds or 0.0, -need
 
 
-def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator[str]:
-    batch, network = survey.batch, survey.asked.network
+def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
+    asked, batch, prices = survey.asked, survey.batch, survey.prices
+    auto = asked.num_processes == AUTO
     yield "Nothing was measured, and times are by the roofline of each GPU: they rank, and are shorter than real ones."
     yield (
         "What batches of varied lengths may add was not traced for each GPU: plan for the one that you choose, with"
@@ -254,15 +243,14 @@ def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator
     if survey.searched:
         yield SEARCHED
     most = max(survey.numbers)
-    if wanted.num_processes == AUTO and most < max(NUMBERS):
+    if auto and most < max(NUMBERS):
         yield (
             f"A global batch of {batch} documents can be shared out among at most {most} GPUs, of the numbers that are"
             f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
         )
     most_processes = max(offer.processes for offer in offers)
-    machines = machines_of(most_processes, wanted.num_machines)
-    auto, on_gpus = wanted.num_processes == AUTO, survey.asked.gpu != CPU
-    yield from notes_on_processes(most_processes, machines, network, on_gpus=on_gpus, at_most=auto)
+    machines = machines_of(most_processes, asked.num_machines)
+    yield from notes_on_processes(most_processes, machines, asked.network, on_gpus=asked.gpu != CPU, at_most=auto)
     tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
     if tight:
         yield (
@@ -271,7 +259,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer], wanted: Wanted) -> Iterator
         )
     for gpu in {offer.gpu.name: offer.gpu for offer in offers}.values():
         yield from notes_on_gpu(gpu)
-    unpriced = [offer.gpu.name for offer in offers if wanted.prices is not None and offer.gpu.name not in wanted.prices]
+    unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."
 

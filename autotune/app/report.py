@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from autotune.confidential import hidden_values
 from autotune.core.codec import DecodeError, decode
@@ -18,20 +19,35 @@ PAGE = "report.html"
 _FILES = {"html": PAGE, "markdown": "report.md"}
 
 
-def write_report(what: Path | Plan, output: Path | None, form: str) -> Path:
-    """Write the report of a run or a plan and return its file; see :func:`autotune.report`."""
-    if form not in _FILES:
-        raise InputError(f"There is no report in {form!r}.", hint=f"It is {' or '.join(_FILES)}.")
-    if isinstance(what, Plan):
-        if output is None:
+def report(
+    directory: str | Path | Plan,
+    *,
+    output: str | Path | None = None,
+    format: Literal["html", "markdown"] = "html",  # noqa: A002 the option's name
+) -> Path:
+    """Write a page about what a run found or a plan predicts, and return its file.
+
+    Args:
+        directory: what ``probe`` wrote, or its ``result.json``; or what ``plan`` returned.
+        output: where to write; by default ``report.html`` or ``report.md`` beside ``result.json``. A plan needs it.
+        format: ``html``, one page that needs no network and no other file; or ``markdown``, for a pull request.
+
+    Raises:
+        InputError: there is no result, it cannot be read, or the page cannot be written.
+    """
+    if format not in _FILES:
+        raise InputError(f"There is no report in {format!r}.", hint=f"It is {' or '.join(_FILES)}.")
+    target = Path(output) if output is not None else None
+    if isinstance(directory, Plan):
+        if target is None:
             raise InputError("A plan has no directory to write its page to.", hint="Give output='plan.html'.")
-        write_page(what, output, form)
-        return output
-    where = what
-    source = where / RESULT if where.is_dir() else where
+        write_page(directory, target, format)
+        return target
+    source = Path(directory)
+    source = source / RESULT if source.is_dir() else source
     result = read_result(source)
-    target = output if output is not None else source.parent / _FILES[form]
-    write_page(result, target, form)
+    target = target or source.parent / _FILES[format]
+    write_page(result, target, format)
     return target
 
 

@@ -1,4 +1,4 @@
-"""The command line: parses arguments, calls ``autotune.api``, and shows results in the terminal."""
+"""The command line: parses arguments, calls the use cases, and shows results in the terminal."""
 
 from __future__ import annotations
 

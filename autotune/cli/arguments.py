@@ -1,146 +1,117 @@
-"""Arguments shared by several commands and their conversion; the names are those of the API's parameters."""
+"""Declares the options of commands from the arguments of the public functions, and converts them to these."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from autotune.app.arguments import AUTO
+from autotune.app.public import descriptions
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
-AUTO = "auto"
-"""The word for as many GPUs as a plan finds worth it."""
+_NO_OPTIONS = ("listener", "config", "peft_config")
+# Options that are not named like their argument.
+_SPELLED = {"fits": "--no-fit", "imports": "--import"}
+_METAVARS = {
+    **dict.fromkeys(("trainer", "study", "eval_split"), "NAME"),
+    **dict.fromkeys(("allow", "exclude"), "KNOB[,KNOB]"),
+    **dict.fromkeys(("base", "space", "prices"), "FILE"),
+    **dict.fromkeys(("max_length", "seq_len"), "TOKENS"),
+    "completion_length": "TOKENS|COLUMN",
+    "eval_dataset": "DATASET",
+    "fix": "KNOB=VALUE",
+    "gpu": "NAME|SIZE",
+    "memory_budget": "SIZE",
+    "network": "GBIT",
+    "output": "DIR",
+    "reward_funcs": "NAME[,NAME]",
+    "storage": "URL",
+    "timeout": "TIME",
+}
 
 
-def add_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Declare MODEL, which is required unless ``optional``."""
-    text = "hub id, local directory, or config.json; no weights are needed"
-    parser.add_argument("model", metavar="MODEL", help=text, nargs="?" if optional else None)
+def add_options(
+    parser: argparse.ArgumentParser,
+    *kinds: type[Any],
+    groups: Mapping[str, Iterable[str]] | None = None,
+    optional: Iterable[str] = (),
+) -> None:
+    """Declare the arguments in classes, each once; what Python takes by position has no name here either.
+
+    Args:
+        groups: names by the title of their group; others have none.
+        optional: names of arguments without a default that may be left out all the same.
+    """
+    homes: dict[str, argparse._ActionsContainer] = {}
+    for title, names in (groups or {}).items():
+        homes |= dict.fromkeys(names, parser.add_argument_group(title))
+    declared = set(_NO_OPTIONS)
+    for kind in kinds:
+        types, texts = get_type_hints(kind), descriptions(kind)
+        for each in (each for each in fields(kind) if each.name not in declared):
+            declared.add(each.name)
+            name, default = each.name, each.default
+            form = {"help": _help(texts, name, default), **_form(types[name], name, default)}
+            if each.kw_only or isinstance(default, str):
+                homes.get(name, parser).add_argument(_option(name, default), dest=name, **form)
+            else:
+                left_out = name in optional or default is None
+                parser.add_argument(name, **{"nargs": "?" if left_out else None, **form, "metavar": name.upper()})
 
 
-def add_dataset(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Declare DATASET, which is required unless ``optional``."""
-    text = "hub id, or .jsonl, .json, .csv, .parquet file or directory"
-    parser.add_argument("dataset", metavar="DATASET", help=text, nargs="?" if optional else None)
+def _option(name: str, default: object = None) -> str:
+    """Return the option of an argument; that of one that is true by default turns it off."""
+    return _SPELLED.get(name, f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
 
 
-def add_trainer(parser: argparse._ActionsContainer) -> None:
-    """Declare --trainer; the end of the help lists the names (:func:`trainer_names`)."""
-    parser.add_argument("--trainer", metavar="NAME", help=f"TRL's trainer (default: {DEFAULT})")
+def _form(annotation: object, name: str, default: object) -> dict[str, Any]:
+    """Return how argparse reads an argument of a type."""
+    kinds = set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
+    origins = {get_origin(kind) for kind in kinds}
+    words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    if bool in kinds:
+        return {"action": "store_false" if default else "store_true"}
+    if words and int not in kinds:
+        return {"choices": words}
+    form: dict[str, Any] = {"metavar": _METAVARS.get(name, "NAME")}
+    if str not in kinds and origins & {Iterable, Mapping}:
+        form["action"] = "append"
+    elif words:
+        form |= {"type": _number_or_auto, "metavar": f"N|{AUTO}"}
+    elif kinds - {NoneType} == {int}:
+        form |= {"type": int, "metavar": _METAVARS.get(name, "N")}
+    elif kinds - {NoneType} == {float}:
+        form |= {"type": float, "metavar": _METAVARS.get(name, "SHARE")}
+    elif Sequence in origins:
+        form["nargs"] = "*"
+    return form
 
 
-def add_evaluation(parser: argparse._ActionsContainer) -> None:
-    """Declare the arguments that name the rows to evaluate on."""
-    parser.add_argument("--eval-dataset", metavar="DATASET", help="rows to evaluate on (default: no evaluation)")
-    parser.add_argument(
-        "--eval-split", metavar="NAME", help="split to evaluate on, of --eval-dataset or else of DATASET, such as test"
-    )
+def _help(texts: Mapping[str, str], name: str, default: object) -> str:
+    """Return the description of an argument in the words of the command line, its default at the end."""
 
+    def spelled(found: re.Match[str]) -> str:
+        return _option(found[1]) if found[1] in texts else found[1]
 
-def add_rollouts(parser: argparse._ActionsContainer) -> None:
-    """Declare the arguments of trainers that generate completions."""
-    parser.add_argument(
-        "--reward-funcs",
-        action="append",
-        metavar="NAME[,NAME]",
-        help="reward functions, as my_rewards.length (default: one of TRL's that costs nothing)",
-    )
-    parser.add_argument(
-        "--completion-length",
-        metavar="TOKENS|COLUMN",
-        help="mean length of completions, or the column that holds some (default: half of max_completion_length)",
-    )
-    parser.add_argument(
-        "--prompt-coverage",
-        type=float,
-        metavar="SHARE",
-        help="share of prompts to keep, as 0.99: the longest are dropped (default: 1, all)",
-    )
-
-
-def add_device(parser: argparse._ActionsContainer, what: str) -> None:
-    """Declare --device; ``what`` describes its purpose."""
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help=f"{what} (default: auto, a GPU if any)")
-
-
-def add_num_processes(parser: argparse._ActionsContainer, default: str) -> None:
-    """Declare --num-processes; ``default`` describes its default."""
-    parser.add_argument(
-        "--num-processes", type=int, metavar="N", help=f"processes that train together (default: {default})"
-    )
-
-
-def add_workers(parser: argparse._ActionsContainer) -> None:
-    """Declare --workers."""
-    parser.add_argument(
-        "--workers",
-        type=_number_or_auto,
-        metavar="N|auto",
-        help="probe N candidates at the same time, each on GPUs of its own or a share of the CPU; auto: all GPUs",
-    )
-
-
-def add_planned_processes(parser: argparse._ActionsContainer) -> None:
-    """Declare --num-processes, --num-machines and --network of GPUs that need not be here."""
-    parser.add_argument(
-        "--num-processes",
-        type=_number_or_auto,
-        metavar="N|auto",
-        help="GPUs that train together, in all (default: 1, or without --gpu all that are visible); "
-        "auto: the fewest that fit, or more if each trains more",
-    )
-    parser.add_argument(
-        "--num-machines", type=int, metavar="M", help="machines that these are in, equally (default: one for every 8)"
-    )
-    parser.add_argument(
-        "--network",
-        type=float,
-        metavar="GBIT",
-        help="Gbit/s that each machine sends to the others in all, as 3200 (default: as within a machine)",
-    )
+    text = re.sub(r"``(.*?)``", spelled, re.sub(r":\w+:`(.*?)`", r"\1", texts[name]))
+    text, _, unset = text.removesuffix(".").partition(" None: ")
+    if isinstance(default, int | float | str) and not isinstance(default, bool):
+        unset = unset or str(default)
+    if default is True:
+        text = f"do not {text.replace('; otherwise', ':')}"
+    default_text = f" (default: {unset.replace('the default one', DEFAULT)})" if unset else ""
+    return f"{text.rstrip('.')}{default_text}".replace("%", "%%")
 
 
 def _number_or_auto(text: str) -> int | str:
     if text != AUTO and not text.lstrip("-").isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {AUTO}")
     return text if text == AUTO else int(text)
-
-
-def add_memory_budget(parser: argparse._ActionsContainer, default: str) -> None:
-    """Declare --memory-budget; ``default`` describes its default."""
-    parser.add_argument(
-        "--memory-budget", metavar="SIZE", help=f"memory of each process, as 24GiB (default: {default})"
-    )
-
-
-def add_same_training(parser: argparse._ActionsContainer, *, batch: str, max_length: str) -> None:
-    """Declare the arguments that are the same for every configuration; the texts describe their defaults."""
-    parser.add_argument(
-        "--global-batch-size", type=int, metavar="N", help=f"documents per optimizer step (default: {batch})"
-    )
-    kept = parser.add_mutually_exclusive_group()
-    kept.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help=f"tokens at which the trainer cuts or drops rows (default: {max_length})",
-    )
-    kept.add_argument(
-        "--token-coverage", type=float, metavar="SHARE", help="share of tokens to train on, 0 to 1 (default: 0.99)"
-    )
-
-
-def add_space(parser: argparse._ActionsContainer) -> None:
-    """Declare the arguments that define the search space."""
-    parser.add_argument(
-        "--allow", action="append", metavar="KNOB[,KNOB]", help="consider also this knob's choices that change training"
-    )
-    parser.add_argument("--fix", action="append", metavar="KNOB=VALUE", help="consider only this choice; repeatable")
-    parser.add_argument(
-        "--exclude", action="append", metavar="KNOB[,KNOB]", help="leave this knob at TRL's default; repeatable"
-    )
-    parser.add_argument("--space", metavar="FILE", help="YAML file of knobs and choices (default: shipped)")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from autotune.cli.parser import Command, read_arguments
 from autotune.cli.programs import resume_command
 from autotune.cli.signals import Signals
-from autotune.cli.streams import open_closed_streams
 from autotune.confidential import MASK, hidden, hidden_words, secrets_in
 from autotune.errors import AutotuneError
 
@@ -35,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     0 found, 1 nothing fits, 2 the input cannot be used, 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and SIGTERM, 141
     the reader of the output closed the pipe, 70 a bug.
     """
-    open_closed_streams()
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.
@@ -46,6 +45,19 @@ def run(argv: Sequence[str]) -> int:
             return code
         _tell_interrupted(argv)
         return INTERRUPTED if signals.received is None else 128 + signals.received
+
+
+def _open_closed_streams() -> None:
+    """Make each of the three standard streams usable.
+
+    Without one, the next file that is opened gets its number, and a child process reads or writes that; and what
+    writes to ``sys.stdout`` fails, which must not read as the answer that nothing fits.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free: that of the stream.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 as long as the process
+            os.set_inheritable(getattr(sys, name).fileno(), True)
 
 
 def _read_and_run(argv: Sequence[str]) -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from rich.console import Console
 
 from autotune.emit.document import json_text
+from autotune.reporting.document import Document
+from autotune.reporting.terminal import show
+
+_Found = TypeVar("_Found")
 
 
 class _Console(Console):
@@ -30,3 +35,11 @@ def write_json(document: object) -> None:
     """Write a dataclass to stdout as JSON in UTF-8, whatever the locale is."""
     sys.stdout.buffer.write(json_text(document).encode(errors="backslashreplace"))
     sys.stdout.buffer.flush()
+
+
+def answer(found: _Found, report: Callable[[_Found], Document], *, as_json: bool) -> None:
+    """Write what a command found to stdout, as JSON or as a report."""
+    if as_json:
+        write_json(found)
+    else:
+        show(report(found), stdout_console())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core.bundle import Basis, ServerSplit
@@ -9,6 +10,8 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.workload import Workload
+
+_SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
 
 
 @dataclass(frozen=True)
@@ -43,3 +46,8 @@ class Handover:
         transformers would copy the model to all of them (``nn.DataParallel``); online DPO is not even refused.
         """
         return self.hardware.kind == "cuda" and not self.plan.in_group
+
+
+def said_software(environment: Mapping[str, str]) -> str:
+    """Return names and versions of the software that memory and speed depend on the most; empty if none is known."""
+    return ", ".join(f"{name} {environment[name]}" for name in _SOFTWARE if name in environment)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
-from autotune.emit.handover import Handover
+from autotune.emit.handover import Handover, said_software
 from autotune.emit.launch import ACCELERATE
 from autotune.emit.serving import SERVE, TRAIN, serve_command, training_gpus
-from autotune.emit.software import said_software
 from autotune.techniques.vllm import SERVER, SUPPORTED
 from autotune.units import format_bytes, format_rate, format_seconds
 

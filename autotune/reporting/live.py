@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -13,11 +13,17 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.events import Event, Noted, ProbeFinished, StageStarted
+from autotune.core.events import Event, Noted, ProbeFinished, Ranked, StageStarted
 from autotune.core.status import ProbeStatus
 from autotune.reporting.progress import Progress, reason_text, tracing_text
-from autotune.reporting.provisional import provisional
-from autotune.reporting.words import bytes_or_dash, status_text
+from autotune.reporting.words import (
+    BASELINE_NAME,
+    bytes_or_dash,
+    differences,
+    memory_cells,
+    number_or_dash,
+    status_text,
+)
 from autotune.units import format_duration
 
 _STYLES = {
@@ -30,6 +36,8 @@ _LINE_STYLES: Mapping[type[Event], str] = {StageStarted: "bold", Noted: "italic"
 # Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
 _FRAMES_PER_SECOND = 4
 _MARGIN = 4
+_TITLE = "Best of what is traced so far (provisional)"
+_WIDTHS = (10, 10, 9)
 
 
 class LiveListener:
@@ -89,7 +97,7 @@ class Display:
         if progress.best_text:
             parts.append(Text(progress.best_text, style="bold green", overflow="ellipsis", no_wrap=True))
         if progress.ranked is not None:
-            parts += provisional(progress.ranked)
+            parts += _provisional(progress.ranked)
         # The terminal echoes ^C behind the last line; if that made it wrap, one line would not be erased.
         yield from console.render(Group(*parts), options.update_width(max(1, options.max_width - _MARGIN)))
 
@@ -153,3 +161,23 @@ def probe_row(number: str, status: str, peak: str, rate: str, what: Text, style:
     grid.add_column(overflow="fold")
     grid.add_row(number, status, peak, rate, what)
     return grid
+
+
+def _provisional(ranked: Ranked) -> Iterator[Text]:
+    """Yield the lines of a provisional ranking; what is too long for its line ends in an ellipsis."""
+    yield _one_line(_TITLE, "bold")
+    yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"what differs from {BASELINE_NAME}"), "bold")
+    for estimate in ranked.best:
+        needs, spare, _ = memory_cells(estimate)
+        choices = differences(estimate.candidate, ranked.baseline)
+        row = _ranked_row(needs, spare, number_or_dash(estimate.tokens_per_second), choices)
+        yield _one_line(row, "" if estimate.fits else "red")
+
+
+def _ranked_row(*cells: str) -> str:
+    *figures, choices = cells
+    return "".join(f"{cell:>{width}}  " for cell, width in zip(figures, _WIDTHS, strict=True)) + choices
+
+
+def _one_line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.planned import Planned
 from autotune.app.problem import problem_of
@@ -128,11 +129,13 @@ def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepar
     """
     trainer = find_trainer(scenario.trainer)
     options = checked_options(
-        trainer=trainer.name,
-        global_batch_size=scenario.rows,
-        max_length=scenario.max_length,
-        allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
-        fix=scenario.fix,
+        SearchArguments(
+            trainer=trainer.name,
+            global_batch_size=scenario.rows,
+            max_length=scenario.max_length,
+            allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
+            fix=scenario.fix,
+        )
     )
     problem = problem_of(options, workload, planned.machine, scenario.rows)
     return Prepared(scenario, planned, problem, planned.machine.hardware.available_bytes)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
@@ -78,7 +79,7 @@ def main() -> None:
 def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerProblem, Compared]]:
     source = model_source(str(write_model(folder / "model", LLAMA_8B)), "random")
     planned = planned_machine(gpu)
-    options = checked_options(trainer="sft", max_length=_TOKENS)
+    options = checked_options(SearchArguments(trainer="sft", max_length=_TOKENS))
     batch = global_batch_of(options, planned.machine)
     with ServerTracer(planned.cores, ignore) as tracer:
         cache = Cache(folder / "cache")

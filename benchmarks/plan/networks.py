@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import problem_of
@@ -55,7 +56,13 @@ def main() -> None:
 def _compared(way: dict[str, Choice], model: str, cache: Cache) -> Iterator[str]:
     source = model_source(model, "random")
     options = checked_options(
-        trainer="sft", num_processes=_PROCESSES, global_batch_size=_DOCUMENTS, max_length=_TOKENS, fix={**_ALIKE, **way}
+        SearchArguments(
+            trainer="sft",
+            num_processes=_PROCESSES,
+            global_batch_size=_DOCUMENTS,
+            max_length=_TOKENS,
+            fix={**_ALIKE, **way},
+        )
     )
     machines = {network: planned_machine(_GPU, _PROCESSES, _MACHINES, network) for network in _NETWORKS}
     gpus = [machine.described for machine in machines.values()]

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import problem_of
 from autotune.app.requests import probe_request
@@ -63,7 +64,7 @@ class Prober:
 
     def request(self, global_batch: int = 8, choices: Mapping[str, Choice] | None = None) -> ProbeRequest:
         """Return the request for a probe of TRL's default with some other choices."""
-        options = checked_options(trainer=DEFAULT, token_coverage=0.0)
+        options = checked_options(SearchArguments(trainer=DEFAULT, token_coverage=0.0))
         problem = problem_of(options, self.workload, self.machine, global_batch)
         candidate = problem.normal(problem.baseline.but(**(choices or {})))
         return probe_request(problem, candidate, options.effort.probe, None, _SEED)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.app.options import Options, checked_options
+from autotune.app.arguments import ProbeArguments
+from autotune.app.options import Options, probe_options
 from autotune.app.problem import problem_of
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.codec import decode, encode
@@ -142,7 +143,9 @@ def options(space: str = SMALL_SPACE, trainer: str = "sft") -> Options:
     """Return the options of a recording, beside the budget: the defaults, on a part of the space, all of it allowed."""
     file = RECORDED / space
     named = load(file, trainer, find_trainer(trainer).techniques).choices
-    return checked_options(trainer=trainer, device="cpu", margin=0.05, allow=named, space=file, effort="quick", seed=42)
+    return probe_options(
+        ProbeArguments(trainer=trainer, device="cpu", margin=0.05, allow=named, space=file, effort="quick", seed=42)
+    )
 
 
 def placeless(workload: Workload) -> Workload:

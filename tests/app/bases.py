@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from autotune.app.arguments import ProbeArguments
 from autotune.app.base import Start, start_of
-from autotune.app.options import Options, checked_options
+from autotune.app.options import Options, probe_options
 from autotune.app.problem import problem_of
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
@@ -38,7 +39,7 @@ def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml
 
 def started(base: UserBase, of: Workload | None = None, machine: Machine = CPU, **options: Any) -> Started:
     """Return what a search with a base is asked."""
-    asked = checked_options(trainer=base.written.trainer, **options)
+    asked = probe_options(ProbeArguments(trainer=base.written.trainer, **options))
     return Started(base, asked, of or workload(), machine)
 
 

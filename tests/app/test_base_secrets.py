@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 from dataclasses import replace
@@ -12,8 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-import autotune
-from autotune.api.given import given as given_to
+from autotune.app.arguments import ProbeArguments
 from autotune.app.report import write_page
 from autotune.app.search import fingerprint
 from autotune.confidential import SHOWN
@@ -35,7 +33,6 @@ from tests.reporting.examples import a_result
 from tests.settings import CPU
 
 SECRET = "planted0secret"
-DEFAULTS = {name: found.default for name, found in inspect.signature(autotune.probe).parameters.items()}
 FILE = f"""\
 learning_rate: 1e-4   # do not touch
 push_to_hub: true
@@ -127,7 +124,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     file, note = handed_over(base, Wanted(plan, bundle=out), trainer, setting, job_server, out / "handed-over")
     assert note == ""
     storage = f"postgresql://me:{SECRET}7@host/name?sslpassword={SECRET}8"
-    settings = given_to(autotune.probe, {**DEFAULTS, "base": str(given), "storage": storage})
+    settings = ProbeArguments(base=given, storage=storage).settings
     result = a_result()
     assert result.recommended is not None
     chosen = replace(result.recommended, plan=plan)

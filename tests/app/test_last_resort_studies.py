@@ -11,8 +11,9 @@ import pytest
 
 from autotune.app import search
 from autotune.app.ahead import Ahead, traced_ahead
+from autotune.app.arguments import ProbeArguments
 from autotune.app.offload import as_searched, notes_on_untried
-from autotune.app.options import checked_options
+from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.problem import with_last_resorts
 from autotune.app.search import Run, run_search, storage_of
@@ -50,7 +51,7 @@ def widened() -> TrainerProblem:
 
 def searched(of: TrainerProblem) -> Run:
     """Return a search of a problem that another run or another worker has begun."""
-    options = checked_options(trainer="sft", device="cpu")
+    options = probe_options(ProbeArguments(trainer="sft", device="cpu"))
     return Run(options, of, no_server(), Output(Path("out")), TIGHT, None, None, resume=True)
 
 

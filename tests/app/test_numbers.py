@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.numbers import another, possible, shown
 from autotune.app.options import checked_options
 from autotune.core.candidate import Choice
@@ -81,10 +82,10 @@ def test_of_several_kinds_the_fewest_and_the_best_for_each_gpu_are_shown() -> No
 def test_numbers_are_tried_among_which_the_global_batch_can_be_shared_out(
     batch: int, fix: Mapping[str, Choice], machines: int | None, numbers: Sequence[int]
 ) -> None:
-    assert possible(batch, checked_options(trainer="sft", fix=fix), machines) == numbers
+    assert possible(batch, checked_options(SearchArguments(trainer="sft", fix=fix)), machines) == numbers
 
 
 @pytest.mark.parametrize("machines", [3, 0, -1])
 def test_a_number_of_machines_that_no_number_of_gpus_is_shared_out_among_is_refused(machines: int) -> None:
     with pytest.raises(InputError, match="cannot be shared out among any number of GPUs that is tried"):
-        possible(64, checked_options(trainer="sft"), machines)
+        possible(64, checked_options(SearchArguments(trainer="sft")), machines)

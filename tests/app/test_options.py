@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.app.options import Options, checked_options
+from autotune.app.arguments import ProbeArguments
+from autotune.app.options import Options, probe_options
 from autotune.errors import InputError
 
 ASKED: dict[str, Any] = {
@@ -28,7 +29,7 @@ ASKED: dict[str, Any] = {
 
 
 def options(**changes: Any) -> Options:
-    return checked_options(**{**ASKED, **changes})
+    return probe_options(ProbeArguments(**{**ASKED, **changes}))
 
 
 def test_nothing_has_to_be_said() -> None:

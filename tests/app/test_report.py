@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.api.report import report
-from autotune.app.report import read_result, write_report, write_result
+from autotune.app.report import read_result, report, write_result
 from autotune.core.codec import encode
 from autotune.core.result import BaseFile, Timelines
 from autotune.emit.document import json_text
@@ -30,7 +29,7 @@ def written(tmp_path: Path) -> Path:
 def test_a_page_of_an_earlier_version_s_result_has_none_of_its_secrets(tmp_path: Path) -> None:
     base = BaseFile("a.yaml", diff="-hub_token: planted0secret\n+seed: 1\n", args={"hub_token": "planted0secret"})
     (tmp_path / "result.json").write_text(json_text(replace(a_result(), base=base)), encoding="utf-8")
-    page = write_report(tmp_path, None, "html").read_text(encoding="utf-8")
+    page = report(tmp_path).read_text(encoding="utf-8")
     assert "planted0secret" not in page
     assert "-hub_token: ***" in page
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import autotune
+from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine
 from autotune.app.problem import problem_of
@@ -98,7 +99,7 @@ def test_a_server_that_cannot_be_is_refused_before_anything_is_started(
 
 
 def test_an_allowed_server_generates_and_one_that_does_not_start_is_refused() -> None:
-    options = checked_options(trainer="grpo", allow=("vllm",))
+    options = checked_options(SearchArguments(trainer="grpo", allow=("vllm",)))
     planned, served = set_aside(planned_machine("RTX4090", 2), options, 1)
     assert planned.machine.hardware.processes == 1
     assert served.wishes.fixed == {"vllm": "server"}

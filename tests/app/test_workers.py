@@ -15,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.app import search
 from autotune.app.ahead import traced_ahead
-from autotune.app.options import checked_options
+from autotune.app.arguments import ProbeArguments
+from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.search import Run, fingerprint
 from autotune.app.workers.exchange import packed, unpacked
@@ -57,7 +58,7 @@ RAN = Measurement(ProbeStatus.OK)
 
 def a_run(folder: Path, storage: str | None = None) -> Run:
     """Return a search whose probes are replayed."""
-    options = checked_options(trainer="sft", device="cpu", trials=TRIALS, effort="quick")
+    options = probe_options(ProbeArguments(trainer="sft", device="cpu", trials=TRIALS, effort="quick"))
     return Run(options, problem(setting()), no_server(), Output(folder), 1 << 30, storage, None, False)
 
 

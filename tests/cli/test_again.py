@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import make_url
 
-import autotune
-from autotune.api.given import given
+from autotune.app.arguments import PlanArguments, ProbeArguments
 from autotune.cli.arguments import options_of
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.reporting.sections import command_again
 from autotune.units import GIB, parse_duration, parse_size
 
-COMMANDS: dict[str, Callable[..., object]] = {"probe": autotune.probe, "plan": autotune.plan}
+COMMANDS: dict[str, type[Any]] = {"probe": ProbeArguments, "plan": PlanArguments}
 # What these write is another form of the same result; prices are for the table of GPUs, which has no page.
 OF_THE_OUTPUT = {"help", "json", "all", "html", "debug", "prices"}
 ROWS = {"model": "a model", "dataset": "rows of mine.jsonl"}
@@ -59,9 +57,7 @@ def read(words: list[str]) -> dict[str, Any]:
 
 def repeated(command: str, options: dict[str, Any]) -> str:
     """Return the command that repeats a call of the API."""
-    function = COMMANDS[command]
-    defaults = {name: found.default for name, found in inspect.signature(function).parameters.items()}
-    return command_again(command, given(function, {**defaults, **options}))
+    return command_again(command, COMMANDS[command](**options).settings)
 
 
 @pytest.mark.parametrize(("command", "words"), list(every_option()))
@@ -102,8 +98,12 @@ def test_a_password_is_not_among_what_was_given(password: str) -> None:
 
 
 def test_what_was_given_is_plain_data_whatever_a_script_gave() -> None:
-    taken = {"base": Path("mine.yaml"), "allow": ("lora",), "fix": {"packing": "none"}, "listener": print}
-    defaults = {name: found.default for name, found in inspect.signature(autotune.probe).parameters.items()}
-    assert given(autotune.probe, {**defaults, **taken}) == {
+    taken: dict[str, Any] = {
+        "base": Path("mine.yaml"),
+        "allow": ("lora",),
+        "fix": {"packing": "none"},
+        "listener": print,
+    }
+    assert ProbeArguments(**taken).settings == {
         "base": "mine.yaml", "allow": ["lora"], "fix": {"packing": "none"},
     }  # fmt: skip

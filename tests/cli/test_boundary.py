@@ -38,7 +38,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(**functions: Callable[..., Any]) -> None:
         for name, function in functions.items():
-            module = ModuleType(f"autotune.api.{name}")
+            module = ModuleType(f"autotune.{'api' if name == 'probe' else 'app'}.{name}")
             vars(module)[name] = function
             monkeypatch.setitem(sys.modules, module.__name__, module)
 

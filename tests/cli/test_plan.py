@@ -120,7 +120,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan], dict[str, Any]]:
             given.update(options)
             return plan
 
-        module = ModuleType("autotune.api.plan")
+        module = ModuleType("autotune.app.plan")
         vars(module)["plan"] = found_plan
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return given

@@ -42,7 +42,7 @@ def test_what_was_written_or_why_not_is_told_and_ends_the_command(
         given.update(options)
         return a_plan(bundle=bundle, unwritten=unwritten)
 
-    module = ModuleType("autotune.api.plan")
+    module = ModuleType("autotune.app.plan")
     vars(module)["plan"] = found
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert run(["autotune", "plan", "M", "D", "--output", "out", "--server-gpus", "2", "--json"]) == code
@@ -57,7 +57,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Plan]],
     """Put a function in the place of the API's, which needs torch and minutes."""
 
     def put(function: Callable[..., Plan]) -> None:
-        module = ModuleType("autotune.api.plan")
+        module = ModuleType("autotune.app.plan")
         vars(module)["plan"] = function
         monkeypatch.setitem(sys.modules, module.__name__, module)
 

@@ -36,7 +36,7 @@ def with_an_api(words: list[str]) -> list[str]:
         "from tests.reporting.examples import a_result, a_workload\n"
         "probe = sys.modules['autotune.api.probe'] = types.ModuleType('autotune.api.probe')\n"
         "probe.probe = lambda **options: types.SimpleNamespace(document=a_result(notes=('Größe',)))\n"
-        "lengths = sys.modules['autotune.api.lengths'] = types.ModuleType('autotune.api.lengths')\n"
+        "lengths = sys.modules['autotune.app.lengths'] = types.ModuleType('autotune.app.lengths')\n"
         "lengths.lengths = lambda **options: length_report(a_workload())\n"
         "from autotune.cli.boundary import run\n"
         f"sys.exit(run(['autotune', *{words!r}]))"

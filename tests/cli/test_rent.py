@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         table: Rent = given.pop("table", a_rent())
         return table
 
-    module = ModuleType("autotune.api.rent")
+    module = ModuleType("autotune.app.rent")
     vars(module)["rent"] = found
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return given

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.reporting.unflushed import unflushed
+from autotune.reporting.watch import unflushed
 from tests.cli.screen import screen
 
 CTRL_C = b"\x03"
@@ -41,7 +41,7 @@ def plan(*, listener, **options):
             time.sleep(0.05)
     return a_plan()
 
-module = sys.modules["autotune.api.plan"] = types.ModuleType("autotune.api.plan")
+module = sys.modules["autotune.app.plan"] = types.ModuleType("autotune.app.plan")
 module.plan = plan
 from autotune.cli.boundary import run
 sys.exit(run(["autotune", "plan", "M", "--seq-len", "8"]))
@@ -55,7 +55,7 @@ termios.tcsetattr(sys.stderr, termios.TCSANOW, modes)
 # Whether the terminal keeps at Ctrl-C what it has not shown: before, during and after the display.
 MODES = """
 import sys, termios
-from autotune.reporting.unflushed import unflushed
+from autotune.reporting.watch import unflushed
 
 def keeps():
     print(bool(termios.tcgetattr(sys.stderr)[3] & termios.NOFLSH))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.api.report import report
+from autotune.app.report import report
 from autotune.core.codec import DecodeError, decode
 from autotune.core.json_text import read_json
 from autotune.core.spread import Interval

@@ -90,8 +90,8 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
         "trl 1.16.0",
         "21.00 GiB",
         "23,000 tok/s on typical ones in 6 runs, of which a further one is expected between 21,400 and 24,720",
-        "2.30 (2.11 to 2.51) times slower",
-        "A longer run confirmed",
+        "2.30x (2.11 to 2.51) the speed of TRL's default",
+        "Confirmed by a longer run",
     ):
         assert part in head
 
@@ -101,14 +101,14 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
     [
         (
             {"speedup": 1.04, "speedup_low": 0.91, "speedup_high": 1.2},
-            "that speed cannot be told apart from this one's, which is 1.04 (0.91 to 1.20) times as high.",
+            "that of TRL's default at the same global batch of 8: 1.04x (0.91 to 1.20).",
         ),
         (
             {"speedup": 0.8, "speedup_low": 0.5, "speedup_high": 0.9},
-            "TRL's default did 10,000 tok/s: 1.25 (1.11 to 2.00) times faster.",
+            "0.80x (0.50 to 0.90) the speed of TRL's default",
         ),
-        ({"speedup": 0.5, "speedup_low": None}, "TRL's default did 10,000 tok/s: 2.00 times faster."),
-        ({"speedup": 1.004, "speedup_low": None}, "TRL's default did 10,000 tok/s: as fast as this."),
+        ({"speedup": 0.5, "speedup_low": None}, "0.50x the speed of TRL's default"),
+        ({"speedup": 1.004, "speedup_low": None}, "As fast as TRL's default"),
         (
             {"speedup": 1.0, "speedup_low": None, "recommended": a_choosable(0, BASELINE)},
             "TRL's default is already the fastest candidate that fits.",
@@ -120,7 +120,7 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
         ({"compared": "the fastest of 2 compared of 9"}, "It is the fastest of 2 compared of 9."),
         (
             {"speedup": 1.0, "recommended": a_choosable(0, BASELINE), "status": RunStatus.INTERRUPTED},
-            "Nothing faster than TRL's default was found.",
+            "Nothing faster than TRL's default was found so far.",
         ),
     ],
 )
@@ -135,10 +135,10 @@ def test_the_heads_claim_no_other_speed_than_the_terminal(changes: dict[str, Any
 
 def test_the_head_admits_what_was_not_confirmed(tmp_path: Path) -> None:
     write_bundle(a_result(confirmed=False), tmp_path)
-    assert "No longer run has confirmed it." in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    assert "Not confirmed by a longer run." in (tmp_path / "config.yaml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("confirmed", "said"), [(True, "a longer run confirmed it."), (False, "no longer run has")])
+@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far, confirmed"), (False, "so far, not confirmed")])
 def test_the_head_of_an_interrupted_search_says_whether_its_best_was_confirmed(
     confirmed: bool, said: str, tmp_path: Path
 ) -> None:

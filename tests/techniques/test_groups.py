@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import global_batch_of
 from autotune.core.candidate import Candidate, Choice
@@ -138,13 +139,13 @@ def test_a_step_s_documents_are_shared_out_among_those_that_have_rows_of_their_o
 
 
 def test_a_global_batch_below_the_processes_can_be_asked_for_where_rows_are_split() -> None:
-    fixed = checked_options(trainer="sft", global_batch_size=2, fix={"context_parallel": "4"})
+    fixed = checked_options(SearchArguments(trainer="sft", global_batch_size=2, fix={"context_parallel": "4"}))
     assert global_batch_of(fixed, EIGHT) == 2
     assert global_batch_of(replace(fixed, global_batch_size=None), EIGHT) == 8 * 2
     with pytest.raises(InputError, match=r"3 documents cannot be reached with 8 processes, 4 to a row\."):
         global_batch_of(replace(fixed, global_batch_size=3), EIGHT)
     with pytest.raises(InputError, match=r"2 documents cannot be reached with 8 processes\."):
-        global_batch_of(checked_options(trainer="sft", global_batch_size=2), EIGHT)
+        global_batch_of(checked_options(SearchArguments(trainer="sft", global_batch_size=2)), EIGHT)
 
 
 def test_what_is_searched_depends_on_the_rows_and_the_processes() -> None:

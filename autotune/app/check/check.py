@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.check.asked import Asked, check_options
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.fitting import Fitting
-from autotune.app.check.remembered import Verdicts, key_of, within
+from autotune.app.check.remembered import LASTING, key_of, within
 from autotune.app.check.task import Task
 from autotune.app.planned import CPU, Planned, planned_machine
+from autotune.core.codec import encode
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
-from autotune.core.events import Listener, StageStarted
+from autotune.core.events import StageStarted
 from autotune.core.plan import Launch
 from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, fatal, headline
 from autotune.errors import InputError, UnreadError
@@ -30,41 +31,44 @@ from autotune.userconfig.reading import plan_of, read
 from autotune.userconfig.written import Written, written
 
 
-def check(asked: Asked, listener: Listener, tracer: ServerTracer | None = None) -> Verdict:
-    """Return the verdict on a configuration; see :func:`autotune.check`.
+def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
+    """Return the verdict on a configuration, whatever it is; see :func:`autotune.check`.
 
     Args:
         tracer: runs the jobs of several checks; None: processes are started for this one, and ended with it.
     """
+    if not isinstance(asked.config, Path | Sequence):
+        return check_object(asked)
     started = time.monotonic()
-    check_options(asked)
+    _check_options(asked)
     try:
-        text = written(asked.config, asked.trainer, asked.command)
+        text = written(asked.file, asked.trainer, asked.command)
     except InputError as error:
         return _unreadable(asked, error, time.monotonic() - started)
     planned, absent = _planned(asked, text)
     budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware) if planned is not None else 0
     task = Task(asked, text, planned, budget_bytes, started, absent)
     cache = user_cache()
-    verdicts = Verdicts(cache)
     key = key_of(asked, text, planned) if planned is not None else None
-    known = verdicts.get(key, asked)
+    known = cache.decoded(Verdict, key) if key is not None else None
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
         budget = memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware)
         known = within(known, budget, planned.host_bytes)
     if known is not None:
-        return replace(known, wall_seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
     if tracer is not None:
-        found = _checked(task, tracer, cache, listener)
+        found = _checked(task, tracer, cache)
     else:
-        with ServerTracer(planned.cores if planned is not None else 1, listener) as own:
-            found = _checked(task, own, cache, listener)
-    verdicts.put(key, found)
+        with ServerTracer(planned.cores if planned is not None else 1, asked.listener) as own:
+            found = _checked(task, own, cache)
+    if key is not None and found.outcome in LASTING:
+        cache.put(key, encode(found))
     return found
 
 
-def _unreadable(asked: Asked, error: InputError, seconds: float) -> Verdict:
+def _unreadable(asked: CheckArguments, error: InputError, seconds: float) -> Verdict:
     """Return the verdict on a configuration that cannot be read, or does not say what it is for."""
     outcome = Outcome.CANNOT_RUN
     return Verdict(
@@ -73,20 +77,19 @@ def _unreadable(asked: Asked, error: InputError, seconds: float) -> Verdict:
         headline(outcome, None, 0, error.message),
         reason=error.message,
         trainer=asked.trainer or "",
-        findings=(Finding(Severity.ERROR, str(error), file=asked.config or ""),),
+        findings=(Finding(Severity.ERROR, str(error), file=asked.file or ""),),
         settings=asked.settings,
         wall_seconds=seconds,
     )
 
 
-def check_each(asked: Iterable[Asked], listener: Listener) -> Iterator[Verdict]:
+def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
     """Yield the verdicts on several configurations, whose jobs share processes."""
-    with ServerTracer(inspect_cpu().cores, listener) as tracer:
-        for each in asked:
-            yield check(each, listener, tracer)
+    with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
+        yield from (check(each, tracer) for each in asked)
 
 
-def _planned(asked: Asked, text: Written) -> tuple[Planned | None, str]:
+def _planned(asked: CheckArguments, text: Written) -> tuple[Planned | None, str]:
     """Return the device to check for: the one asked for, a CPU where the file says so, or this machine's own.
 
     Without one, the file can be read nevertheless; the second is why there is none.
@@ -130,9 +133,9 @@ def _beyond(gpus: int | None, started: Launching) -> str:
     return ""
 
 
-def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
+def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
-    listener(StageStarted(f"Reading {named} with TRL's parser"))
+    task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default = default_file(task.written)
     ranks = of_ranks(task.written, task.gpus, default)
     known, config, found = _read(task, tracer, ranks)
@@ -149,21 +152,20 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache, listener: Listener)
         config = with_precision(config, started)
     except UnreadError as error:
         if task.asked.fits:
-            return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
-        return task.verdict(Outcome.READ, findings=(*found, Finding(Severity.NOTE, error.message)))
+            return task.verdict(Outcome.UNKNOWN, found, reason=error.message)
+        return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, of_error(task.written, error)))
     found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
-        return task.verdict(Outcome.READ, findings=found, processes=started.processes)
-    if task.planned is None:
-        return task.verdict(Outcome.UNKNOWN, reason=task.absent, findings=found, processes=started.processes)
-    if task.asked.probe and (reason := _beyond(task.gpus, started)):
-        return task.verdict(Outcome.UNKNOWN, reason=reason, findings=found, processes=started.processes)
+        return replace(task.verdict(Outcome.READ, found), processes=started.processes)
+    reason = _beyond(task.gpus, started) if task.asked.probe else ""
+    if task.planned is None or reason:
+        return replace(task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent), processes=started.processes)
     planned = _of_each(task.planned, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.machine.hardware)
     task = replace(task, planned=planned, budget_bytes=budget_bytes)
-    return _fitted(task, known, config, started, found, tracer, cache, listener)
+    return _fitted(task, known, config, started, found, tracer, cache)
 
 
 def _read(
@@ -185,31 +187,27 @@ def _fitted(
     found: tuple[Finding, ...],
     tracer: ServerTracer,
     cache: Cache,
-    listener: Listener,
 ) -> Verdict:
     """Return whether a configuration fits, of which the keys have been judged."""
-    assert task.planned is not None
     try:
         user = plan_of(task.written, known, without_engine(config) if started.known else config)
-        return Fitting(task, known, config, started, user, found).verdict(task.planned, tracer, cache, listener)
+        return Fitting(task, known, config, started, user, found, tracer, cache).verdict()
     except UnreadError as error:
-        return task.verdict(Outcome.UNKNOWN, reason=error.message, findings=found)
+        return task.verdict(Outcome.UNKNOWN, found, reason=error.message)
     except InputError as error:
         # What was found in the keys is worth telling even if the rest cannot be found out.
         return task.wrong((*found, of_error(task.written, error)))
 
 
-def check_object(
-    config: object, peft_config: object | None, asked: Asked, listener: Listener, launched: Launching = ALONE
-) -> Verdict:
+def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     """Return the verdict on a configuration object; see :func:`autotune.check`.
 
     Args:
         launched: how its processes were started.
     """
     started = time.monotonic()
-    check_options(asked)
-    found = configuration_of(config)
+    _check_options(asked)
+    found = configuration_of(asked.config)
     # Of a training that runs already, it is known what became of the fields that choose an engine.
     found = without_engine(found) if launched.known else found
     trainer = trainer_of(found)
@@ -222,7 +220,24 @@ def check_object(
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware)
     task = Task(asked, text, planned, budget_bytes, started)
-    words = {**peft_words(peft_config), "model_name_or_path": asked.model}
+    words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
-    with ServerTracer(planned.cores, listener) as tracer:
-        return _fitted(task, known, found, launched, (), tracer, user_cache(), listener)
+    with ServerTracer(planned.cores, asked.listener) as tracer:
+        return _fitted(task, known, found, launched, (), tracer, user_cache())
+
+
+def _check_options(asked: CheckArguments) -> None:
+    """Check that the options of a check go together.
+
+    Raises:
+        InputError: two of them do not, or one cannot be used.
+    """
+    if asked.probe and asked.gpu is not None:
+        raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
+    if asked.timeout is not None and not asked.probe:
+        raise InputError("--timeout ends the run of --probe, and there is none.", hint="Give both, or neither.")
+    if asked.imports and not asked.fits:
+        raise InputError("--import is for building the trainer, which --no-fit leaves out.", hint="Give one of them.")
+    seconds = asked.timeout_seconds
+    if seconds is not None and seconds <= 0:
+        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from autotune.app.arguments import SearchArguments
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silently
@@ -16,7 +18,7 @@ from autotune.app.requests import traces_of
 from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Built, Configuration, ReadCommand
-from autotune.core.events import Listener, StageStarted
+from autotune.core.events import StageStarted
 from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.protocol import BuildRequest
@@ -25,19 +27,19 @@ from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, f
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
-from autotune.inspection.yaml_file import YamlFile
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
+from autotune.space import SpaceFile
 from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.beside import said_of_plan
-from autotune.userconfig.candidate import as_candidate
+from autotune.userconfig.candidate import AsCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, said_of_loading
 from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.launch import Launching
@@ -60,19 +62,28 @@ class Fitting:
     launching: Launching
     user: UserPlan
     found: tuple[Finding, ...]
+    tracer: ServerTracer
+    cache: Cache
 
-    def verdict(self, planned: Planned, tracer: ServerTracer, cache: Cache, listener: Listener) -> Verdict:
+    @cached_property
+    def planned(self) -> Planned:
+        """The machine that is planned for, with the processes of the training, each on such a device."""
+        assert self.task.planned is not None
+        machine = self.task.planned.machine
+        hardware = replace(machine.hardware, processes=self.launching.processes, machines=self.launching.machines)
+        return replace(self.task.planned, machine=replace(machine, hardware=hardware))
+
+    def verdict(self) -> Verdict:
         """Return the verdict.
 
         Raises:
             InputError: the model or the data cannot be used.
         """
-        task, trainer = self.task, self.task.trainer
-        planned = _of_processes(planned, self.launching)
+        task, trainer, planned = self.task, self.task.trainer, self.planned
         named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
-        options = checked_options(trainer=trainer.name)
-        plan, workload = self._workload(named, options, planned, tracer, cache, listener)
+        options = checked_options(SearchArguments(trainer=trainer.name))
+        plan, workload = self._workload(named, options)
         rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.generates else None
         built_plan = plan
         if rewards is not None:
@@ -82,7 +93,7 @@ class Fitting:
         geometry = whole_geometry(trainer, plan, workload)
         setting = Setting(workload, planned.machine, max(1, round(geometry.documents)), 0.0, _everything(trainer))
         setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
-        built = self._built(built_plan, geometry, workload, planned, tracer)
+        built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silently(plan, geometry, trainer, setting, known, given)]
@@ -96,48 +107,68 @@ class Fitting:
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
         if rewards is not None and (said := rewards.said(probed=task.asked.probe)):
             found += (finding(task.written, Severity.NOTE, "reward_funcs", said),)
-        more: dict[str, object] = {
-            "model": named.model.name,
-            "dataset": workload.dataset.name,
-            "plan": built_plan,
-            "documents_per_step": geometry.documents,
-            "processes": self.launching.processes,
-        }
-        if fatal(found):
-            return task.wrong(found, **more)
-        steps = PlanTracer(traces_of(workload, planned.machine, tracer, cache), setting, planned.gpu)
-        sized = Sized(plan, geometry)
-        answer = self._answer(sized, built_plan.rewards, steps, workload, planned, tracer, listener)
-        remedy = None
-        if answer.outcome is Outcome.DOES_NOT_FIT or (
-            answer.outcome is Outcome.TOO_CLOSE and answer.need is not None and answer.need.bytes > task.budget_bytes
-        ):
-            listener(StageStarted("Looking for the smallest change that fits"))
-            kept = replace(
-                setting,
-                token_coverage=token_coverage(known.candidate, setting),
-                allowed=setting.allowed - {GLOBAL_BATCH},
-            )
-            on_cpu = planned.gpu is None
-            own = writable(task.written.values, self.config, self.launching, on_cpu=on_cpu)
-            remedies = Remedies(plan, known, trainer, kept, options.file, steps, own)
-            with tracer.quietly():
-                remedy = self._remedy(remedies, planned, answer)
-        found = (*found, *_about_host(answer, plan, planned))
-        answered: dict[str, object] = {"need": answer.need, "reason": answer.reason, "remedy": remedy}
-        return task.verdict(answer.outcome, findings=found, **answered, **more)
+        answer, remedy = None, None
+        if not fatal(found):
+            steps = PlanTracer(traces_of(workload, planned.machine, self.tracer, self.cache), setting, planned.gpu)
+            answer = self._answer(Sized(plan, geometry), built_plan.rewards, steps, workload)
+            found = (*found, *_about_host(answer, plan, planned))
+            remedy = self._remedy(answer, plan, known, setting, options.file, steps)
+        verdict = task.wrong(found)
+        if answer is not None:
+            verdict = task.verdict(answer.outcome, found, reason=answer.reason, need=answer.need)
+        return replace(
+            verdict,
+            model=named.model.name,
+            dataset=workload.dataset.name,
+            plan=built_plan,
+            documents_per_step=geometry.documents,
+            processes=self.launching.processes,
+            remedy=remedy,
+        )
 
-    def _built(
-        self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload, planned: Planned, tracer: ServerTracer
-    ) -> Built:
+    def _remedy(
+        self,
+        answer: Answer,
+        plan: TrainingPlan,
+        known: AsCandidate,
+        setting: Setting,
+        file: SpaceFile,
+        steps: PlanTracer,
+    ) -> Remedy | None:
+        """Return the smallest change of what does not fit, or may not."""
+        need, budget_bytes, on_cpu = answer.need, self.task.budget_bytes, self.planned.gpu is None
+        over = answer.outcome is Outcome.TOO_CLOSE and need is not None and need.bytes > budget_bytes
+        if answer.outcome is not Outcome.DOES_NOT_FIT and not over:
+            return None
+        self.task.asked.listener(StageStarted("Looking for the smallest change that fits"))
+        kept = replace(
+            setting,
+            token_coverage=token_coverage(known.candidate, setting),
+            allowed=setting.allowed - {GLOBAL_BATCH},
+        )
+        own = writable(self.task.written.values, self.config, self.launching, on_cpu=on_cpu)
+        remedies = Remedies(plan, known, self.task.trainer, kept, file, steps, own)
+        extra_bytes, now = CPU_PROCESS_BYTES if on_cpu else 0, need.memory if need is not None else None
+        stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
+        with self.tracer.quietly():
+            changed = remedies.smallest(budget_bytes, extra_bytes, heavy=stays + extra_bytes > budget_bytes)
+        if changed is None:
+            return None
+        memory, slower = changed.memory, None
+        if now is not None and now.step_seconds and memory.step_seconds:
+            slower = memory.step_seconds / now.step_seconds
+        keys = {".".join(path): value for path, value in changed.keys.items()}
+        return Remedy(keys, self._diff(changed.keys), memory.device_bytes, memory.most_bytes + extra_bytes, slower)
+
+    def _built(self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> Built:
         """Return what TRL's trainer says to the plan itself; a trace has other sizes than the plan."""
-        hardware, dataset = planned.machine.hardware, workload.dataset
+        hardware, dataset = self.planned.machine.hardware, workload.dataset
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
         request = BuildRequest(
             self._explicit(plan), workload.model_source, hardware.kind, rows, hardware.compute_capability
         )
-        return build(tracer.server, request, tracer.new_folder())
+        return build(self.tracer.server, request, self.tracer.new_folder())
 
     def _explicit(self, plan: TrainingPlan) -> TrainingPlan:
         """Return a plan with what the configuration sets to nothing where TRL's default is something."""
@@ -145,16 +176,8 @@ class Fitting:
         nothing = {name: None for name, value in self.config.values.items() if value is None is not defaults.get(name)}
         return replace(plan, args={**nothing, **plan.args})
 
-    def _workload(
-        self,
-        named: Sources,
-        options: Options,
-        planned: Planned,
-        tracer: ServerTracer,
-        cache: Cache,
-        listener: Listener,
-    ) -> tuple[TrainingPlan, Workload]:
-        plan, trainer = self.user.plan, self.task.trainer
+    def _workload(self, named: Sources, options: Options) -> tuple[TrainingPlan, Workload]:
+        plan, trainer, tracer, listener = self.user.plan, self.task.trainer, self.tracer, self.task.asked.listener
         attention = str(plan.model.get("attn_implementation") or "sdpa")
         technique = next(item for item in trainer.techniques if item.name == "attention")
         packs = bool(plan.args.get("padding_free")) or (
@@ -168,26 +191,27 @@ class Fitting:
             workload = reader.read(trainer.name, named.model, named.dataset, named.evaluation, options.rollouts)
             workload = reader.check_attention(workload, here, wanted) if wanted else workload
         else:
-            rows = named.dataset, tracer, cache, listener, named.evaluation
-            workload = planned_workload(options, named.model, *rows, checked=wanted, most_seconds=_READING_SECONDS)
+            workload = planned_workload(
+                options,
+                named.model,
+                named.dataset,
+                tracer,
+                self.cache,
+                listener,
+                named.evaluation,
+                checked=wanted,
+                most_seconds=_READING_SECONDS,
+            )
         started = self.launching
         args = {**plan.args, **engine_args(started.document, self.config, started.folder, started.processes)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
-    def _answer(
-        self,
-        sized: Sized,
-        rewards: tuple[str, ...],
-        steps: PlanTracer,
-        workload: Workload,
-        planned: Planned,
-        tracer: ServerTracer,
-        listener: Listener,
-    ) -> Answer:
+    def _answer(self, sized: Sized, rewards: tuple[str, ...], steps: PlanTracer, workload: Workload) -> Answer:
+        planned = self.planned
         budget_bytes, file = self.task.budget_bytes, self.task.written.file
         if self.task.asked.probe:
-            listener(StageStarted("Running the worst micro-batches"))
+            self.task.asked.listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.machine.hardware
             with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
                 found = probed(
@@ -196,7 +220,7 @@ class Fitting:
                     planned,
                     budget_bytes,
                     server,
-                    tracer.new_folder(),
+                    self.tracer.new_folder(),
                     self.task.asked.timeout_seconds,
                 )
             return with_shape(found, sized.geometry)
@@ -212,26 +236,11 @@ class Fitting:
         except VllmError as error:
             return Answer(Outcome.CANNOT_RUN, None, str(error))
 
-    def _remedy(self, remedies: Remedies, planned: Planned, answer: Answer) -> Remedy | None:
-        extra_bytes = CPU_PROCESS_BYTES if planned.gpu is None else 0
-        file, now = self.task.written.file, answer.need.memory if answer.need is not None else None
-        stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
-        heavy = stays + extra_bytes > self.task.budget_bytes
-        changed = remedies.smallest(self.task.budget_bytes, extra_bytes, heavy=heavy)
-        if changed is None:
-            return None
-        diff = self._diff(file, changed.keys) if file is not None else ""
-        slower = None
-        if now is not None and now.step_seconds and changed.memory.step_seconds:
-            slower = changed.memory.step_seconds / now.step_seconds
-        keys = {".".join(path): value for path, value in changed.keys.items()}
-        memory = changed.memory
-        return Remedy(keys, diff, memory.device_bytes, memory.most_bytes + extra_bytes, slower)
-
-    def _diff(self, file: YamlFile, keys: Mapping[Key, object]) -> str:
+    def _diff(self, keys: Mapping[Key, object]) -> str:
         """Return the change of the file; empty where words of the command say otherwise, or only a person can edit."""
+        file = self.task.written.file
         words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in self.task.written.command.words}
-        if any(path[0] in words for path in keys):
+        if file is None or any(path[0] in words for path in keys):
             return ""
         edits = [Edit(path, {path[-1]: value} if value is not None else None) for path, value in keys.items()]
         try:
@@ -250,13 +259,6 @@ class Fitting:
 def _everything(trainer: Trainer) -> frozenset[str]:
     """Return all names of ``--allow``: the user has decided."""
     return frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
-
-
-def _of_processes(planned: Planned, started: Launching) -> Planned:
-    """Return the machine that is planned for with so many processes, each on such a device."""
-    machine = planned.machine
-    hardware = replace(machine.hardware, processes=started.processes, machines=started.machines)
-    return replace(planned, machine=replace(machine, hardware=hardware))
 
 
 def _about_host(answer: Answer, plan: TrainingPlan, planned: Planned) -> Iterator[Finding]:

@@ -14,8 +14,15 @@ from autotune.inspection.yaml_secrets import withheld
 from autotune.userconfig.written import written
 
 
-def fix_legacy(config: str, trainer: str | None, output: str | None) -> Fixed:
-    """Write a configuration file with the keys that TRL has now; see :func:`autotune.api.check.fix_legacy`."""
+def fix_legacy(config: str, *, trainer: str | None = None, output: str | None = None) -> Fixed:
+    """Write a configuration file of TRL's with the keys that TRL has now.
+
+    Args:
+        output: where to write; None: to the file itself.
+
+    Raises:
+        InputError: the file cannot be read or written, or does not say which trainer it is for.
+    """
     text = written(config, trainer)
     file = text.file
     assert file is not None

@@ -6,13 +6,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.need import needs_more
 from autotune.app.host import lacks_host_memory
 from autotune.app.planned import Planned, state_of
-from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.json_text import read_json
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.core.workload import DatasetSource
@@ -20,7 +18,7 @@ from autotune.errors import InputError
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
-from autotune.planning.tracing.cache import Cache, fingerprint
+from autotune.planning.tracing.cache import fingerprint
 from autotune.planning.tracing.sources import package_digest
 from autotune.userconfig.beside import DOCUMENTS
 from autotune.userconfig.launch import default_file
@@ -32,32 +30,8 @@ _MOST_HASHED_BYTES = 1 << 20
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 # Keys of directories that a training writes to.
 _OUTPUTS = ("output_dir", "logging_dir")
-# What a real run showed, or could not show, may be otherwise the next time.
-_LASTING = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
-
-
-class Verdicts:
-    """The verdicts of earlier checks."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-
-    def get(self, key: str | None, asked: Asked) -> Verdict | None:
-        """Return the verdict that is kept under a key, for the budget that it was made for; None if there is none."""
-        document: Any = self._cache.get(key) if key is not None else None
-        if key is None or document is None:
-            return None
-        try:
-            known = decode(Verdict, document)
-        except DecodeError:
-            self._cache.drop(key)
-            return None
-        return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes)
-
-    def put(self, key: str | None, verdict: Verdict) -> None:
-        """Keep a verdict, if it would be the same the next time."""
-        if key is not None and verdict.outcome in _LASTING:
-            self._cache.put(key, encode(verdict))
+LASTING = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
+"""Outcomes that are kept: what could not be shown may be otherwise the next time."""
 
 
 def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
@@ -79,7 +53,7 @@ def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> 
     return replace(known, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
 
 
-def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
+def key_of(asked: CheckArguments, written: Written, planned: Planned) -> str | None:
     """Return a hash of everything that a verdict depends on; None if some of it is not on this machine.
 
     The budget is no part of it, since the free memory of a machine changes all the time.
@@ -107,7 +81,7 @@ def key_of(asked: Asked, written: Written, planned: Planned) -> str | None:
     return fingerprint("verdict", options, text, named, further, beside, device, software, package_digest())
 
 
-def _words(asked: Asked, written: Written) -> Iterator[str]:
+def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
     yield from (*asked.command, asked.model or "", asked.dataset or "", str(default_file(written) or ""))
     yield from (word.partition("=")[2] for word in asked.command if word.startswith("--"))
     yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
@@ -162,7 +136,7 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _local(asked: Asked, written: Written) -> list[str]:
+def _local(asked: CheckArguments, written: Written) -> list[str]:
     """Return the names of the model and the data: a verdict about what lies elsewhere is not kept."""
     model = asked.model or written.values.get("model_name_or_path")
     data = asked.dataset or written.values.get("dataset_name")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.planned import Planned
 from autotune.confidential import hidden_words
 from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
@@ -26,7 +25,7 @@ class Task:
         absent: why there is none, in words.
     """
 
-    asked: Asked
+    asked: CheckArguments
     written: Written
     planned: Planned | None
     budget_bytes: int
@@ -45,42 +44,40 @@ class Task:
             return None
         return self.planned.machine.hardware.processes
 
-    def verdict(self, outcome: Outcome, **more: object) -> Verdict:
+    def verdict(
+        self, outcome: Outcome, findings: tuple[Finding, ...], *, reason: str = "", need: Need | None = None
+    ) -> Verdict:
         """Return a verdict with what is known by now."""
-        need, reason = more.get("need"), str(more.get("reason", ""))
-        assert need is None or isinstance(need, Need)
-        known: dict[str, object] = {
-            "trainer": self.written.trainer,
-            "device": self.planned.described.name if self.planned is not None else "",
-            "budget_bytes": self.budget_bytes,
-            "environment": environment(self.planned.machine) if self.planned is not None else {},
-            "settings": self.asked.settings,
-            "passes": self.asked.passes,
-            "wall_seconds": time.monotonic() - self.started,
-        }
         if outcome is Outcome.UNKNOWN and self._dry_run is not None:
-            more = {**more, "findings": (*_findings(more), Finding(Severity.NOTE, self._dry_run))}
-        line = headline(outcome, need, self.budget_bytes, reason)
-        return Verdict(SCHEMA, outcome, line, **{**known, **more})  # type: ignore[arg-type]  # fields by name
+            findings = (*findings, Finding(Severity.NOTE, self._dry_run))
+        return Verdict(
+            SCHEMA,
+            outcome,
+            headline(outcome, need, self.budget_bytes, reason),
+            reason=reason,
+            trainer=self.written.trainer,
+            device=self.planned.described.name if self.planned is not None else "",
+            budget_bytes=self.budget_bytes,
+            need=need,
+            findings=findings,
+            environment=environment(self.planned.machine) if self.planned is not None else {},
+            settings=self.asked.settings,
+            passes=self.asked.passes,
+            wall_seconds=time.monotonic() - self.started,
+        )
 
     @property
     def _dry_run(self) -> str | None:
         """The sentence that offers a dry run; None where there is no command for it, or the device is a CPU."""
-        if (self.planned is not None and self.planned.gpu is None) or not (self.asked.command or self.asked.config):
+        if (self.planned is not None and self.planned.gpu is None) or not (self.asked.command or self.asked.file):
             return None
-        words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.config))
+        words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.file))
         gpu = self.planned.described.name if self.planned is not None else "NAME"
         command = shlex.join(("autotune", "dry-run", "--gpu", gpu, "--", *words))
         return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
 
-    def wrong(self, findings: tuple[Finding, ...], **more: object) -> Verdict:
+    def wrong(self, findings: tuple[Finding, ...]) -> Verdict:
         """Return the verdict that the configuration cannot run, with everything that was found."""
         count = sum(item.severity is Severity.ERROR for item in findings)
         reason = "1 thing is wrong" if count == 1 else f"{count} things are wrong"
-        return self.verdict(Outcome.CANNOT_RUN, reason=reason, findings=findings, **more)
-
-
-def _findings(more: Mapping[str, object]) -> tuple[Finding, ...]:
-    found = more.get("findings", ())
-    assert isinstance(found, tuple)
-    return found
+        return self.verdict(Outcome.CANNOT_RUN, findings, reason=reason)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autotune.cli.arguments import add_json, add_memory_budget, trainer_names
+from autotune.app.arguments import CheckArguments
+from autotune.cli.arguments import add_json, add_options, trainer_names
 from autotune.errors import InputError
 
 SUMMARY = "say before a job starts whether its configuration runs and fits"
@@ -19,23 +20,9 @@ _GRAVITY = (0, 3, 1, 2)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; their names are those of ``autotune.check``."""
+    """Declare the command's arguments: those of ``autotune.check``, and of rewriting a file."""
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="*", help="configurations of TRL's; or -- and a command")
-    parser.add_argument("--trainer", metavar="NAME", help="TRL's trainer (default: as the command or the keys say)")
-    parser.add_argument("--model", metavar="MODEL", help="instead of model_name_or_path")
-    parser.add_argument("--dataset", metavar="DATASET", help="instead of the configuration's own")
-    device = parser.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="NAME|SIZE", help="such as H100-80GB, 24GiB or cpu (default: this machine's)")
-    device.add_argument("--probe", action="store_true", help="run the worst micro-batches on this machine's device")
-    device.add_argument("--no-fit", dest="fits", action="store_false", help="only read it: no device, model or data")
-    parser.add_argument("--timeout", metavar="TIME", help="for the run of --probe, as 90s or 10m (default: none)")
-    parser.add_argument(
-        "--import", dest="imports", action="store_true", help="import the file's own reward functions, as TRL does"
-    )
-    add_memory_budget(parser, "all of the device")
-    parser.add_argument(
-        "--when-unsure", choices=("pass", "fail"), help="what an answer that is too close to call counts as"
-    )
+    add_options(parser, CheckArguments)
     parser.add_argument("--fix-legacy", action="store_true", help="write the file anew with keys that TRL has")
     parser.add_argument("--output", metavar="FILE", help="where --fix-legacy writes (default: the file itself)")
     add_json(parser, "the verdict")
@@ -66,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "output" in options:
         raise InputError("--output is where --fix-legacy writes.", hint="Give both, or neither.")
 
-    from autotune.api.check import verdict, verdicts
+    from autotune.app.check.check import check, check_each
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.core.verdict import Verdicts
     from autotune.reporting.check import verdict_report
@@ -76,9 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     several = len(words) > 1 and all(word.endswith(_FILES) for word in words)
     with watching(stderr_console()) as listener:
         if several:
-            found = list(verdicts(words, **options, listener=listener))
+            found = list(check_each([CheckArguments(word, **options, listener=listener) for word in words]))
         else:
-            found = [verdict(words[0] if len(words) == 1 else words, **options, listener=listener)]
+            asked = CheckArguments(words[0] if len(words) == 1 else words, **options, listener=listener)
+            found = [check(asked)]
     if as_json:
         write_json(Verdicts(tuple(found)) if several else found[0])
     else:
@@ -88,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fix(words: list[str], options: dict[str, Any]) -> int:
-    from autotune.api.check import fix_legacy
+    from autotune.app.check.fix import fix_legacy
     from autotune.cli.console import stdout_console
     from autotune.reporting.check import fixed_report
     from autotune.reporting.terminal import show

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from autotune.cli.arguments import add_json, options_of
+from autotune.app.arguments import DryRunArguments
+from autotune.cli.arguments import add_json, add_options, options_of
 
 SUMMARY = "run any training script for a few steps on null GPUs, and say whether it fits"
 DESCRIPTION = (
@@ -15,17 +16,8 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; their names are those of ``autotune.dry_run``."""
-    parser.add_argument("command", metavar="COMMAND", nargs="*", help="what starts the training, behind --")
-    parser.add_argument("--gpu", metavar="NAME|SIZE", help="such as H100-80GB or 24GiB (default: this machine's)")
-    parser.add_argument(
-        "--num-processes", type=int, metavar="N", help="null GPUs (default: as many processes as the command starts)"
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps after which it is ended (default: 3)")
-    parser.add_argument(
-        "--as-shuffled", action="store_true", help="leave the rows in the script's order, not the largest first"
-    )
-    parser.add_argument("--timeout", metavar="TIME", help="end it after that time, as 90s or 10m (default: none)")
+    """Declare the command's arguments: those of ``autotune.dry_run``."""
+    add_options(parser, DryRunArguments)
     add_json(parser, "the result")
 
 
@@ -45,17 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     options, as_json = options_of(arguments)
     options.setdefault("command", [])
 
-    from autotune.api.dry_run import dry_run
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.app.dry_run import dry_run
+    from autotune.cli.console import answer, stderr_console
     from autotune.reporting.dry_run import dry_run_report
     from autotune.reporting.plain import PlainListener
-    from autotune.reporting.terminal import show
 
     # The script draws on the same terminal.
     console = stderr_console()
     found = dry_run(**options, listener=PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True)))
-    if as_json:
-        write_json(found)
-    else:
-        show(dry_run_report(found), stdout_console())
+    answer(found, dry_run_report, as_json=as_json)
     return found.exit_code

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from autotune.cli.arguments import add_dataset, add_json, add_model, add_trainer, options_of, trainer_names
+from autotune.app.arguments import LengthsArguments
+from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
 
 SUMMARY = "show how long a dataset's rows are, and what each max_length keeps"
 DESCRIPTION = (
@@ -14,10 +15,8 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; their names are those of ``autotune.lengths``."""
-    add_model(parser)
-    add_dataset(parser)
-    add_trainer(parser)
+    """Declare the command's arguments: those of ``autotune.lengths``."""
+    add_options(parser, LengthsArguments)
     add_json(parser, "the figures")
 
 
@@ -30,16 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the lengths and return the exit code."""
     options, as_json = options_of(arguments)
 
-    from autotune.api.lengths import lengths
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.app.lengths import lengths
+    from autotune.cli.console import answer, stderr_console
     from autotune.reporting.lengths import lengths_report
-    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     with watching(stderr_console()) as listener:
         report = lengths(**options, listener=listener)
-    if as_json:
-        write_json(report)
-    else:
-        show(lengths_report(report), stdout_console())
+    answer(report, lengths_report, as_json=as_json)
     return 0

@@ -6,21 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.arguments import (
-    AUTO,
-    add_dataset,
-    add_evaluation,
-    add_json,
-    add_memory_budget,
-    add_model,
-    add_planned_processes,
-    add_rollouts,
-    add_same_training,
-    add_space,
-    add_trainer,
-    options_of,
-    trainer_names,
-)
+from autotune.app.arguments import ALL, AUTO, PlanArguments, RentArguments
+from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
 from autotune.errors import InputError, UnwrittenError
 
 if TYPE_CHECKING:
@@ -32,53 +19,12 @@ DESCRIPTION = (
     "configuration the memory that it needs and the speed that it reaches on a GPU that need not be here.\n"
     "Predictions are no measurements: their errors are stated, and autotune probe measures."
 )
-_LIST, _ALL = "list", "all"
-_TOP = 20
+_LIST = "list"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; their names are those of ``autotune.plan``."""
-    add_model(parser, optional=True)
-    add_dataset(parser, optional=True)
-    add_trainer(parser)
-    add_evaluation(parser)
-    add_rollouts(parser)
-    parser.add_argument(
-        "--gpu",
-        metavar="NAME|SIZE|all",
-        help="such as H100-80GB, or 24GiB, or cpu (default: this machine's GPU); list: show all that are known; all:"
-        " compare them, in one table",
-    )
-    add_planned_processes(parser)
-    parser.add_argument(
-        "--prices", metavar="FILE", help="with --gpu all: prices of GPU hours, in YAML as H100-80GB: 2.99, or in CSV"
-    )
-    parser.add_argument(
-        "--seq-len",
-        type=int,
-        metavar="TOKENS",
-        help="tokens of every row, instead of a dataset; MODEL needs no tokenizer, and may be any configuration file",
-    )
-    add_memory_budget(parser, "all of it")
-    add_same_training(parser, batch="8 per process; with --num-processes auto 8 in all", max_length="all")
-    add_space(parser)
-    parser.add_argument("--top", type=int, metavar="N", help="candidates to show, the best first (default: 20)")
-    parser.add_argument(
-        "--explain",
-        action="store_true",
-        help="show how one estimate came about: of the fastest that fits, or of the baseline; --fix chooses which",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="write a bundle of the fastest that fits: config.yaml, train.py, …; not measured",
-    )
-    parser.add_argument(
-        "--server-gpus",
-        type=int,
-        metavar="N",
-        help="of the GPUs, those of a vLLM server; the others train (default: a server has further GPUs)",
-    )
+    """Declare the command's arguments: those of ``autotune.plan`` and ``autotune.rent``."""
+    add_options(parser, RentArguments, PlanArguments, optional=("model",))
     parser.add_argument("--html", metavar="FILE", help="write a page about the plan, such as plan.html")
     add_json(parser, "the plan, with the estimates that the table would show,")
     parser.add_argument("--all", action="store_true", help="with --json: the estimates of all candidates")
@@ -115,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options.get("model") is None:
         raise InputError("There is no MODEL.", hint="See autotune plan --help.")
 
-    if options.get("gpu") == _ALL or options.get("num_processes") == AUTO:
+    if options.get("gpu") == ALL or options.get("num_processes") == AUTO:
         for name in (name for name, given in form.items() if given is not None):
             raise _for_one_plan(name)
         return _compare(options, as_json=as_json)
@@ -126,26 +72,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(*, as_json: bool) -> int:
     """Show the known GPUs, and return the exit code."""
-    from autotune.cli.console import stdout_console, write_json
+    from autotune.cli.console import answer, stdout_console
     from autotune.inspection.gpus import gpus
     from autotune.reporting.gpus import gpus_report
-    from autotune.reporting.terminal import show
 
-    if as_json:
-        write_json(gpus())
-    else:
-        console = stdout_console()
-        show(gpus_report(gpus(), console.width), console)
+    width = stdout_console().width
+    answer(gpus(), lambda known: gpus_report(known, width), as_json=as_json)
     return 0
 
 
 def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bool) -> int:
     """Plan for one GPU, show the estimates, and return the exit code."""
-    from autotune.api.plan import plan
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.app.plan import plan
+    from autotune.cli.console import answer, stderr_console
     from autotune.emit.files import check_writable
     from autotune.reporting.plan import plan_report
-    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     if page is not None:
@@ -156,11 +97,9 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
             found, failure = plan(**options, listener=listener), None
         except UnwrittenError as error:
             found, failure = error.document, error
-    top = int(options.get("top", _TOP))
-    if as_json:
-        write_json(found if whole else found.summary(top))
-    else:
-        show(plan_report(found, top), stdout_console())
+    top = int(options.get("top", PlanArguments.top))
+    shown = found.summary(top) if as_json and not whole else found
+    answer(shown, lambda plan: plan_report(plan, top), as_json=as_json)
     if page is not None:
         _say(_page(found, page))
     if failure is not None:
@@ -174,7 +113,7 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
 
 def _page(found: Plan, page: str) -> str:
     """Write the page, and return what to say of it: the plan is there, with a page or without."""
-    from autotune.api.report import report
+    from autotune.app.report import report
 
     try:
         return f"wrote {report(found, output=page)}"
@@ -197,10 +136,9 @@ def _for_one_plan(name: str) -> InputError:
 
 def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     """Compare GPUs, show the table, and return the exit code: 1 where nothing is predicted to fit on any."""
-    from autotune.api.rent import rent
-    from autotune.cli.console import stderr_console, stdout_console, write_json
+    from autotune.app.rent import rent
+    from autotune.cli.console import answer, stderr_console
     from autotune.reporting.rent import rent_report
-    from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
     for name in ("top", "explain", "output", "server_gpus"):
@@ -210,8 +148,5 @@ def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     options.setdefault("gpu", None)
     with watching(stderr_console()) as listener:
         found = rent(**options, listener=listener)
-    if as_json:
-        write_json(found)
-    else:
-        show(rent_report(found), stdout_console())
+    answer(found, rent_report, as_json=as_json)
     return 0 if any(offer.fits for offer in found.offers) else 1

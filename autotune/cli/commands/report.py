@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = dict(vars(arguments))
     shown = options.pop("open", False)
 
-    from autotune.api.report import report
+    from autotune.app.report import report
     from autotune.cli.console import stdout_console
 
     file = report(**options)

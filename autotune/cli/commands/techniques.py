@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from autotune.cli.arguments import add_device, add_json, add_trainer, options_of, trainer_names
+from autotune.app.arguments import CatalogueArguments
+from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
 
 SUMMARY = "list the knobs, their choices, and what this machine can do"
 DESCRIPTION = (
@@ -13,9 +14,8 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; their names are those of ``autotune.techniques``."""
-    add_trainer(parser)
-    add_device(parser, "for which device")
+    """Declare the command's arguments: those of ``autotune.catalogue``."""
+    add_options(parser, CatalogueArguments)
     add_json(parser, "the catalogue")
 
 
@@ -28,14 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the catalogue and return the exit code."""
     options, as_json = options_of(arguments)
 
-    from autotune.api.catalogue import catalogue
-    from autotune.cli.console import stdout_console, write_json
+    from autotune.app.catalogue import catalogue
+    from autotune.cli.console import answer
     from autotune.reporting.techniques import techniques_report
-    from autotune.reporting.terminal import show
 
     rows = catalogue(**options)
-    if as_json:
-        write_json(rows)
-    else:
-        show(techniques_report(rows), stdout_console())
+    answer(rows, techniques_report, as_json=as_json)
     return 0

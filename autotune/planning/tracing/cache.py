@@ -9,14 +9,15 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from autotune.core.codec import DecodeError, encode
+from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.exchange import write_document
 from autotune.core.json_text import read_json
 from autotune.errors import InputError
 from autotune.units import MIB, parse_size
 
+_Kind = TypeVar("_Kind")
 DEFAULT_LIMIT_BYTES = 512 * MIB
 """Size limit for all documents together, unless the user's environment sets another."""
 _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
@@ -116,6 +117,15 @@ class Cache:
         with suppress(OSError):  # another process has just removed it, or the directory can only be read
             os.utime(file)
         return document
+
+    def decoded(self, kind: type[_Kind], key: str) -> _Kind | None:
+        """Return the document as an object of a class, or None if there is none; a document of another is removed."""
+        document = self.get(key)
+        try:
+            return decode(kind, document) if document is not None else None
+        except DecodeError:
+            self.drop(key)
+            return None
 
     def put(self, key: str, document: Any) -> None:
         """Keep a document; if that fails, record the failure and go on."""

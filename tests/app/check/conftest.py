@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check
 from autotune.core.events import ignore
 from autotune.core.verdict import Verdict
@@ -78,7 +78,7 @@ def checked(tracer: ServerTracer, tmp_path_factory: pytest.TempPathFactory, monk
     # This machine's own default file for accelerate is no part of any test.
     monkeypatch.delenv("HF_HOME", raising=False)
 
-    def of(**asked: Any) -> Verdict:
-        return check(Asked(**asked), ignore, tracer)
+    def of(config: object = (), **asked: Any) -> Verdict:
+        return check(CheckArguments(asked.pop("command", config), **asked), tracer)
 
     return of

@@ -127,8 +127,8 @@ def test_a_kept_verdict_imports_neither_torch_nor_trl(write: Write, checked: Che
     file = write("reward", "")
     checked(config=str(file), trainer="reward", gpu=GPU)
     program = (
-        "import sys\nfrom autotune.api.check import verdict\n"
-        f"found = verdict({str(file)!r}, trainer='reward', gpu={GPU!r})\n"
+        "import sys\nfrom autotune.api.check import check\n"
+        f"found = check({str(file)!r}, trainer='reward', gpu={GPU!r})\n"
         "print(found.from_cache, [name for name in ('torch', 'trl', 'transformers') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -243,10 +243,10 @@ def test_the_api_raises_what_will_not_fit(write: Write, checked: Checked) -> Non
 def test_legacy_keys_are_rewritten_and_all_else_stays(tmp_path: Path) -> None:
     file, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
     file.write_text("# mine\nmax_seq_length: 64  # tokens\nmax_steps: 3\nnum_mini_batches: 2\n", encoding="utf-8")
-    fixed = fix_legacy(str(file), "sft", str(new))
+    fixed = fix_legacy(str(file), trainer="sft", output=str(new))
     assert new.read_text(encoding="utf-8") == "# mine\nmax_length: 64  # tokens\nmax_steps: 3\nnum_mini_batches: 2\n"
     assert fixed.left == ()
-    old = fix_legacy(str(file), "rloo", str(tmp_path / "rloo.yaml"))
+    old = fix_legacy(str(file), trainer="rloo", output=str(tmp_path / "rloo.yaml"))
     assert [(item.key, item.line, item.severity) for item in old.left] == [("num_mini_batches", 4, Severity.SILENT)]
 
 
@@ -254,7 +254,7 @@ def test_a_file_that_has_the_new_key_already_is_left_to_its_author(tmp_path: Pat
     file = tmp_path / "old.yaml"
     text = "max_seq_length: 64\nmax_length: 32\npacking: true\n"
     file.write_text(text, encoding="utf-8")
-    fixed = fix_legacy(str(file), "sft", None)
+    fixed = fix_legacy(str(file), trainer="sft")
     assert "has max_length already" in fixed.left[0].message
     assert file.read_text(encoding="utf-8") == text
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.api.check import fix_legacy
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check
+from autotune.app.check.fix import fix_legacy
 from autotune.confidential import SHOWN
 from autotune.core.codec import encode
-from autotune.core.events import ignore
 from autotune.core.verdict import Outcome
 from autotune.emit.document import json_text
 from autotune.userconfig.written import written
@@ -65,7 +64,7 @@ def test_the_words_of_a_command_are_told_without_their_secrets(checked: Checked,
     [(f"HF_TOKEN={SECRET}", "accelerate", "launch"), (f"--api-key={SECRET}",), ("train.py", "--password", SECRET)],
 )
 def test_a_command_that_cannot_be_read_is_told_without_its_secrets(words: tuple[str, ...]) -> None:
-    found = check(Asked(command=words), ignore)
+    found = check(CheckArguments(words))
     assert found.outcome is Outcome.CANNOT_RUN
     assert SECRET not in json.dumps(encode(found))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration, ReadCommand
@@ -111,7 +111,7 @@ def test_a_verdict_is_kept_for_what_accelerate_s_default_file_says(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    asked, planned = Asked(config=str(write("sft", "")), trainer="sft"), planned_machine("H100-80GB")
+    asked, planned = CheckArguments(str(write("sft", "")), trainer="sft"), planned_machine("H100-80GB")
     file = tmp_path / "accelerate" / "default_config.yaml"
     file.parent.mkdir()
     keys = [key_of(asked, written_by(asked.config, asked.trainer), planned)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of
 from autotune.app.check.task import Task
 from autotune.app.planned import planned_machine
@@ -249,11 +249,11 @@ def test_only_a_check_for_this_machine_s_own_gpus_knows_how_many_there_are(write
     command = read_command_line(["torchrun", "--nproc_per_node=gpu", script, "--config", str(write("sft", ""))])
     written = Written(command, None, "sft")
     four, eight = (planned_machine("H100-80GB", count) for count in (4, 8))
-    assert Task(Asked(), written, four, 0, 0.0).gpus == 4
-    assert Task(Asked(gpu="H100-80GB"), written, four, 0, 0.0).gpus is None
-    assert Task(Asked(), written, planned_machine("cpu"), 0, 0.0).gpus is None
+    assert Task(CheckArguments("config.yaml"), written, four, 0, 0.0).gpus == 4
+    assert Task(CheckArguments("config.yaml", gpu="H100-80GB"), written, four, 0, 0.0).gpus is None
+    assert Task(CheckArguments("config.yaml"), written, planned_machine("cpu"), 0, 0.0).gpus is None
     # The verdict is kept for so many.
-    assert key_of(Asked(), written, four) != key_of(Asked(), written, eight)
+    assert key_of(CheckArguments("config.yaml"), written, four) != key_of(CheckArguments("config.yaml"), written, eight)
 
 
 def test_two_machines_of_torchrun_are_checked_as_two_machines(write: Write, checked: Checked, script: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.app.arguments import CheckArguments
 from autotune.app.check import check
-from autotune.app.check.asked import Asked, check_options
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
 from autotune.core.verdict import Outcome
@@ -24,7 +24,7 @@ def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(write: Wri
 
 def test_the_time_is_a_duration_as_of_the_command_probe() -> None:
     words = read_arguments(["check", "c.yaml", "--probe", "--timeout", "1m30s"]).arguments
-    assert Asked(timeout=words.timeout, probe=words.probe).timeout_seconds == 90
+    assert CheckArguments("config.yaml", timeout=words.timeout, probe=words.probe).timeout_seconds == 90
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked(timeout="90s"), "--timeout ends the run of --probe, and there is none"),
-        (Asked(timeout="soon", probe=True), "'soon' is not a duration"),
-        (Asked(timeout=0, probe=True), "A time-out of 0 seconds is not possible"),
-        (Asked(imports=True, fits=False), "--import is for building the trainer"),
-        (Asked(probe=True, gpu="H100-80GB"), "--probe runs on this machine's device"),
+        (CheckArguments("config.yaml", timeout="90s"), "--timeout ends the run of --probe, and there is none"),
+        (CheckArguments("config.yaml", timeout="soon", probe=True), "'soon' is not a duration"),
+        (CheckArguments("config.yaml", timeout=0, probe=True), "A time-out of 0 seconds is not possible"),
+        (CheckArguments("config.yaml", imports=True, fits=False), "--import is for building the trainer"),
+        (CheckArguments("config.yaml", probe=True, gpu="H100-80GB"), "--probe runs on this machine's device"),
     ],
 )
-def test_options_that_do_not_go_together_are_told(asked: Asked, said: str) -> None:
+def test_options_that_do_not_go_together_are_told(asked: CheckArguments, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        check_options(asked)
+        check.check(asked)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.app.check.asked import Asked
+from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of, within
 from autotune.app.planned import planned_machine
 from autotune.core.estimate import MemoryEstimate
@@ -23,8 +23,8 @@ from tests.settings import plan_with
 SCRIPT = "from trl import SFTConfig, SFTTrainer, TrlParser\n"
 
 
-def key(asked: Asked) -> str:
-    found = key_of(asked, written(asked.config, asked.trainer, asked.command), planned_machine("H100-80GB"))
+def key(asked: CheckArguments) -> str:
+    found = key_of(asked, written(asked.file, asked.trainer, asked.command), planned_machine("H100-80GB"))
     assert found is not None
     return found
 
@@ -41,7 +41,7 @@ def test_a_document_that_a_bundle_s_accelerate_yaml_names_is_part_of_the_key(wri
     for name, text in launch_files(plan_with(HERE, {"sharding": "zero3"}), tmp_path).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert str(tmp_path / DEEPSPEED) in (tmp_path / ACCELERATE).read_text(encoding="utf-8")
-    asked = Asked(config=str(write("sft", f"accelerate_config: {tmp_path / ACCELERATE}\n")), trainer="sft")
+    asked = CheckArguments(str(write("sft", f"accelerate_config: {tmp_path / ACCELERATE}\n")), trainer="sft")
     before = key(asked)
     (tmp_path / DEEPSPEED).write_text(zero(2), encoding="utf-8")
     assert key(asked) != before
@@ -54,7 +54,7 @@ def test_a_relative_path_leads_from_either_folder_that_the_check_reads_it_from(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / ACCELERATE).write_text(accelerated("own.json"), encoding="utf-8")
-    asked = Asked(config=str(write("sft", f"accelerate_config: launch/{ACCELERATE}\n")), trainer="sft")
+    asked = CheckArguments(str(write("sft", f"accelerate_config: launch/{ACCELERATE}\n")), trainer="sft")
     (tmp_path / folder / "own.json").write_text(zero(2), encoding="utf-8")
     before = key(asked)
     (tmp_path / folder / "own.json").write_text(zero(3), encoding="utf-8")
@@ -67,7 +67,7 @@ def test_the_trainer_s_own_document_may_lie_beside_accelerate_s(write: Write, tm
     folder.mkdir()
     (folder / ACCELERATE).write_text("distributed_type: MULTI_GPU\n", encoding="utf-8")
     body = f"accelerate_config: {folder / ACCELERATE}\ndeepspeed: beside.json\n"
-    asked = Asked(config=str(write("sft", body)), trainer="sft")
+    asked = CheckArguments(str(write("sft", body)), trainer="sft")
     (folder / "beside.json").write_text(zero(2), encoding="utf-8")
     before = key(asked)
     (folder / "beside.json").write_text(zero(3), encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_file_is_found_however_a_word_of_the_command_names_it(joined: str, wri
     (tmp_path / "own.json").write_text(zero(2), encoding="utf-8")
     file.write_text(accelerated(tmp_path / "own.json"), encoding="utf-8")
     words = f"accelerate launch --config_file{joined}{file} {tmp_path / 'train.py'} --config {write('sft', '')}"
-    asked = Asked(command=tuple(words.split()))
+    asked = CheckArguments(tuple(words.split()))
     before = key(asked)
     (tmp_path / "own.json").write_text(zero(3), encoding="utf-8")
     after = key(asked)
@@ -96,7 +96,7 @@ def test_neither_broken_documents_nor_those_that_name_one_another_keep_a_check_f
     first, second = tmp_path / "first.yaml", tmp_path / "second.json"
     first.write_text(yaml.safe_dump({"also": str(second), "too": ["\0", "x" * 5000]}), encoding="utf-8")
     second.write_text(json.dumps([str(first), str(tmp_path)]), encoding="utf-8")
-    asked = Asked(config=str(write("sft", f"accelerate_config: {first}\n")), trainer="sft")
+    asked = CheckArguments(str(write("sft", f"accelerate_config: {first}\n")), trainer="sft")
     before = key(asked)
     # What lies in a folder that a document names, such as one for checkpoints, decides nothing.
     (tmp_path / "unrelated.bin").write_bytes(b"0")

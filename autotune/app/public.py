@@ -1,0 +1,83 @@
+"""Makes a public function of a use case and the class of its arguments, whose docstring describes them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from autotune.confidential import hidden_url, hidden_values
+from autotune.core.events import Listener, ignore
+
+_Parameters = ParamSpec("_Parameters")
+_Arguments = TypeVar("_Arguments")
+_Result = TypeVar("_Result")
+_DESCRIPTION = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Arguments of a public function.
+
+    Args:
+        listener: receives the events of the run, as they happen.
+    """
+
+    listener: Listener = ignore
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What was asked for, by name: the arguments that differ from their defaults, without what is secret.
+
+        ``settings`` in ``result.json`` and in a plan's document have it, and the command that repeats a run is made of
+        it.
+        """
+        values = {each.name: _as_json(getattr(self, each.name)) for each in fields(self) if each.name != "listener"}
+        if isinstance(storage := values.get("storage"), str):
+            values["storage"] = hidden_url(storage)
+        defaults = {each.name: each.default for each in fields(self)}
+        values = hidden_values(values)
+        return {name: value for name, value in values.items() if value not in (None, [], {}, defaults[name])}
+
+
+def taking(
+    kind: Callable[_Parameters, _Arguments],
+) -> Callable[[Callable[[_Arguments], _Result]], Callable[_Parameters, _Result]]:
+    """Return a decorator that gives a function of arguments the signature and the descriptions of these arguments."""
+
+    def taken(function: Callable[[_Arguments], _Result]) -> Callable[_Parameters, _Result]:
+        @functools.wraps(function)
+        def called(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            return function(kind(*args, **kwargs))
+
+        listed = "\n".join(f"    {name}: {text}" for name, text in descriptions(kind).items())
+        called.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{listed}"
+        called.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]  # inspect looks for it
+        return called
+
+    return taken
+
+
+def descriptions(kind: object) -> dict[str, str]:
+    """Return what the arguments in a class are, by name; a class describes again what it has otherwise."""
+    found: dict[str, str] = {}
+    for each in reversed(inspect.getmro(kind)) if isinstance(kind, type) else ():
+        described = inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2]
+        found |= {name: " ".join(text.split()) for name, text in _DESCRIPTION.findall(described)}
+    return found
+
+
+def _as_json(value: object) -> object:
+    match value:
+        case Path():
+            return str(value)
+        case Mapping():
+            return dict(value)
+        case list() | tuple() | set() | frozenset():
+            return list(value)
+        case _:
+            return value
