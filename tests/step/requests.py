@@ -21,9 +21,11 @@ def plan(
     rows: int = 2,
     micro_batches: int = 1,
 ) -> TrainingPlan:
-    """Return a plan for a CPU: batches of 2 rows of at most 64 tokens, unless told otherwise."""
+    """Return a plan for a CPU, in float32: batches of 2 rows of at most 64 tokens, unless told otherwise."""
     sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": micro_batches}
-    return TrainingPlan("sft", {"use_cpu": True, "max_length": 64, **sizes, **(args or {})}, model or {}, truncate_to)
+    return TrainingPlan(
+        "sft", {"use_cpu": True, "bf16": False, "max_length": 64, **sizes, **(args or {})}, model or {}, truncate_to
+    )
 
 
 def probe_request(

@@ -41,7 +41,7 @@ def run(
 
 
 def on_gpu(args: dict[str, object] | None = None, rows: int = 2) -> TrainingPlan:
-    return plan({"use_cpu": False, "model_init_kwargs": {"device_map": None}, **(args or {})}, rows=rows)
+    return plan({"use_cpu": False, "bf16": True, "model_init_kwargs": {"device_map": None}, **(args or {})}, rows=rows)
 
 
 @pytest.mark.parametrize(

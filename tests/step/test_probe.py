@@ -157,7 +157,7 @@ def test_timing_goes_on_until_the_rate_is_known_or_the_time_is_up(prober: Prober
 
 
 def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober) -> None:
-    shown = prober(plan(rows=2, micro_batches=64), schedule=Schedule())
+    shown = prober(plan(rows=2, micro_batches=64))
     assert shown.step_seconds is not None
     assert shown.micro_batch_seconds is not None
     assert shown.update_seconds is not None
@@ -171,7 +171,7 @@ def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober
 def test_one_row_that_is_a_little_shorter_than_the_longest_makes_the_worst_batch(
     prober: Prober, workload_of: Callable[..., PrepareReply]
 ) -> None:
-    args = {"max_length": 512, "gradient_checkpointing": False, "bf16": False}
+    args = {"max_length": 512, "gradient_checkpointing": False}
     peaks = []
     for lengths in ([700] * 60, [700] * 59 + [500]):
         workload = workload_of(lengths, hidden_size=128, num_hidden_layers=8)
@@ -202,7 +202,7 @@ def test_a_larger_batch_and_no_checkpointing_need_more_memory(
     [
         # 4 * 8 MiB of weights in the embedding alone
         (CONSTRUCTION, [8] * 4, {"vocab_size": 32768, "hidden_size": 256}, 24 * MIB),
-        # 2048 * 2048 scores for each of 4 heads and 2 rows, in 16 bits and then in 32
+        # 2048 * 2048 scores for each of 4 heads and 2 rows
         (FORWARD, [2048] * 4, {}, 64 * MIB),
     ],
 )
@@ -235,7 +235,7 @@ def test_optimizer_state_that_does_not_fit_fails_in_the_optimizer_step(
 ) -> None:
     # 54 MiB of weights and as much of gradients fit; AdamW's two moments, 108 MiB, do not.
     workload = workload_of([8] * 4, hidden_size=512, intermediate_size=4096)
-    measurement = prober(plan({"bf16": False}, rows=1), workload, limit_bytes=180 * MIB)
+    measurement = prober(plan(rows=1), workload, limit_bytes=180 * MIB)
     assert measurement.status is ProbeStatus.OUT_OF_MEMORY, measurement
     assert measurement.out_of_memory is not None
     assert measurement.out_of_memory.phase == OPTIMIZER_STEP
