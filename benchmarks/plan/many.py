@@ -124,6 +124,7 @@ def main() -> int:
 
 def compared(of: Planned) -> Iterator[dict[str, Any]]:
     """Plan, train candidates from all over the table, and yield a row for each."""
+    from autotune.app.arguments import SearchArguments
     from autotune.app.options import checked_options
     from autotune.app.planned import planned_machine
     from autotune.app.problem import problem_of
@@ -139,9 +140,14 @@ def compared(of: Planned) -> Iterator[dict[str, Any]]:
     from benchmarks.nullgpu.run import Workloads
 
     planned = planned_machine(of.gpu, of.processes)
-    options = checked_options(
-        trainer=of.trainer, global_batch_size=of.batch, allow=of.allow, fix=of.fix, num_processes=of.processes
+    asked = SearchArguments(
+        trainer=of.trainer,
+        global_batch_size=of.batch,
+        allow=of.allow,
+        fix=of.fix,
+        num_processes=of.processes,
     )
+    options = checked_options(asked)
     schedule = Schedule(
         warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2, max_seconds=1.0, target_error=0.05
     )

@@ -78,7 +78,7 @@ def test_what_is_wrong_with_a_file_is_told_without_its_secrets(key: str, checked
 
 def test_a_file_that_is_rewritten_keeps_its_secrets_and_its_difference_shows_none(write: Write) -> None:
     file = write("sft", f"hub_token: {SECRET}\nmax_seq_length: 64\npush_to_hub_token: {SECRET}\n")
-    fixed = fix_legacy(file, trainer="sft")
+    fixed = fix_legacy(str(file), trainer="sft")
     assert "+max_length: 64" in fixed.diff
     assert SECRET not in repr(fixed)
     assert file.read_text(encoding="utf-8").count(SECRET) >= 1
