@@ -50,15 +50,19 @@ def taking(
     """Return a decorator that gives a function of arguments the signature and the descriptions of these arguments."""
 
     def taken(function: Callable[[_Arguments], _Result]) -> Callable[_Parameters, _Result]:
+        signature = inspect.signature(kind)
+
         @functools.wraps(function)
         def called(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            # Its error names no class that the caller never heard of.
+            signature.bind(*args, **kwargs)
             return function(kind(*args, **kwargs))
 
         listed = "\n".join(f"    {name}: {text}" for name, text in descriptions(kind).items())
         called.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{listed}"
         returned = inspect.signature(function).return_annotation
-        signature = inspect.signature(kind).replace(return_annotation=returned)
-        called.__signature__ = signature  # type: ignore[attr-defined]  # inspect looks for it
+        shown = signature.replace(return_annotation=returned)
+        called.__signature__ = shown  # type: ignore[attr-defined]  # inspect looks for it
         return called
 
     return taken

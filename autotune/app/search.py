@@ -23,7 +23,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
 _LATE = 3.0
-"""A run that takes this many times as long as its steps took in a probe is considered to hang."""
+"""A run that takes this many times as long as it should by its candidate's probe is considered to hang."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def storage_of(run: Run) -> StudyStorage:
 
 
 def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
-    """Return the seconds after which a run is killed: the effort's, or more if its steps are known to be long."""
+    """Return the seconds after which a run is killed: the effort's, or more if its candidate is known to be slow."""
     longest = max(effort.probe_timeout_seconds, _LATE * run.expected_seconds)
     return longest if seconds_left is None else min(longest, seconds_left)
 

@@ -86,8 +86,8 @@ class ProbeRun:
     Attributes:
         number: number of the trial.
         turn: the turn of a comparison; None for every other purpose.
-        expected_seconds: least time that its training steps are known to take; 0 if nothing is known. Whole steps of
-            a large global batch take longer than any probe.
+        expected_seconds: what it takes by what its candidate's probe took; 0 if nothing is known. Whole steps of a
+            large global batch take longer than any probe.
     """
 
     number: int

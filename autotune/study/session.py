@@ -227,7 +227,7 @@ class Session:
             record.candidate,
             Purpose.CONFIRMATION,
             self.effort.confirmation,
-            expected_seconds=_WHOLE_STEPS * (record.measurement.step_seconds or 0.0),
+            expected_seconds=_longer_seconds(record.measurement),
         )
         measurement = self._run(run)
         self._require_turn()
@@ -244,7 +244,10 @@ class Session:
     def compare(self, turn: Turn) -> None:
         """Do one short run of a comparison, and record the measurement."""
         record = next(record for record in self.log.records if record.number == turn.number)
-        run = ProbeRun(turn.number, record.candidate, Purpose.COMPARISON, self.effort.comparison, turn)
+        expected_seconds = _longer_seconds(record.measurement)
+        run = ProbeRun(
+            turn.number, record.candidate, Purpose.COMPARISON, self.effort.comparison, turn, expected_seconds
+        )
         measurement = self._run(run)
         self._require_turn()
         if not self._was_cut_off(turn.number, measurement):
@@ -304,3 +307,8 @@ class Session:
         # A short run measures a known winner again, so it never counts as a new best.
         best = leads and purpose is not Purpose.COMPARISON
         self._listener(ProbeFinished(record.number, record.candidate, purpose, measurement, best))
+
+
+def _longer_seconds(probed: Measurement) -> float:
+    """Return the seconds that a longer run of what was probed takes: as long as the probe, and whole steps."""
+    return probed.wall_seconds + _WHOLE_STEPS * (probed.step_seconds or 0.0)

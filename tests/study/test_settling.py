@@ -56,6 +56,14 @@ def test_the_winner_alone_is_run_again_longer(recipes: Run) -> None:
     assert outcome.winner.confirmation == measurement(GOOD)
 
 
+def test_a_candidate_whose_probe_took_long_is_expected_to_take_as_long_in_its_longer_runs(recipes: Run) -> None:
+    table = ReplayedTable(shown={GOOD: replace(measurement(GOOD), wall_seconds=540.0, step_seconds=20.0)})
+    recipes(table, trials=5)
+    # As long as the probe, and four whole steps.
+    expected = {(run.purpose, run.expected_seconds) for run in table.runs if run.candidate == GOOD}
+    assert expected >= {(Purpose.CONFIRMATION, 620.0), (Purpose.COMPARISON, 620.0)}
+
+
 def test_a_baseline_that_wins_is_confirmed_once(run: Run) -> None:
     table = ReplayedTable(shown={BASELINE: rate(1e9)})
     outcome = run(table, trials=4)
