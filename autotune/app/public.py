@@ -56,7 +56,9 @@ def taking(
 
         listed = "\n".join(f"    {name}: {text}" for name, text in descriptions(kind).items())
         called.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{listed}"
-        called.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]  # inspect looks for it
+        returned = inspect.signature(function).return_annotation
+        signature = inspect.signature(kind).replace(return_annotation=returned)
+        called.__signature__ = signature  # type: ignore[attr-defined]  # inspect looks for it
         return called
 
     return taken
