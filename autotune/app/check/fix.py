@@ -14,7 +14,7 @@ from autotune.inspection.yaml_secrets import withheld
 from autotune.userconfig.written import written
 
 
-def fix_legacy(config: str, *, trainer: str | None = None, output: str | None = None) -> Fixed:
+def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | Path | None = None) -> Fixed:
     """Write a configuration file of TRL's with the keys that TRL has now.
 
     Args:
@@ -23,7 +23,7 @@ def fix_legacy(config: str, *, trainer: str | None = None, output: str | None = 
     Raises:
         InputError: the file cannot be read or written, or does not say which trainer it is for.
     """
-    text = written(config, trainer)
+    text = written(str(config), trainer)
     file = text.file
     assert file is not None
     # What is written is the user's own file, with all that is in it.
