@@ -30,10 +30,11 @@ from tests.small import long_tailed_texts, text_rows, write_rows, write_small_mo
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    "end_to_end/test_probe.py", "trainers/test_conformance_steps.py", "step/test_trace_ranks.py", "step/test_probe.py",
-    "virtual/test_against_cpu.py", "step/test_ranks.py", "step/test_evaluation.py",
-    "trainers/test_conformance_geometry.py", "trainers/test_conformance_worst.py", "step/test_kto.py",
-    "virtual/test_kto_against_cpu.py", "study/test_sharing.py",
+    "end_to_end/test_probe.py", "trainers/test_conformance_steps.py", "virtual/test_against_cpu.py",
+    "step/test_trace_ranks.py", "step/test_trace.py", "planning/test_extrapolation.py", "step/test_evaluation.py",
+    "trainers/test_conformance_geometry.py", "step/test_ranks.py", "step/test_probe.py", "step/test_training.py",
+    "virtual/test_vllm_against_cpu.py", "cli/test_plan.py", "trainers/test_conformance_worst.py",
+    "study/test_sharing.py",
 )  # fmt: skip
 """Files that take the longest, of which most tests are short, by their seconds (``make test`` shows the longest)."""
 
@@ -58,6 +59,12 @@ def same_environment() -> Iterator[None]:
     """Restore the environment after each test: a job that runs in the test's process hides all GPUs from it."""
     with mock.patch.dict(os.environ):
         yield
+
+
+@pytest.fixture
+def small_vocabulary_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 128 words: TRL's, of 32,768, would be most of a small model's peak and hide every error in the rest."""
+    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,17 +36,16 @@ PLANS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
         {"gradient_checkpointing": False}, {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}, 1,
     ),
 }  # fmt: skip
-CASES = [(model, "checkpointed") for model in MODELS] + [("llama", plan) for plan in PLANS if plan != "checkpointed"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer("cpu", threads=1) as started:
-        yield started
+# Layers like those of Llama.
+ALIKE = ("qwen2", "mistral")
+CASES = [
+    *(pytest.param(model, "checkpointed", marks=pytest.mark.nightly if model in ALIKE else ()) for model in MODELS),
+    *(("llama", plan) for plan in PLANS if plan != "checkpointed"),
+]
 
 
 @pytest.mark.parametrize(("model", "plan"), CASES)
-def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server: JobServer, tmp_path: Path) -> None:
+def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, job_server: JobServer, tmp_path: Path) -> None:
     args, words, every = PLANS[plan]
     source = ModelSource(str(write_small_model(tmp_path / "model", model, weights=False, num_hidden_layers=LAYERS)))
 
@@ -66,7 +64,7 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, server:
             layers=depth,
             gpu=find_gpu("H100-80GB"),
         )
-        return trace(server, request, tmp_path / f"{depth}-{shape.rows}")
+        return trace(job_server, request, tmp_path / f"{depth}-{shape.rows}")
 
     config = small_config(model, num_hidden_layers=LAYERS)
     kinds = layer_kinds(config, meta_model(model_class(config), config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,6 @@ LAYERS = 6
 TRAINABLE = 0.5
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer("cpu", threads=1) as started:
-        yield started
-
-
 def documents(rows: int, longest: int) -> Documents:
     """Return rows of which some have long prompts and some have long answers, in random order."""
     source = random.Random(3)
@@ -43,7 +36,7 @@ def documents(rows: int, longest: int) -> Documents:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("longest", "checkpointing"), [(80, False), (700, True)], ids=["whole", "in chunks"])
 def test_a_full_trace_is_what_small_ones_foretell(
-    longest: int, checkpointing: bool, server: JobServer, tmp_path: Path
+    longest: int, checkpointing: bool, job_server: JobServer, tmp_path: Path
 ) -> None:
     source = ModelSource(str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=LAYERS)))
     sizes = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "max_length": 2 * longest}
@@ -60,7 +53,7 @@ def test_a_full_trace_is_what_small_ones_foretell(
             layers=depth,
             gpu=find_gpu("H100-80GB"),
         )
-        return trace(server, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}-{shape.beside}")
+        return trace(job_server, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}-{shape.beside}")
 
     # Blocks with wider mismatched pairs, and with narrower ones, than rows.
     assert len({shape.beside > shape.tokens for shape in geometry.shapes}) == 2

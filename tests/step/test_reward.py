@@ -152,17 +152,6 @@ def test_its_tokenizer_is_loaded_as_trl_loads_it(small_model_directory: Path) ->
     assert processor.pad_token == small_tokenizer().pad_token
 
 
-@pytest.mark.parametrize("model", [{}, ADAPTERS], ids=["full", "adapters"])
-@pytest.mark.parametrize("checkpointing", [None, {}, {"every_n_layers": 2}], ids=str)
-def test_every_second_layer_can_be_checkpointed(
-    pairs: PrepareReply, tmp_path: Path, model: dict[str, object], checkpointing: dict[str, object] | None
-) -> None:
-    args = {"gradient_checkpointing": checkpointing is not None, "gradient_checkpointing_kwargs": checkpointing or None}
-    request = request_of(pairs, model, **args)
-    shown = probe(request, JobContext(tmp_path, time.monotonic())).ranks[0]
-    assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
-
-
 def test_margins_go_with_the_rows_into_the_loss(small_model_directory: Path, tmp_path: Path) -> None:
     rows = [{**row, "margin": index / 10} for index, row in enumerate(pair_rows())]
     workload = prepared(small_model_directory, tmp_path, rows)

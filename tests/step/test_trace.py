@@ -248,14 +248,14 @@ def test_what_changes_no_library_is_traced_beside_others_as_it_is_alone(
         ({}, {"dtype": "bfloat16", "attn_implementation": "flex_attention"}),
         ({"activation_offloading": True}, {}),
     ]
-    requests = [a_request(model, args, words) for args, words in plans]
+    requests = [replace(a_request(model, args, words), layers=2) for args, words in plans]
 
     replies, failure = trace_all(job_server, requests, tmp_path / "together")
 
     assert failure is None
     assert len({libraries_of(request.plan) for request in requests}) == 1
     for (args, words), reply in zip(plans, replies, strict=True):
-        assert replace(reply, seconds=0.0) == replace(run(args, words), seconds=0.0)
+        assert replace(reply, seconds=0.0) == replace(run(args, words, layers=2), seconds=0.0)
 
 
 def test_the_first_that_cannot_be_traced_ends_its_process(job_server: JobServer, model: Path, tmp_path: Path) -> None:
@@ -349,13 +349,14 @@ def test_a_cpu_has_no_use_of_an_allocator_to_choose(run: Any) -> None:
 
 def test_a_trace_says_of_every_gpu_with_the_same_kernels_what_a_trace_for_that_gpu_says(run: Any) -> None:
     others = tuple(map(find_gpu, ("RTX4090", "RTX5090", "H200", "T4")))
-    in_half = run(others=others)
+    in_half = run(others=others, layers=2)
     assert [figures.capability for figures in in_half.gpus] == [(8, 0), (8, 9), (12, 0)]
-    in_full = run({"bf16": False}, others=others)
+    in_full = run({"bf16": False}, others=others, layers=2)
     assert [figures.capability for figures in in_full.gpus] == [(8, 0), (8, 9), (12, 0), (9, 0), (7, 5)]
     for shared, args in ((in_half, {}), (in_full, {"bf16": False})):
         for figures, gpu in zip(shared.gpus, (find_gpu("A100-80GB"), *others), strict=False):
-            alone = run(args, gpu=gpu if gpu.compute_capability == figures.capability else find_gpu("T4"))
+            other = gpu if gpu.compute_capability == figures.capability else find_gpu("T4")
+            alone = run(args, gpu=other, layers=2)
             assert alone.gpus == (figures,)
             assert [section.levels for section in alone.sections] == [section.levels for section in shared.sections]
             assert (alone.device, alone.host) == (shared.device, shared.host)

@@ -231,7 +231,7 @@ def test_the_search_leaves_the_time_that_confirmation_and_comparison_need(
     assert limits[1] == pytest.approx(1000 - settling)
 
 
-@pytest.mark.parametrize("runs_done", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("runs_done", [0, 5, *(pytest.param(done, marks=pytest.mark.nightly) for done in (1, 2, 9))])
 def test_a_kill_during_a_comparison_repeats_the_run_that_it_killed_and_no_other(
     run: Run, durable: Run, tmp_path: Path, runs_done: int
 ) -> None:

@@ -34,6 +34,7 @@ from tests.trainers.prepared import Prepared
 Prepare = Callable[[Trainer, str], Prepared]
 Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, Trained]]
 
+pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
 EVERY = pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 # A flat row is made of four documents of whole tokens.
 SHAPES = {
@@ -43,12 +44,6 @@ SHAPES = {
 }
 ERROR = 0.03
 BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0, saves=True)
-
-
-@pytest.fixture(autouse=True)
-def small_vocabulary_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    # TRL's tile of 32768 words would be most of a small model's peak and hide every error in the rest.
-    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
 
 
 def layouts(found: Prepared) -> list[Layout]:
@@ -108,6 +103,8 @@ def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(
             assert tokens <= collated if layout is Layout.PADDED else tokens == collated
 
 
+# By day, tests/virtual/test_against_cpu.py compares steps of every trainer.
+@pytest.mark.nightly
 @EVERY
 def test_a_trace_needs_what_the_real_cpu_s_allocator_hands_out(
     trainer: Trainer, prepared: Prepare, traced_of: Traces
@@ -174,9 +171,9 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(
 @EVERY
 def test_trl_s_default_is_probed(trainer: Trainer, prepared: Prepare, tmp_path: Path) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
-    # But for the 256 tokens of each completion, which take most of the time and change nothing of what is tested.
+    # But for the tokens of each completion, which take most of the time and change nothing of what is tested.
     known = {item.name for item in trainer.techniques}
-    plan = found.plan({"max_completion_length": 16} if "max_completion_length" in known else {})
+    plan = found.plan(dict.fromkeys(known & {"max_completion_length", "max_new_tokens"}, 16))
     said = found.geometry(plan)
     shown = probe(found.request(plan, BRIEF), JobContext(tmp_path, time.monotonic())).ranks[0]
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")

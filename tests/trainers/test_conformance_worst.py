@@ -20,6 +20,7 @@ from tests.trainers.prepared import WHOLE_STEPS, Prepared
 Prepare = Callable[[Trainer, str], Prepared]
 Choices = Mapping[str, Choice]
 
+pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
 EPOCHS = 3
 WORST, DRAWN = "worst", "drawn"
 _SIZES: tuple[Choices, ...] = ({"per_device_train_batch_size": 4}, {"per_device_train_batch_size": 3, "max_length": 41})
@@ -51,12 +52,6 @@ def cases(trainer: Trainer) -> Iterator[Any]:
 
 
 CASES = [case for trainer in trainers().values() for case in cases(trainer)]
-
-
-@pytest.fixture(autouse=True)
-def small_vocabulary_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    # TRL's tile of 32768 words would be most of a small model's peak and hide all else.
-    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
 
 
 def run_each(trainer: Any, batches: Iterable[Any], name: str) -> None:

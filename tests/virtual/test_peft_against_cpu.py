@@ -13,18 +13,18 @@ from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu
 from tests.small import small_config, small_tokenizer
 
-METHODS: list[dict[str, Any]] = [
+pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
+METHODS: list[Any] = [
     {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
-    {"peft_type": "LOHA", "target_modules": ["q_proj", "o_proj"], "r": 4},
-    {"peft_type": "VERA", "target_modules": ["q_proj", "o_proj"], "r": 8},
+    pytest.param({"peft_type": "LOHA", "target_modules": ["q_proj", "o_proj"], "r": 4}, marks=pytest.mark.nightly),
+    pytest.param({"peft_type": "VERA", "target_modules": ["q_proj", "o_proj"], "r": 8}, marks=pytest.mark.nightly),
     {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 4},
     {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
 ]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["peft_type"])
-def test_traced_peaks_of_a_method_are_those_of_the_cpu(method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
+def test_traced_peaks_of_a_method_are_those_of_the_cpu(method: dict[str, Any]) -> None:
     args = {"per_device_train_batch_size": 2, "max_length": 48, "bf16": False, "gradient_checkpointing": False}
     plan = TrainingPlan("sft", args=args, model={"use_peft": True}, peft=method)
     steps = traced_training(
