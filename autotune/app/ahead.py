@@ -212,6 +212,6 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
     with suppress(DecodeError):
         if document is not None:
             return decode(GpuSpeeds, document)
-    measured = measure_speeds(server, SpeedsRequest(), folder / "speeds").speeds
+    measured = measure_speeds(server, SpeedsRequest(), folder / "speeds")
     cache.put(key, encode(measured))
     return measured

@@ -11,6 +11,7 @@ from autotune.core.estimate import Estimate, Origin, rank
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
+from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
@@ -81,6 +82,12 @@ class Evaluator:
         found = Evaluator(problem, self.target, self.traces)
         found.run([*self._known])
         return found
+
+    def elsewhere(self, candidate: Candidate, setting: Setting) -> Estimate:
+        """Return the estimate of a candidate with the rows of another setting."""
+        if setting is self.problem.setting:
+            return self.run([candidate])[0]
+        return Evaluator(replace(self.problem, setting=setting), self.target, self.traces).run([candidate])[0]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError, read_reply
+from autotune.core.gpu import GpuSpeeds
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import (
     LOG_FILE,
@@ -27,7 +28,6 @@ from autotune.core.protocol import (
     ProbeRequest,
     RanksReply,
     ReadCommandRequest,
-    SpeedsReply,
     SpeedsRequest,
     TraceReplies,
     TraceReply,
@@ -126,13 +126,13 @@ def build(server: JobServer, request: BuildRequest, folder: Path) -> Built:
     return _expect(Built, server.run(Job.BUILD, request, folder), folder)
 
 
-def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> SpeedsReply:
+def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> GpuSpeeds:
     """Measure the CPU that the server's jobs run on.
 
     Raises:
         AutotuneError: the job failed; the message names its log.
     """
-    return _expect(SpeedsReply, server.run(Job.MEASURE_SPEEDS, request, folder), folder)
+    return _expect(GpuSpeeds, server.run(Job.MEASURE_SPEEDS, request, folder), folder)
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:

@@ -57,8 +57,9 @@ def here(trainer: str, model: ModelSource) -> Setting:
     documents = Documents.of_rows([known.document(parts) for parts in ROWS[trainer]], ordered=known.ordered)
     widths = LengthDistribution(documents.by_width())
     rows = replace(of.dataset, lengths=widths, several=documents, trainable_tokens=documents.tokens)
-    known = replace(of.model, layer_kinds=KINDS)
-    return setting(of=replace(of, trainer=trainer, model_source=model, model=known, dataset=rows), global_batch_size=2)
+    layers = replace(of.model, layer_kinds=tuple(KINDS))
+    of = replace(of, trainer=trainer, model_source=model, model=layers, dataset=rows)
+    return setting(of=of, global_batch_size=2)
 
 
 @pytest.mark.parametrize("trainer", ROWS)
