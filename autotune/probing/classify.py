@@ -44,7 +44,7 @@ def classify(
     if ending.signal == signal.SIGKILL:
         return Measurement(ProbeStatus.CRASHED, f"killed by signal 9 ({name}); nothing shows that memory was the cause")
     ended = f"killed by signal {ending.signal} ({name})" if ending.signal else f"ended with exit status {ending.code}"
-    evidence = next((line for line in reversed(log) if _tells_of_memory(line, device, limit_bytes)), None)
+    evidence = next((line for line in reversed(log) if _shows_lack_of_memory(line, device, limit_bytes)), None)
     if evidence is not None and (ending.signal or ending.code) and not _of_device(evidence, device):
         return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log says {evidence!r}")
     if evidence is not None and (ending.signal or ending.code):
@@ -56,7 +56,7 @@ def classify(
     return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{said}")
 
 
-def _tells_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
+def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
     """Whether a line of a log says that memory ran out; a CPU's without a limit may be a request out of all reason."""
     if _BAD_ALLOC in line and (device != "cpu" or limit_bytes is not None):
         return True

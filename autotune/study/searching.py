@@ -63,7 +63,7 @@ def search(
         # A resumed search must not draw again what an earlier one has drawn, nor what another worker draws.
         drawn = len(study.study.get_trials(deepcopy=False)) + len(roster.others())
         proposer = Proposer(problem, session.judge, study.study, log, told, seed + drawn)
-        session.tell_resumed()
+        session.report_resumed()
         try:
             settled, ending = _searched(session, proposer, Queue(study, roster, session, listener))
         except KeyboardInterrupt:

@@ -246,8 +246,8 @@ class Trainer(ABC):
         """
         return None
 
-    def spoils(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return what TRL makes of a candidate that it trains, and that nobody can have meant, in words, or None."""
+    def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why the result of training with a candidate is certainly unintended, in words, or None."""
         return None
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
@@ -306,7 +306,7 @@ class Trainer(ABC):
 
     def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer supports no candidate with all these choices, or what they would spoil, or None."""
-        return self.rule(candidate, setting) or self.spoils(candidate, setting)
+        return self.rule(candidate, setting) or self.unintended(candidate, setting)
 
     def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
