@@ -210,6 +210,6 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
     known = cache.decoded(GpuSpeeds, key)
     if known is not None:
         return known
-    measured = measure_speeds(server, SpeedsRequest(), folder / "speeds").speeds
+    measured = measure_speeds(server, SpeedsRequest(), folder / "speeds")
     cache.put(key, encode(measured))
     return measured

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from autotune.app.options import Options
 from autotune.app.problem import fixed_ranks_per_row
-from autotune.core.base import Base
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.setting import GLOBAL_BATCH, Base, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import find

@@ -22,8 +22,7 @@ from autotune.errors import InputError
 from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.paths import exists
-from autotune.planning.tracing.cache import Cache, fingerprint
-from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.cache import Cache, fingerprint, source_digest
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.app.options import Options
-from autotune.core.base import Base
 from autotune.core.machine import Machine
-from autotune.core.setting import Setting
+from autotune.core.setting import Base, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.space import SpaceFile, resolve

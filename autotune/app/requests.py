@@ -11,8 +11,7 @@ from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
-from autotune.planning.tracing.cache import Cache
-from autotune.planning.tracing.sources import source_digest
+from autotune.planning.tracing.cache import Cache, source_digest
 from autotune.planning.tracing.store import Tracer, Traces
 from autotune.trainers.problem import TrainerProblem
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
+from typing import Protocol
 
 from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Candidate
@@ -264,3 +265,18 @@ def smallest_changes(asked: Iterable[Estimate], estimates: Sequence[Estimate]) -
         Change(candidate, min(fitting, key=lambda other: len(other.candidate.differences(candidate))))
         for candidate in missing
     )
+
+
+class Runner(Protocol):
+    """Runs candidates of one problem and returns what each needs.
+
+    Each result has memory, time, origin and error, or origin ``UNKNOWN`` and the reason. A candidate that was run
+    before is not run again, nor is one whose training plan is the same.
+    """
+
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
+        """Return the results of candidates in their normal form, in their order.
+
+        Raises:
+            AutotuneError: nothing can be run.
+        """

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.gpu import Gpu
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
@@ -303,18 +303,13 @@ class TraceReplies:
 class SpeedsRequest:
     """Measure how fast this CPU computes and moves bytes, with the threads that a training step has.
 
+    The reply is a :class:`autotune.core.gpu.GpuSpeeds`.
+
     Attributes:
         seconds: approximate time for which each figure is measured.
     """
 
     seconds: float = 0.05
-
-
-@dataclass(frozen=True)
-class SpeedsReply:
-    """The measured speeds, in the same fields as a GPU's."""
-
-    speeds: GpuSpeeds
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The predicted time of a training step, and the factors that measurements correct it by."""
+"""The predicted time of a training step, and what it depends on beside the GPU."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Factors:
-    """Factors by which operations take longer than at a GPU's achieved rates. They are fitted to measurements.
+class Pace:
+    """How fast a training runs on a GPU beside the rates that the GPU achieves.
 
     Attributes:
-        matmul: matrix products and convolutions.
-        attention: fused attention.
-        memory: what the device's memory bounds.
-        copies: copies between host and device, over the nominal rate of PCIe.
-        communication: sending to other ranks, over the nominal rate of NVLink, PCIe or the network.
         launch_seconds: host time for one operator in eager mode, autograd's and the module's Python included. It
             depends on the host: training steps of PEFT's method comparison that the device does not bound take 32 to
             78 µs for each (`benchmarks/published/speeds.md`), and 18 to 83 µs were found over other tables.
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
 
-    matmul: float = 1.0
-    attention: float = 1.0
-    memory: float = 1.0
-    copies: float = 1.0
-    communication: float = 1.0
     launch_seconds: float = 3e-5
     allow_tf32: bool = False
+
+
+USUAL_PACE = Pace()
+"""That of transformers' Trainer in eager mode, without TF32."""
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ def find_gpu(word: str) -> Gpu:
     if word.strip()[:1].isdigit():
         return Gpu(word.strip(), parse_size(word), "given", "", UNMEASURED_CONTEXT_BYTES)
     close = dict.fromkeys(names[match].name for match in _closest(_plain(word), names))
-    meant = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
-    raise InputError(f"{word!r} is not a known GPU.", hint=f"{meant} A size such as 24GiB works too.")
+    known = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
+    raise InputError(f"{word!r} is not a known GPU.", hint=f"{known} A size such as 24GiB works too.")
 
 
 def listed_gpu(name: str) -> Gpu | None:

@@ -57,7 +57,9 @@ class Evaluator:
         self._known: dict[Candidate, str] = {}
         self._legal: dict[Candidate, bool] = {}
         self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
-        self._uses = _uses_of(problem)
+        self._tracer = PlanTracer(
+            traces, problem.setting, target.gpu, target.cpu, _uses_of(problem), target.process_bytes
+        )
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         """Return the estimates of candidates, in their order; what is missing is traced, all at once.
@@ -71,7 +73,7 @@ class Evaluator:
         different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
         asked = {name: candidate for name, candidate in different.items() if name not in self._plans}
         sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
-        self._plans.update(zip(asked, self._tracer(setting).traced(sized, timed=True), strict=True))
+        self._plans.update(zip(asked, self._tracer.traced(sized, timed=True), strict=True))
         self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
         return [self.estimate(candidate) for candidate in candidates]
 
@@ -81,9 +83,11 @@ class Evaluator:
         found.run([*self._known])
         return found
 
-    def _tracer(self, setting: Setting) -> PlanTracer:
-        target = self.target
-        return PlanTracer(self.traces, setting, target.gpu, target.cpu, self._uses, target.process_bytes)
+    def elsewhere(self, candidate: Candidate, setting: Setting) -> Estimate:
+        """Return the estimate of a candidate with the rows of another setting."""
+        if setting is self.problem.setting:
+            return self.run([candidate])[0]
+        return Evaluator(replace(self.problem, setting=setting), self.target, self.traces).run([candidate])[0]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -122,19 +126,21 @@ class Evaluator:
         return sorted(map(self.estimate, self.candidates), key=rank)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate, unknown if it was not evaluated."""
+        """Return the estimate of a candidate, with what vLLM holds beside it; unknown if it was not evaluated."""
         if candidate not in self._known:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
-        return self._estimate(candidate, self._plans[self._known[candidate]], self.problem.setting)
-
-    def elsewhere(self, candidate: Candidate, setting: Setting) -> Estimate:
-        """Return the estimate of a candidate with the rows of another setting."""
-        if setting is self.problem.setting:
-            return self.run([candidate])[0]
-        plan = self.problem.trainer.plan(candidate, setting)
-        geometry = whole_geometry(self.problem.trainer, plan, setting.workload)
-        (traced,) = self._tracer(setting).traced([Sized(plan, geometry)], timed=True)
-        return self._estimate(candidate, traced, setting)
+        traced = self._plans[self._known[candidate]]
+        if isinstance(traced, Untraceable):
+            return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
+        memory = traced.memory
+        if candidate.get(VLLM, OFF) != OFF:
+            shared = with_vllm(memory, traced.plan, self.problem.setting)
+            if isinstance(shared, str):
+                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
+            memory = shared
+        rate = traced.geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
+        spare_bytes = self.target.budget_bytes - memory.device_bytes
+        return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes)
 
     def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
         """Return a candidate as it was traced, or None."""
@@ -147,7 +153,7 @@ class Evaluator:
         if traced is None:
             return
         equal = traced.geometry.typical == traced.geometry.worst
-        added_bytes = 0 if equal else self._tracer(self.problem.setting).varied_bytes(traced)
+        added_bytes = 0 if equal else self._tracer.varied_bytes(traced)
         varied = replace(traced, memory=replace(traced.memory, varied_bytes=added_bytes))
         self._plans[self._known[candidate]] = varied
 
@@ -167,20 +173,6 @@ class Evaluator:
             followed=traced.aligned,
             vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
         )
-
-    def _estimate(self, candidate: Candidate, traced: TracedPlan | Untraceable, setting: Setting) -> Estimate:
-        """Return the estimate of a candidate as it was traced, with what vLLM holds beside the training."""
-        if isinstance(traced, Untraceable):
-            return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
-        memory = traced.memory
-        if candidate.get(VLLM, OFF) != OFF:
-            shared = with_vllm(memory, traced.plan, setting)
-            if isinstance(shared, str):
-                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
-            memory = shared
-        rate = traced.geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
-        spare_bytes = self.target.budget_bytes - memory.device_bytes
-        return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes)
 
     def _geometry(self, candidate: Candidate) -> BatchGeometry:
         """Return the micro-batches of a candidate, computed once for all choices of the other knobs."""

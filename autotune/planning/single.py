@@ -14,7 +14,7 @@ from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
-from autotune.planning.extrapolation.memory import TRACED_ERROR, memory_estimate
+from autotune.planning.extrapolation.memory import memory_estimate
 from autotune.planning.extrapolation.series import Levels
 from autotune.planning.points import Point, fit_of, trace_request, traced_points
 from autotune.planning.tracing.store import Traces
@@ -93,7 +93,6 @@ class PlanTracer:
         uses: ways to use the allocator that all traces are replayed with, so that plans which differ in them share
             traces.
         process_bytes: what a process on a CPU holds beside its tensors.
-        layer_kinds: the kind of each layer; None: of the workload's model.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class PlanTracer:
         cpu: Gpu | None = None,
         uses: Sequence[AllocatorUse] = (),
         process_bytes: int = 0,
-        layer_kinds: Sequence[str] | None = None,
     ) -> None:
         self._traces = traces
         self._setting = setting
@@ -112,7 +110,7 @@ class PlanTracer:
         self._timed = gpu or cpu
         self._uses = tuple(uses)
         self._process_bytes = process_bytes
-        self._layer_kinds = setting.workload.model.layer_kinds if layer_kinds is None else layer_kinds
+        self._layer_kinds = setting.workload.model.layer_kinds
 
     def memory(self, sized: Sized) -> MemoryEstimate:
         """Return memory of a plan, what vLLM holds beside it included, and the time of a step on its largest
@@ -187,7 +185,7 @@ class PlanTracer:
         decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
         typical = self._typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
         worst, count = at_worst[decisive], geometry.micro_batches
-        memory = memory_estimate(worst, typical, count, self._gpu, TRACED_ERROR, self._process_bytes)
+        memory = memory_estimate(worst, typical, count, self._gpu, self._process_bytes)
         if untimed(plan, self._setting.machine.hardware):
             memory = replace(memory, step_seconds=None)
         return TracedPlan(
@@ -204,10 +202,9 @@ class PlanTracer:
     def _at_worst(
         self, plan: TrainingPlan, geometry: BatchGeometry, shape: Shape, fits: Mapping[Size, Fit]
     ) -> Forecast:
-        count = geometry.micro_batches
-        found = self._forecast(plan, fits, _full(geometry, shape), count)
+        found = fits[_full(geometry, shape)].forecast(geometry.micro_batches, plan.allocator)
         for beside in _beside(geometry):
-            at_its_own = self._forecast(plan, fits, beside.size, beside.micro_batches)
+            at_its_own = fits[beside.size].forecast(beside.micro_batches, plan.allocator)
             found = found.taking(beside.phase, at_its_own, beside.per_step)
         return found
 
@@ -217,7 +214,7 @@ class PlanTracer:
         def mean(sizes: Sequence[Typical]) -> Forecast:
             return mean_times(
                 [
-                    (self._forecast(plan, fits, _size(plan, geometry, each), geometry.micro_batches), each.share)
+                    (fits[_size(plan, geometry, each)].forecast(geometry.micro_batches, plan.allocator), each.share)
                     for each in sizes
                 ]
             )
@@ -226,9 +223,6 @@ class PlanTracer:
         for apart in geometry.apart:
             found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
         return found
-
-    def _forecast(self, plan: TrainingPlan, fits: Mapping[Size, Fit], size: Size, micro_batches: int) -> Forecast:
-        return fits[size].forecast(micro_batches, plan.allocator)
 
 
 def _need_bytes(worst: Forecast) -> int:

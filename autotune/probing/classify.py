@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
@@ -43,7 +44,7 @@ def classify(
     if ending.signal == signal.SIGKILL:
         return Measurement(ProbeStatus.CRASHED, f"killed by signal 9 ({name}); nothing shows that memory was the cause")
     ended = f"killed by signal {ending.signal} ({name})" if ending.signal else f"ended with exit status {ending.code}"
-    evidence = next((line for line in reversed(log) if _tells_of_memory(line, device, limit_bytes)), None)
+    evidence = next((line for line in reversed(log) if _shows_lack_of_memory(line, device, limit_bytes)), None)
     if evidence is not None and (ending.signal or ending.code) and not _of_device(evidence, device):
         return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log says {evidence!r}")
     if evidence is not None and (ending.signal or ending.code):
@@ -55,7 +56,7 @@ def classify(
     return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{said}")
 
 
-def _tells_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
+def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
     """Whether a line of a log says that memory ran out; a CPU's without a limit may be a request out of all reason."""
     if _BAD_ALLOC in line and (device != "cpu" or limit_bytes is not None):
         return True
@@ -65,3 +66,53 @@ def _tells_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> 
 def _of_device(line: str, device: DeviceKind) -> bool:
     """Whether the memory that ran out is that which the budget limits."""
     return device == "cpu" or _DEVICE_OUT_OF_MEMORY in line.lower()
+
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def out_of_memory_kills() -> int:
+    """Return the number of out-of-memory kills in this process's control group and those above it."""
+    return counted_kills(_MEMBERSHIP, _ROOT)
+
+
+def counted_kills(membership: Path, root: Path) -> int:
+    """Return the out-of-memory kills that the control groups of a process count.
+
+    It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
+    whose file cannot be read adds nothing. So an increase proves a kill, and no increase proves nothing.
+
+    Args:
+        membership: the file that lists the groups of this process (``/proc/self/cgroup``).
+        root: where the control groups are mounted.
+    """
+    return sum(_oom_kills(file) for file in _counters(membership, root))
+
+
+def _counters(membership: Path, root: Path) -> list[Path]:
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    files: list[Path] = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            mount, name = root, "memory.events"
+        elif "memory" in controllers.split(","):
+            mount, name = root / "memory", "memory.oom_control"
+        else:
+            continue
+        # In a container the path may name a group that is not mounted; then the mount itself is the group.
+        inner = mount / group.lstrip("/")
+        files += [folder / name for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
+    return files
+
+
+def _oom_kills(file: Path) -> int:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

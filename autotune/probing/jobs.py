@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError, read_reply
+from autotune.core.gpu import GpuSpeeds
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import (
     LOG_FILE,
@@ -25,7 +28,6 @@ from autotune.core.protocol import (
     ProbeRequest,
     RanksReply,
     ReadCommandRequest,
-    SpeedsReply,
     SpeedsRequest,
     TraceReplies,
     TraceReply,
@@ -35,9 +37,7 @@ from autotune.core.protocol import (
 from autotune.core.ranks import of_ranks
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError, InputError, JobLostError
-from autotune.probing.cgroup import out_of_memory_kills
-from autotune.probing.classify import classify
-from autotune.probing.log import last_lines
+from autotune.probing.classify import classify, out_of_memory_kills
 from autotune.probing.server import Ending, JobServer
 from autotune.probing.worker import Worker
 from autotune.units import format_duration
@@ -126,13 +126,13 @@ def build(server: JobServer, request: BuildRequest, folder: Path) -> Built:
     return _expect(Built, server.run(Job.BUILD, request, folder), folder)
 
 
-def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> SpeedsReply:
+def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> GpuSpeeds:
     """Measure the CPU that the server's jobs run on.
 
     Raises:
         AutotuneError: the job failed; the message names its log.
     """
-    return _expect(SpeedsReply, server.run(Job.MEASURE_SPEEDS, request, folder), folder)
+    return _expect(GpuSpeeds, server.run(Job.MEASURE_SPEEDS, request, folder), folder)
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
@@ -212,3 +212,19 @@ def _failed_with(failure: Failure, folder: Path) -> AutotuneError:
 def _failed(kind: type[AutotuneError], message: str, folder: Path) -> AutotuneError:
     said = "\n".join(f"  {line}" for line in last_lines(folder, _SHOWN_LINES))
     return kind(message, hint=f"Its log, {folder / LOG_FILE}, ends with:\n{said}")
+
+
+_READ_BYTES = 16_384
+_LINE_CHARACTERS = 300
+
+
+def last_lines(folder: Path, count: int) -> list[str]:
+    """Return up to ``count`` of the last lines of a job's log that are not blank; none when there is no log."""
+    try:
+        with (folder / LOG_FILE).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _READ_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    lines = [hidden(line.strip()) for line in text.splitlines()]
+    return [line[:_LINE_CHARACTERS] for line in lines if line][-count:]

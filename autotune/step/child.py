@@ -14,7 +14,7 @@ from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError
 from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
 from autotune.step.job import JobContext, JobType, failure_of
-from autotune.step.ranks import RANK_FAILED, Start, forked, is_rank, run_ranks, spawned
+from autotune.step.ranks import RANK_FAILED, Start, by_fork, is_rank, run_ranks, spawned
 
 
 def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
@@ -83,4 +83,4 @@ def _start(jobs: Mapping[str, JobType], arguments: list[str]) -> Start:
         redirect_output(folder)
         return execute(folder, jobs, arguments)
 
-    return spawned(arguments) if accelerator_is_initialized() else forked(run)
+    return spawned(arguments) if accelerator_is_initialized() else by_fork(run)

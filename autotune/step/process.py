@@ -1,4 +1,4 @@
-"""Linux process control: ends a process with its parent, and a process group with its leader."""
+"""Linux process control: starts a process that ends with its parent, and ends a process group with its leader."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 
 # PR_SET_PDEATHSIG of linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
@@ -20,6 +24,34 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forked(run: Callable[[], int]) -> int:
+    """Fork a process that runs a function and exits with what that returns, or ends with this one; return its id."""
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        die_with(parent)
+        status = run()
+    except BaseException:  # noqa: BLE001 the forked process must not return into its parent's loop
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def words_of_one_job(arguments: list[str], folder: Path) -> list[str]:
+    """Return the command that runs the job in a folder in an interpreter of its own, which ends with this process.
+
+    Args:
+        arguments: of ``python -m autotune.step``, beside the folder.
+    """
+    words = [sys.executable, "-P", "-m", "autotune.step", *arguments]
+    return [*words, "--parent", str(os.getpid()), "--once", str(folder)]
 
 
 def kill_group(leader: int) -> None:

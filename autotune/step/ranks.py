@@ -7,12 +7,11 @@ import shutil
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autotune.core.protocol import RANK_FOLDER, REPLY_FILE, REQUEST_FILE, RankEnding, RanksReply
-from autotune.step.process import die_with
+from autotune.step.process import forked, words_of_one_job
 
 RANK_FAILED = 3
 """Exit status of a rank that replied that it failed."""
@@ -61,7 +60,7 @@ def run_ranks(folder: Path, count: int, start: Start) -> RanksReply:
     return RanksReply(tuple(endings[rank] for rank in range(count)), first_failed)
 
 
-def forked(run: Callable[[Path], int]) -> Start:
+def by_fork(run: Callable[[Path], int]) -> Start:
     """Return a function that starts a rank by a fork of this process.
 
     Args:
@@ -69,21 +68,11 @@ def forked(run: Callable[[Path], int]) -> Start:
     """
 
     def start(folder: Path, variables: Mapping[str, str]) -> int:
-        leader = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid:
-            return pid
-        status = 1
-        try:
-            die_with(leader)
+        def rank() -> int:
             os.environ.update(variables)
-            status = run(folder)
-        except BaseException:  # noqa: BLE001 the forked process must not return into the leader's loop
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+            return run(folder)
+
+        return forked(rank)
 
     return start
 
@@ -96,9 +85,7 @@ def spawned(arguments: list[str]) -> Start:
     """
 
     def start(folder: Path, variables: Mapping[str, str]) -> int:
-        words = [sys.executable, "-P", "-m", "autotune.step", *arguments]
-        words += ["--parent", str(os.getpid()), "--once", str(folder)]
-        return os.posix_spawn(sys.executable, words, {**os.environ, **variables})
+        return os.posix_spawn(sys.executable, words_of_one_job(arguments, folder), {**os.environ, **variables})
 
     return start
 

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from autotune.core.protocol import COMMANDS_FIFO, EVENTS_FIFO
 from autotune.step.child import execute, offered_jobs, redirect_output
 from autotune.step.imports import accelerator_is_initialized, preload, preload_early
 from autotune.step.job import JobType
-from autotune.step.process import die_with, kill_group
+from autotune.step.process import forked, kill_group, words_of_one_job
 
 # Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
@@ -146,30 +145,20 @@ class Server:
 
     def _detached(self, run: Callable[[], int]) -> int:
         """Fork a process, with a group of its own, that runs a function and exits; return its process id."""
-        server = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid:
-            return pid
-        status = 1
-        try:
+
+        def detached() -> int:
             os.setsid()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *_ASKING):
                 signal.signal(number, signal.SIG_DFL)
-            die_with(server)
             os.close(self._events)
-            status = run()
-        except BaseException:  # noqa: BLE001 the forked process must not return into the server's loop
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+            return run()
+
+        return forked(detached)
 
     def _spawned(self, folder: Path) -> int:
-        arguments = [sys.executable, "-P", "-m", "autotune.step", *self._arguments]
-        arguments += ["--parent", str(os.getpid()), "--once", str(folder)]
-        return os.posix_spawn(sys.executable, arguments, os.environ, setsid=True, setsigdef=[signal.SIGCHLD, *_ASKING])
+        words = words_of_one_job(self._arguments, folder)
+        return os.posix_spawn(sys.executable, words, os.environ, setsid=True, setsigdef=[signal.SIGCHLD, *_ASKING])
 
     def _reap(self) -> None:
         """Report the end of the running job, after killing the rest of its process group, and reap copies."""

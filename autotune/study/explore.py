@@ -21,7 +21,7 @@ from autotune.study.session import Session
 _LARGEST_RESERVE = 1 / 2
 """Share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
 
-_TRACED_IN_VAIN = 24
+_MOST_VETOED_TRACES = 24
 """Candidates that are traced and vetoed, one after another, before the search ends: a trace takes a few seconds, and
 the candidates that are predicted best come first."""
 
@@ -80,8 +80,8 @@ def may_explore(session: Session, ending: Ending) -> bool:
 
 def _limited_by(session: Session) -> Ending | None:
     """Return the limit that allows no further probe of this phase, or None if all allow one."""
-    in_vain = probes_without_improvement(session.log.records, session.judge)
-    if in_vain >= session.effort.patience or session.traced_in_vain >= _TRACED_IN_VAIN:
+    without_improvement = probes_without_improvement(session.log.records, session.judge)
+    if without_improvement >= session.effort.patience or session.vetoed_traces >= _MOST_VETOED_TRACES:
         return Ending.PATIENCE
     kept = 1 if _smallest(session) is not None else 0
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
@@ -176,7 +176,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
             veto = judge.verdict(candidate)
             if veto is not None:
                 session.veto(candidate, Purpose.SEARCH, veto)
-                session.traced_in_vain += not known
+                session.vetoed_traces += not known
             elif candidate in traced or _is_in_turn(session, candidate, Purpose.SEARCH):
                 return candidate
             if (limit := _limited_by(session)) is not None:
@@ -184,7 +184,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
             if veto is None:
                 # As traced, it may come after others: they are put in order again, of which it may still be the first.
                 traced.add(candidate)
-            if veto is None or (by_sampler and session.traced_in_vain >= _TRACED_IN_VAIN / 2):
+            if veto is None or (by_sampler and session.vetoed_traces >= _MOST_VETOED_TRACES / 2):
                 by_sampler = False
                 break
             if _is_smallest_next(session):

@@ -13,8 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
-from autotune.core.estimate import Estimate
-from autotune.core.runner import Runner
+from autotune.core.estimate import Estimate, Runner
 from autotune.study.ascent import Ascent, Batch
 from autotune.study.problem import Problem
 

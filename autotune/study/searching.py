@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from autotune.core.effort import Effort
@@ -11,14 +12,13 @@ from autotune.core.status import Ending
 from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
 from autotune.study.comparison import failed
-from autotune.study.contributions import contributions
+from autotune.study.contributions import contributions, measure_contributions
 from autotune.study.explore import explore, may_explore
 from autotune.study.problem import Probe, Problem, SearchOutcome, Smallest, StudyStorage
 from autotune.study.proposals import Proposer
 from autotune.study.queue import Queue, Settled, Turn
 from autotune.study.roster import Roster
 from autotune.study.session import Session, TurnLost
-from autotune.study.settle import settle
 from autotune.study.storage import opened
 from autotune.study.trial_log import TrialLog
 
@@ -63,7 +63,7 @@ def search(
         # A resumed search must not draw again what an earlier one has drawn, nor what another worker draws.
         drawn = len(study.study.get_trials(deepcopy=False)) + len(roster.others())
         proposer = Proposer(problem, session.judge, study.study, log, told, seed + drawn)
-        session.tell_resumed()
+        session.report_resumed()
         try:
             settled, ending = _searched(session, proposer, Queue(study, roster, session, listener))
         except KeyboardInterrupt:
@@ -125,3 +125,25 @@ def _smallest(session: Session) -> Smallest | None:
     if candidate is None or guess is None:
         return None
     return Smallest(candidate, guess.need_bytes, session.judge.known(candidate))
+
+
+def settle(session: Session, may_explore: Callable[[], bool]) -> bool:
+    """Confirm the leader, compare it with the baseline in alternating runs, and attribute, until nothing is left to do.
+
+    If a run fails or is slower, or if changing a choice back turns out better, another candidate becomes the leader
+    and these steps start again with it. Attribution comes last, so that the remaining probes are spent on a candidate
+    that will be recommended, and the remaining time is spent on confirmation first.
+
+    Returns:
+        Whether a leader failed as it ran again, and there are candidates left to look for another.
+    """
+    while (first := session.leader()) is not None and not session.clock.over():
+        if not first.confirmed:
+            session.confirm(first)
+        elif (turn := session.next_turn(first)) is not None:
+            session.compare(turn)
+        elif not measure_contributions(session, first):
+            return False
+        if first.number in {record.number for record in failed(session.log.records)} and may_explore():
+            return True
+    return False

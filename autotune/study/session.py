@@ -41,7 +41,7 @@ class Session:
         baseline_candidate: the baseline in its normal form.
         trials: most probes, those of earlier runs included, audits and confirmations excluded.
         predictor: receives every measurement.
-        traced_in_vain: candidates that were traced and vetoed since the last probe, audits excluded.
+        vetoed_traces: candidates that were traced and vetoed since the last probe, audits excluded.
         cut_off: probes that the time limit ended. They count as trials of this run, which does not repeat them; the
             study does not store them, so that a resumed run does.
     """
@@ -64,7 +64,7 @@ class Session:
         self.clock = clock
         self.predictor = predictor
         self.judge = Judge(problem, predictor, log.memory_limit_bytes)
-        self.traced_in_vain = 0
+        self.vetoed_traces = 0
         self.cut_off: list[Record] = []
         self._probe = probe
         self._listener = listener
@@ -109,7 +109,7 @@ class Session:
         confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.confirmation_seconds())
         return leader(self.log.records, self.judge, confirm_more=confirm_more)
 
-    def tell_resumed(self) -> None:
+    def report_resumed(self) -> None:
         """Tell the listener what earlier runs of the study found, where there were any."""
         records, first = self.log.records, self.leader()
         if not records:
@@ -175,7 +175,7 @@ class Session:
         if number is None:
             return False
         if purpose is not Purpose.AUDIT:
-            self.traced_in_vain = 0
+            self.vetoed_traces = 0
         try:
             measurement = self._run(ProbeRun(number, candidate, purpose, self.effort.probe), reserve_seconds)
         except BaseException:

@@ -23,6 +23,7 @@ from autotune.core.workload import Workload
 from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.techniques.traits import traced_micro_batches, without_sizes
 from autotune.trainers.entries import complete, entries_of, put
+from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -159,9 +160,13 @@ class Trainer(ABC):
     def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
         """Return a row whose longest sequence has ``tokens``: the lengths of its parts, and its trainable tokens."""
 
-    @abstractmethod
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
-        """Return the micro-batches and steps that a plan makes of a dataset."""
+        """Return the micro-batches and steps that a plan makes of a dataset.
+
+        By default, rows are padded to the longest sequence of their micro-batch.
+        """
+        step = documents, rows_of(plan), micro_batches_of(plan), plan.data_ranks
+        return padded(*step, number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1)
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the micro-batches of ``rows`` rows that an evaluation of a plan makes of a dataset.
@@ -179,16 +184,19 @@ class Trainer(ABC):
         """Return how many rows of a micro-batch of evaluation each row makes."""
         return self.copies(plan)
 
-    @abstractmethod
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Return the layout of a micro-batch of ``rows`` rows that may differ in length."""
+        """Return the layout of a micro-batch of ``rows`` rows that may differ in length.
 
-    @abstractmethod
+        By default, it is padded: the sequences of a single row, such as two answers, may differ too.
+        """
+        return Layout.PADDED
+
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return the arguments with which the trainer makes micro-batches of a shape out of :meth:`traced_rows`.
 
-        They replace all arguments by which techniques set sizes.
+        They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped.
         """
+        return {"max_length": int(shape.tokens), "pad_to_multiple_of": None}
 
     @abstractmethod
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
@@ -238,8 +246,8 @@ class Trainer(ABC):
         """
         return None
 
-    def spoils(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return what TRL makes of a candidate that it trains, and that nobody can have meant, in words, or None."""
+    def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why the result of training with a candidate is certainly unintended, in words, or None."""
         return None
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
@@ -298,7 +306,7 @@ class Trainer(ABC):
 
     def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer supports no candidate with all these choices, or what they would spoil, or None."""
-        return self.rule(candidate, setting) or self.spoils(candidate, setting)
+        return self.rule(candidate, setting) or self.unintended(candidate, setting)
 
     def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""

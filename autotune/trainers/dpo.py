@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
-from autotune.core.documents import Document, Documents
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.trainers.base import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
 
 PRECOMPUTE = "precompute"
 """The pass over the dataset that computes the reference's log-probabilities before training."""
@@ -64,19 +63,6 @@ class PreferenceOptimization(FusedHead):
         """Return a prompt and two equally long answers, of half the tokens each."""
         answer = max(1, tokens // 2)
         return (tokens - answer, answer, answer), 2 * answer
-
-    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
-        """Return the geometry of pairs that are padded to the longest sequence of their micro-batch."""
-        step = documents, rows_of(plan), micro_batches_of(plan), plan.data_ranks
-        return padded(*step, number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1)
-
-    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Chosen and rejected answers differ in length, so that one of them is padded."""
-        return Layout.PADDED
-
-    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return arguments that cut nothing."""
-        return {"max_length": int(shape.tokens), "pad_to_multiple_of": None}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return pairs whose sequences are as long as the micro-batch; one is a token shorter where rows are padded."""

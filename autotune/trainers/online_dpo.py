@@ -158,7 +158,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
             return f"vLLM is not planned beside {self.trainer_class}"
         return None
 
-    def spoils(self, candidate: Candidate, setting: Setting) -> str | None:
+    def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return what the loss is computed of where completions leave no room for prompts.
 
         ``OnlineDPOTrainer._forward`` then passes the completions alone, whole, and does not shift their logits by the

@@ -72,10 +72,6 @@ class Prompted(Trainer):
         """Return a prompt of so many tokens."""
         return (tokens, 0), tokens
 
-    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Completions differ in length."""
-        return Layout.PADDED
-
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, with the reward functions.
 

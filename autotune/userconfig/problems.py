@@ -17,7 +17,7 @@ from autotune.userconfig.written import Written
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # Keys of a file for accelerate that say the most of it.
-_TELLING = ("distributed_type", "num_processes", "mixed_precision")
+_WARNING_LIBRARIES = ("distributed_type", "num_processes", "mixed_precision")
 _FOLLOWED_NOWHERE = "trust_remote_code"
 
 
@@ -62,7 +62,7 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
             if key.replace("-", "_") in read.launch and key not in wrong:
                 yield finding(written, Severity.SILENT, key, _dropped(written, key))
     if started.default is not None:
-        has = ", ".join(f"{name}: {started.document[name]}" for name in _TELLING if name in started.document)
+        has = ", ".join(f"{name}: {started.document[name]}" for name in _WARNING_LIBRARIES if name in started.document)
         said = f"No file for accelerate is named, so that it reads its default, {started.default} ({has})."
         yield Finding(Severity.NOTE, said)
     if str(started.ignored or 1) != "1":

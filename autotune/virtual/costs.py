@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import Launch
-from autotune.core.step_time import Factors, StepTime
+from autotune.core.step_time import USUAL_PACE, Pace, StepTime
 from autotune.errors import InputError
 from autotune.virtual.links import Collective, sending_seconds
 
@@ -75,7 +75,7 @@ class Work:
     backward: bool = False
 
 
-def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors, launch: Launch = ALONE) -> float:
+def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:
     """Return how long an operator occupies the device, a copy engine or the links to other ranks.
 
     On the device it is the larger of compute and memory time, each at the rate that such operators achieve.
@@ -84,27 +84,27 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, factors: Factors, launch: La
         launch: the processes of the training, and the machines that they are in.
     """
     if work.kind is Kind.COMMUNICATION:
-        return sending_seconds(work.bytes_written, work.collective, speeds, launch) * factors.communication
+        return sending_seconds(work.bytes_written, work.collective, speeds, launch)
     if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
-        return work.bytes_written / speeds.pcie * factors.copies
+        return work.bytes_written / speeds.pcie
     if work.kind in (Kind.NOTHING, Kind.SYNCHRONIZE):
         return 0.0
     achieved = speeds.achieved
     moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth
     if work.kind is Kind.ELEMENTWISE:
-        passing = moving / achieved.passing(work.access) * factors.memory
+        passing = moving / achieved.passing(work.access)
         seconds = max(work.flops / speeds.fp32, passing)
         return seconds * achieved.sustained
-    computing = work.flops / speeds.peak(work.dtype, allow_tf32=factors.allow_tf32)
+    computing = work.flops / speeds.peak(work.dtype, allow_tf32=pace.allow_tf32)
     if work.kind is Kind.MATMUL:
-        computing = computing / achieved.product(work.dtype) * factors.matmul
+        computing = computing / achieved.product(work.dtype)
     else:
-        computing = computing / achieved.attended(work.length, backward=work.backward) * factors.attention
-    passing = moving / achieved.pointwise * factors.memory
+        computing = computing / achieved.attended(work.length, backward=work.backward)
+    passing = moving / achieved.pointwise
     return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
 
 
-def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None, launch: Launch = ALONE) -> StepTime:
+def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launch: Launch = ALONE) -> StepTime:
     """Return the time of a sequence of operators on a GPU.
 
     The host launches operators one after another and runs ahead of the device, which executes them in order. A step is
@@ -123,7 +123,6 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
     speeds = gpu.speeds
     if speeds is None:
         raise InputError(f"The speed of {gpu.name} is not known.", hint="Name a GPU whose time can be predicted.")
-    factors = factors or Factors()
     host = device = 0.0
     engines = {Kind.TO_DEVICE: 0.0, Kind.TO_HOST: 0.0, Kind.COMMUNICATION: 0.0}
     busy = dict.fromkeys(Kind, 0.0)
@@ -136,8 +135,8 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
             host = device = max(host, device)
             continue
         launches += work.times
-        host += factors.launch_seconds * work.times
-        seconds = operator_seconds(work, speeds, factors, launch) * work.times
+        host += pace.launch_seconds * work.times
+        seconds = operator_seconds(work, speeds, pace, launch) * work.times
         busy[kind] += seconds
         begin = max(host, device)
         if kind not in engines:
@@ -157,7 +156,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, factors: Factors | None = None
         attention_seconds=busy[Kind.ATTENTION],
         elementwise_seconds=busy[Kind.ELEMENTWISE],
         copy_seconds=busy[Kind.TO_DEVICE] + busy[Kind.TO_HOST],
-        launch_seconds=launches * factors.launch_seconds,
+        launch_seconds=launches * pace.launch_seconds,
         flops=flops,
         communication_seconds=busy[Kind.COMMUNICATION],
     )

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from autotune.nullgpu import environment, null_device
-from autotune.planning.tracing.sources import digest_of
+from autotune.planning.tracing.cache import digest_of
 
 FOLDER = Path(__file__).parent
 _PATTERNS = ("*.py", "*.cpp", "*.h", "*.yaml")

@@ -142,12 +142,13 @@ def compared(case: Case, folder: Path, planned: Planned, tracer: ServerTracer, c
     every = _loaded(prepared, _plan(case, replace(prepared.setting, machine=CPU)), case.epochs, folder)
 
     source = ModelSource(str(write_model(folder / "model", _TRACED)))
-    workload = replace(prepared.setting.workload, model_source=source)
+    model = replace(prepared.setting.workload.model, layer_kinds=("layer",) * _LAYERS)
+    workload = replace(prepared.setting.workload, model_source=source, model=model)
     setting = replace(prepared.setting, machine=planned.machine, workload=workload)
     plan = _plan(case, setting)
     geometry = trainer.geometry(plan, workload.dataset.documents)
     known = Traces(tracer, Cache(cache), str(_TRACED), environment(planned.machine))
-    steps = PlanTracer(known, setting, planned.gpu, layer_kinds=("layer",) * _LAYERS)
+    steps = PlanTracer(known, setting, planned.gpu)
     ways = [geometry, _at_mean(geometry), _of(geometry, every)]
     seconds = [_seconds(found) for found in steps.traced([Sized(plan, way) for way in ways], timed=True)]
     return Compared(case, geometry.sizes, every, *seconds)

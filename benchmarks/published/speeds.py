@@ -21,7 +21,7 @@ from autotune.app.notes import TIME_ERROR
 from autotune.core.achieved import AchievedRates
 from autotune.core.gpu import Gpu
 from autotune.core.plan import Launch
-from autotune.core.step_time import Factors
+from autotune.core.step_time import Pace
 from autotune.inspection.gpus import listed_gpu
 from autotune.virtual import trace
 from autotune.virtual.costs import Access, Kind, Work, step_seconds
@@ -45,7 +45,7 @@ class Predicted:
         return self.seconds[model] / self.row.seconds - 1
 
 
-def models(gpu: Gpu) -> Mapping[str, tuple[Gpu, Factors]]:
+def models(gpu: Gpu) -> Mapping[str, tuple[Gpu, Pace]]:
     """Return the GPU as each model of time has it."""
     assert gpu.speeds is not None
     rates = gpu.speeds.achieved
@@ -55,9 +55,9 @@ def models(gpu: Gpu) -> Mapping[str, tuple[Gpu, Factors]]:
         return replace(gpu, speeds=replace(gpu.speeds, achieved=achieved))
 
     return {
-        "roofline": (with_rates(AchievedRates()), Factors(launch_seconds=_ROOFLINE_LAUNCH_SECONDS)),
-        "operators alone": (with_rates(replace(rates, sustained=1.0)), Factors()),
-        "sustained": (gpu, Factors()),
+        "roofline": (with_rates(AchievedRates()), Pace(launch_seconds=_ROOFLINE_LAUNCH_SECONDS)),
+        "operators alone": (with_rates(replace(rates, sustained=1.0)), Pace()),
+        "sustained": (gpu, Pace()),
     }
 
 
@@ -69,11 +69,11 @@ def predicted(row: Published) -> Predicted | None:
     works = [_works(row, layers, gpu.compute_capability) for layers in (1, 2)]
     launch = Launch(processes=row.gpus) if row.gpus <= 8 else Launch()
     found = {}
-    for model, (device, factors) in models(gpu).items():
-        first, second = (step_seconds(each, device, factors, launch).seconds for each in works)
-        micro_batch = max(first + (row.layers - 1) * (second - first), _gathering(row, device, factors, launch))
+    for model, (device, pace) in models(gpu).items():
+        first, second = (step_seconds(each, device, pace, launch).seconds for each in works)
+        micro_batch = max(first + (row.layers - 1) * (second - first), _gathering(row, device, pace, launch))
         moved = Work(Kind.ELEMENTWISE, "float32", bytes_read=row.pass_bytes, access=Access.OPTIMIZER)
-        found[model] = row.micro_batches * micro_batch + step_seconds([moved], device, factors).seconds
+        found[model] = row.micro_batches * micro_batch + step_seconds([moved], device, pace).seconds
     return Predicted(row, found)
 
 
@@ -87,12 +87,12 @@ def _works(row: Published, layers: int, capability: tuple[int, int]) -> list[Wor
     return [operator.work for operator in operators if operator.work.kind is not Kind.NOTHING]
 
 
-def _gathering(row: Published, device: Gpu, factors: Factors, launch: Launch) -> float:
+def _gathering(row: Published, device: Gpu, pace: Pace, launch: Launch) -> float:
     """Return how long the links need for a micro-batch, which overlaps with its passes."""
     if not row.gathered_bytes:
         return 0.0
     sent = 3 * row.gathered_bytes * (row.gpus - 1) // row.gpus
-    return step_seconds([Work(Kind.COMMUNICATION, bytes_written=sent)], device, factors, launch).seconds
+    return step_seconds([Work(Kind.COMMUNICATION, bytes_written=sent)], device, pace, launch).seconds
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

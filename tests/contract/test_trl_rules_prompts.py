@@ -67,4 +67,4 @@ def test_a_prompt_that_has_room_is_scored_before_its_completion(small_model_dire
 
 def spoilt(**sizes: int) -> str | None:
     known, here = find_trainer("online_dpo"), setting(of=replace(workload(), trainer="online_dpo"))
-    return known.spoils(Candidate({item.name: item.default(here) for item in known.techniques}).but(**sizes), here)
+    return known.unintended(Candidate({item.name: item.default(here) for item in known.techniques}).but(**sizes), here)

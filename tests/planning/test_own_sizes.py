@@ -57,7 +57,9 @@ def here(trainer: str, model: ModelSource) -> Setting:
     documents = Documents.of_rows([known.document(parts) for parts in ROWS[trainer]], ordered=known.ordered)
     widths = LengthDistribution(documents.by_width())
     rows = replace(of.dataset, lengths=widths, several=documents, trainable_tokens=documents.tokens)
-    return setting(of=replace(of, trainer=trainer, model_source=model, dataset=rows), global_batch_size=2)
+    layers = replace(of.model, layer_kinds=tuple(KINDS))
+    of = replace(of, trainer=trainer, model_source=model, model=layers, dataset=rows)
+    return setting(of=of, global_batch_size=2)
 
 
 @pytest.mark.parametrize("trainer", ROWS)
@@ -67,7 +69,7 @@ def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
     known, rows, where = find_trainer(trainer), ROWS[trainer], here(trainer, model)
     sizes = {"per_device_train_batch_size": len(rows), "gradient_accumulation_steps": 1, "max_length": LONGEST}
     plan = TrainingPlan(trainer, {"gradient_checkpointing": True, "bf16": False, **sizes})
-    alone = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, gpu=None, layer_kinds=KINDS)
+    alone = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, gpu=None)
     estimated = alone.memory(Sized(plan, known.geometry(plan, where.workload.dataset.documents)))
 
     # The trainer itself reads the rows and puts them together.

@@ -10,8 +10,7 @@ from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.timeline import Section
 from autotune.core.workload import ModelSource
-from autotune.planning.extrapolation.shares import with_shares_of
-from autotune.planning.points import traced_points
+from autotune.planning.points import traced_points, with_shares_of
 from autotune.techniques.traits import between_layers, impact_in
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.step.plans import fsdp2, zero

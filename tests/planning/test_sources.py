@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.planning.tracing.sources import digest_of
+from autotune.planning.tracing.cache import digest_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.step_time import StepTime
-from autotune.planning.extrapolation.times import mixed_times
+from autotune.planning.extrapolation.forecast import mixed_times
 
 SENDING = 10.0
 

@@ -9,8 +9,7 @@ import pytest
 
 from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
-from autotune.probing.cgroup import counted_kills
-from autotune.probing.classify import classify
+from autotune.probing.classify import classify, counted_kills
 from autotune.probing.server import Ending
 
 KILLED = Ending(wall_seconds=3.0, signal=signal.SIGKILL)

@@ -14,7 +14,7 @@ from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.step.jobs.probe import _failed
-from autotune.step.run.failures import FailureKind, judge
+from autotune.step.run.failures import judge
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB
@@ -23,28 +23,30 @@ from tests.step.requests import BRIEF, plan
 
 def kind(
     error: Exception, *, began: bool = False, limit_bytes: int | None = None, headroom_bytes: int | None = None
-) -> FailureKind:
-    return judge(error, began_training=began, device="cpu", limit_bytes=limit_bytes, headroom_bytes=headroom_bytes).kind
+) -> ProbeStatus:
+    return judge(
+        error, began_training=began, device="cpu", limit_bytes=limit_bytes, headroom_bytes=headroom_bytes
+    ).status
 
 
 def test_a_tensor_that_does_not_fit_is_out_of_memory_with_its_size() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**52, dtype=torch.uint8)
     verdict = judge(raised.value, began_training=True, device="cpu")
-    assert verdict.kind is FailureKind.OUT_OF_MEMORY
+    assert verdict.status is ProbeStatus.OUT_OF_MEMORY
     assert verdict.requested_bytes == 2**52
 
 
 def test_python_objects_that_do_not_fit_are_out_of_memory() -> None:
     with pytest.raises(MemoryError) as raised:
         bytearray(2**62)
-    assert kind(raised.value) is FailureKind.OUT_OF_MEMORY
+    assert kind(raised.value) is ProbeStatus.OUT_OF_MEMORY
 
 
 def test_cudas_message_tells_the_size() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of …")
     verdict = judge(error, began_training=False, device="cuda")
-    assert (verdict.kind, verdict.requested_bytes) == (FailureKind.OUT_OF_MEMORY, int(1.5 * GIB))
+    assert (verdict.status, verdict.requested_bytes) == (ProbeStatus.OUT_OF_MEMORY, int(1.5 * GIB))
 
 
 def test_an_allocation_on_the_host_that_fails_beside_a_gpu_is_none_of_the_gpu() -> None:
@@ -52,7 +54,7 @@ def test_an_allocation_on_the_host_that_fails_beside_a_gpu_is_none_of_the_gpu() 
         torch.empty(2**52, dtype=torch.uint8)
     for error in (raised.value, MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
         verdict = judge(error, began_training=True, device="cuda")
-        assert (verdict.kind, verdict.requested_bytes) == (FailureKind.HOST_OUT_OF_MEMORY, None)
+        assert (verdict.status, verdict.requested_bytes) == (ProbeStatus.HOST_OUT_OF_MEMORY, None)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_an_allocation_on_the_host_that_fails_beside_a_gpu_is_none_of_the_gpu() 
     ],
 )
 def test_what_cuda_could_not_allocate_is_of_the_gpu(error: Exception) -> None:
-    assert judge(error, began_training=True, device="cuda").kind is FailureKind.OUT_OF_MEMORY
+    assert judge(error, began_training=True, device="cuda").status is ProbeStatus.OUT_OF_MEMORY
 
 
 def test_a_probe_beside_a_gpu_says_in_which_phase_the_hosts_memory_ran_out_and_nothing_of_the_gpus() -> None:
@@ -77,7 +79,7 @@ def test_a_probe_beside_a_gpu_says_in_which_phase_the_hosts_memory_ran_out_and_n
 
 
 def test_a_failed_system_call_for_memory_is_out_of_memory() -> None:
-    assert kind(OSError(errno.ENOMEM, "Cannot allocate memory")) is FailureKind.OUT_OF_MEMORY
+    assert kind(OSError(errno.ENOMEM, "Cannot allocate memory")) is ProbeStatus.OUT_OF_MEMORY
 
 
 def test_memory_that_ran_out_behind_another_exception_is_found() -> None:
@@ -89,24 +91,24 @@ def test_memory_that_ran_out_behind_another_exception_is_found() -> None:
 
     with pytest.raises(ValueError, match="could not be made") as raised:
         load()
-    assert kind(raised.value) is FailureKind.OUT_OF_MEMORY
+    assert kind(raised.value) is ProbeStatus.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("message", ["could not create a primitive", "can't start new thread"])
 def test_an_ambiguous_error_is_out_of_memory_only_at_an_enforced_limit(message: str) -> None:
     error = RuntimeError(message)
-    assert kind(error, limit_bytes=GIB, headroom_bytes=MIB) is FailureKind.OUT_OF_MEMORY
-    assert kind(error, limit_bytes=GIB, headroom_bytes=100 * MIB) is FailureKind.OUT_OF_MEMORY
-    assert kind(error, limit_bytes=GIB, headroom_bytes=500 * MIB) is FailureKind.CRASHED
-    assert kind(error) is FailureKind.CRASHED
+    assert kind(error, limit_bytes=GIB, headroom_bytes=MIB) is ProbeStatus.OUT_OF_MEMORY
+    assert kind(error, limit_bytes=GIB, headroom_bytes=100 * MIB) is ProbeStatus.OUT_OF_MEMORY
+    assert kind(error, limit_bytes=GIB, headroom_bytes=500 * MIB) is ProbeStatus.CRASHED
+    assert kind(error) is ProbeStatus.CRASHED
 
 
 def test_a_refusal_comes_before_the_first_step_is_done() -> None:
     refusals: list[Exception] = [ValueError("no"), NotImplementedError("not yet"), ImportError("absent")]
     for error in refusals:
-        assert kind(error) is FailureKind.UNSUPPORTED
-        assert kind(error, began=True) is FailureKind.CRASHED
-    assert kind(RuntimeError("broken")) is FailureKind.CRASHED
+        assert kind(error) is ProbeStatus.UNSUPPORTED
+        assert kind(error, began=True) is ProbeStatus.CRASHED
+    assert kind(RuntimeError("broken")) is ProbeStatus.CRASHED
 
 
 def test_a_reason_is_the_first_lines_and_not_a_page() -> None:

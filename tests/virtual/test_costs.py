@@ -9,7 +9,7 @@ import pytest
 from autotune.core.achieved import AchievedRates
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import Launch
-from autotune.core.step_time import Factors
+from autotune.core.step_time import Pace
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu, gpus
 from autotune.units import GIB
@@ -18,7 +18,7 @@ from autotune.virtual.costs import Access, Kind, Work, operator_seconds, step_se
 # Round figures, so that the expected times can be read off: 1e12 bytes/s, 100e12 in bfloat16, 10e12 in float32.
 SPEEDS = GpuSpeeds(bandwidth=1e12, fp32=1e13, fp16=1e14, bf16=1e14, tf32=5e13, pcie=1e10, nvlink=None, source="")
 ROUND = Gpu("round", 80 * GIB, "given", "", GIB, speeds=SPEEDS)
-NO_LAUNCH = Factors(launch_seconds=0.0)
+NO_LAUNCH = Pace(launch_seconds=0.0)
 SECOND_OF_MATMUL = Work(Kind.MATMUL, "bfloat16", flops=10**14)
 SECOND_TO_HOST = Work(Kind.TO_HOST, "bfloat16", bytes_read=10**10, bytes_written=10**10)
 SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_written=10**10)
@@ -38,7 +38,7 @@ SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_wri
     ids=["compute-bound", "float32", "memory-bound", "attention", "elementwise", "copy", "view"],
 )
 def test_an_operator_takes_the_longer_of_computing_and_moving_bytes(work: Work, seconds: float) -> None:
-    assert operator_seconds(work, SPEEDS, Factors()) == pytest.approx(seconds)
+    assert operator_seconds(work, SPEEDS, Pace()) == pytest.approx(seconds)
 
 
 # Half of the peak for products, a quarter for long attention, a tenth of the bandwidth where memory is gathered.
@@ -64,13 +64,13 @@ ACHIEVED = replace(
     ids=["product", "other type", "attention", "short rows", "backward", "pointwise", "gather"],
 )
 def test_an_operator_takes_as_long_as_its_class_achieves(work: Work, seconds: float) -> None:
-    assert operator_seconds(work, ACHIEVED, Factors()) == pytest.approx(seconds)
+    assert operator_seconds(work, ACHIEVED, Pace()) == pytest.approx(seconds)
 
 
 def test_operators_take_longer_within_a_training_than_alone_but_copies_do_not() -> None:
     sustained = replace(SPEEDS, achieved=AchievedRates(sustained=1.5))
-    assert operator_seconds(SECOND_OF_MATMUL, sustained, Factors()) == pytest.approx(1.5)
-    assert operator_seconds(SECOND_TO_HOST, sustained, Factors()) == pytest.approx(1.0)
+    assert operator_seconds(SECOND_OF_MATMUL, sustained, Pace()) == pytest.approx(1.5)
+    assert operator_seconds(SECOND_TO_HOST, sustained, Pace()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("gpus_of_a_machine", "seconds"), [(2, 2.0), (4, 1.25), (8, 1.25)])
@@ -78,7 +78,7 @@ def test_links_are_reached_in_the_share_of_their_number_of_gpus(gpus_of_a_machin
     linked = replace(SPEEDS, achieved=AchievedRates(links=((2, 0.5), (4, 0.8))))
     work = Work(Kind.COMMUNICATION, bytes_written=10**10)
     launch = Launch(processes=gpus_of_a_machine)
-    assert operator_seconds(work, linked, Factors(), launch) == pytest.approx(seconds)
+    assert operator_seconds(work, linked, Pace(), launch) == pytest.approx(seconds)
 
 
 def test_every_gpu_whose_speed_is_known_has_rates_below_its_peaks_with_their_source() -> None:
@@ -92,34 +92,25 @@ def test_every_gpu_whose_speed_is_known_has_rates_below_its_peaks_with_their_sou
 
 def test_float32_products_are_faster_where_tf32_is_allowed() -> None:
     work = Work(Kind.MATMUL, "float32", 10**14)
-    assert operator_seconds(work, SPEEDS, Factors(allow_tf32=True)) == pytest.approx(2.0)
-
-
-def test_each_factor_lengthens_only_what_it_is_for() -> None:
-    works = [SECOND_OF_MATMUL, Work(Kind.ATTENTION, "bfloat16", 10**14), Work(Kind.ELEMENTWISE, "", 0, 10**12)]
-    plain = step_seconds(works, ROUND, NO_LAUNCH)
-    assert (plain.matmul_seconds, plain.attention_seconds, plain.elementwise_seconds) == (1.0, 1.0, 1.0)
-    fitted = step_seconds(works, ROUND, Factors(matmul=2.0, attention=3.0, memory=4.0, launch_seconds=0.0))
-    assert (fitted.matmul_seconds, fitted.attention_seconds, fitted.elementwise_seconds) == (2.0, 3.0, 4.0)
-    assert (plain.seconds, fitted.seconds) == (3.0, 9.0)
+    assert operator_seconds(work, SPEEDS, Pace(allow_tf32=True)) == pytest.approx(2.0)
 
 
 def test_long_operators_hide_their_launches() -> None:
-    time = step_seconds([SECOND_OF_MATMUL] * 3, ROUND, Factors(launch_seconds=0.1))
+    time = step_seconds([SECOND_OF_MATMUL] * 3, ROUND, Pace(launch_seconds=0.1))
     assert time.seconds == pytest.approx(3.1)
     assert time.launch_seconds == pytest.approx(0.3)
     assert time.flops == 3 * 10**14
 
 
 def test_short_operators_are_bound_by_their_launches() -> None:
-    time = step_seconds([Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)] * 1000, ROUND, Factors(launch_seconds=1e-5))
+    time = step_seconds([Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)] * 1000, ROUND, Pace(launch_seconds=1e-5))
     assert time.seconds == pytest.approx(1e-2, rel=1e-3)
 
 
 def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:
-    factors = Factors(launch_seconds=0.25)
+    pace = Pace(launch_seconds=0.25)
     works = [SECOND_OF_MATMUL, Work(Kind.SYNCHRONIZE), SECOND_OF_MATMUL]
-    assert step_seconds(works, ROUND, factors).seconds == pytest.approx(2.5)
+    assert step_seconds(works, ROUND, pace).seconds == pytest.approx(2.5)
 
 
 def test_a_copy_that_is_not_waited_for_takes_place_beside_the_device() -> None:
@@ -167,9 +158,8 @@ SECOND_OF_SENDING = Work(Kind.COMMUNICATION, bytes_read=10**10, bytes_written=10
 
 def test_ranks_send_over_nvlink_where_there_is_one() -> None:
     linked = replace(SPEEDS, nvlink=1e11)
-    assert operator_seconds(SECOND_OF_SENDING, SPEEDS, Factors()) == 1.0
-    assert operator_seconds(SECOND_OF_SENDING, linked, Factors()) == 0.1
-    assert operator_seconds(SECOND_OF_SENDING, linked, Factors(communication=2.0)) == 0.2
+    assert operator_seconds(SECOND_OF_SENDING, SPEEDS, Pace()) == 1.0
+    assert operator_seconds(SECOND_OF_SENDING, linked, Pace()) == 0.1
 
 
 def test_what_is_sent_on_the_default_stream_delays_what_follows_and_else_overlaps_with_it() -> None:

@@ -18,8 +18,7 @@ from autotune.errors import InputError
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
-from autotune.planning.tracing.cache import fingerprint
-from autotune.planning.tracing.sources import package_digest
+from autotune.planning.tracing.cache import fingerprint, package_digest
 from autotune.userconfig.beside import DOCUMENTS
 from autotune.userconfig.launch import default_file
 from autotune.userconfig.written import Written

@@ -176,7 +176,7 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCand
     refused = trainer.refused(plan, setting.workload)
     if refused:
         yield Finding(Severity.ERROR, f"{refused[:1].upper()}{refused[1:]}.")
-    spoilt = trainer.spoils(known.candidate, setting)
+    spoilt = trainer.unintended(known.candidate, setting)
     if spoilt:
         yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")
 

@@ -14,9 +14,8 @@ from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import Replayed
 from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.depth import layer_weights
-from autotune.planning.extrapolation.forecast import Forecast, Stretch
+from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
-from autotune.planning.extrapolation.times import mixed_times
 
 T = TypeVar("T")
 DEFAULT_USE = AllocatorUse()

@@ -24,7 +24,7 @@ Llama of 13M parameters: 126 MiB beside 519, and 89 beside 1,389."""
 
 
 def memory_estimate(
-    worst: Forecast, typical: Forecast, micro_batches: int, gpu: Gpu | None, error: float, process_bytes: int = 0
+    worst: Forecast, typical: Forecast, micro_batches: int, gpu: Gpu | None, process_bytes: int = 0
 ) -> MemoryEstimate:
     """Return the estimate for a GPU, or for the CPU's allocator if ``gpu`` is None.
 
@@ -32,7 +32,6 @@ def memory_estimate(
         worst: forecast of the largest micro-batch, which gives the memory.
         typical: forecast of a typical one, which gives the time.
         micro_batches: number per optimizer step.
-        error: share by which the estimate may be off.
         process_bytes: the most that a process on a CPU is expected to hold beside its tensors; small models hold less.
     """
     peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
@@ -51,7 +50,7 @@ def memory_estimate(
         host_bytes=worst.host_bytes,
         machine_bytes=worst.machine_bytes,
         step_seconds=typical.step_seconds(micro_batches),
-        error=error,
+        error=TRACED_ERROR,
         generation_bytes=_generation_bytes(worst, gpu),
     )
 

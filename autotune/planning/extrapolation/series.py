@@ -8,8 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from autotune.planning.extrapolation.forecast import Stretch
-from autotune.planning.extrapolation.times import Figures, weighted_sum
+from autotune.planning.extrapolation.forecast import Figures, Stretch, weighted_sum
 
 SeriesLevels = Mapping[str, Sequence[int]]
 """Bytes by category at each moment."""

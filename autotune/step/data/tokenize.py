@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 from jinja2 import TemplateError
 
 from autotune.core.files import written_beside
+from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
-from autotune.core.workload import CHAT_TEMPLATE
+from autotune.core.workload import CHAT_TEMPLATE, DroppedRows
 from autotune.errors import InputError
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.models.loading import model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.objects import config
 from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
 
 
 def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded: LoadedRows, folder: Path) -> Dataset:
@@ -56,3 +59,38 @@ def save_rows(rows: Dataset, directory: str) -> None:
     """Save rows atomically, replacing those that were there."""
     with written_beside(Path(directory)) as part:
         rows.save_to_disk(str(part))
+
+
+_FEWEST = 2
+"""Fewest rows of a dataset (:func:`autotune.inspection.rows.check_row_count`)."""
+_NAMED = 10
+"""Most rows that are named; the others are counted."""
+
+
+def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:
+    """Return tokenised rows without those whose prompts are longer than the request's coverage needs, and which.
+
+    The longest prompt that is kept is the shortest of which it is true that at least the share ``prompt_coverage`` of
+    all prompts is no longer. Prompts of equal length are kept or dropped together.
+
+    Raises:
+        InputError: too few are left.
+    """
+    share = request.rollouts.prompt_coverage
+    if share >= 1:
+        return rows, None
+    prompts = adapter(request.trainer).lengths(rows)[:, find_trainer(request.trainer).parts.index("prompt")]
+    lengths, counts = np.unique(prompts, return_counts=True)
+    distribution = LengthDistribution(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
+    cut = distribution.quantile(share)
+    kept, longer = np.flatnonzero(prompts <= cut), np.flatnonzero(prompts > cut)
+    if not len(longer):
+        return rows, None
+    if len(kept) < _FEWEST:
+        raise InputError(
+            f"--prompt-coverage {share:g} keeps {len(kept)} of the {len(rows)} prompts of {request.dataset.name}.",
+            hint="Give a larger share.",
+        )
+    longest = longer[np.argsort(-prompts[longer], kind="stable")][:_NAMED]
+    named = zip((longest + 1).tolist(), prompts[longest].tolist(), strict=True)
+    return rows.select(kept), DroppedRows(len(longer), cut, tuple(named))

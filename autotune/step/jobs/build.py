@@ -26,7 +26,7 @@ from autotune.step.trainers.rewards import reward_function
 from autotune.virtual import trace as run_virtually
 
 # Libraries whose warnings are about the user's arguments.
-_TELLING = ("trl", "transformers", "peft", "accelerate")
+_WARNING_LIBRARIES = ("trl", "transformers", "peft", "accelerate")
 _USUAL_CAPABILITY = (8, 0)
 
 
@@ -83,18 +83,18 @@ def _listening(said: list[str]) -> Iterator[None]:
             said.append(" ".join(record.getMessage().split()))
 
     handler = Handler(logging.WARNING)
-    loggers = [logging.getLogger(name) for name in _TELLING]
+    loggers = [logging.getLogger(name) for name in _WARNING_LIBRARIES]
     for logger in loggers:
         logger.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        said.extend(" ".join(str(item.message).split()) for item in caught if _tells(item.filename))
+        said.extend(" ".join(str(item.message).split()) for item in caught if _is_of_library(item.filename))
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
 
 
-def _tells(filename: str) -> bool:
-    return any(f"/{name}/" in filename for name in _TELLING)
+def _is_of_library(filename: str) -> bool:
+    return any(f"/{name}/" in filename for name in _WARNING_LIBRARIES)

@@ -11,10 +11,9 @@ from trl import ModelConfig
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetProfile
 from autotune.errors import InputError
-from autotune.step.data.coverage import covered
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
-from autotune.step.data.tokenize import save_rows, tokenized
+from autotune.step.data.tokenize import covered, save_rows, tokenized
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.peft import check_peft

@@ -13,7 +13,7 @@ from autotune.step.environment import set_environment
 from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.run.batches import Batches
-from autotune.step.run.failures import FailureKind, judge
+from autotune.step.run.failures import judge
 from autotune.step.run.meters import METERS, Meter
 from autotune.step.run.progress import Progress
 from autotune.step.run.timing import timing
@@ -104,35 +104,29 @@ def _finished(
 def _failed(
     error: Exception, request: ProbeRequest, progress: Progress, meter: Meter, sent_seconds: float
 ) -> Measurement:
-    verdict = judge(
+    judged = judge(
         error,
         began_training=progress.steps_done > 0,
         device=request.device,
         limit_bytes=request.limit_bytes,
         headroom_bytes=meter.headroom_bytes,
     )
-    statuses = {
-        FailureKind.OUT_OF_MEMORY: ProbeStatus.OUT_OF_MEMORY,
-        FailureKind.HOST_OUT_OF_MEMORY: ProbeStatus.HOST_OUT_OF_MEMORY,
-        FailureKind.UNSUPPORTED: ProbeStatus.UNSUPPORTED,
-        FailureKind.CRASHED: ProbeStatus.CRASHED,
-    }
     out_of_memory = None
-    if verdict.kind is FailureKind.OUT_OF_MEMORY:
+    if judged.status is ProbeStatus.OUT_OF_MEMORY:
         out_of_memory = OutOfMemory(
             phase=progress.phase,
-            requested_bytes=verdict.requested_bytes,
+            requested_bytes=judged.requested_bytes,
             held_bytes=meter.held_bytes,
             limit_bytes=request.limit_bytes,
         )
-    elif verdict.kind is FailureKind.HOST_OUT_OF_MEMORY:
+    elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
         # What the device held says nothing of the host, and the host has no limit of its own.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
     batches: Batches | None = progress.batches
     first = progress.first_step_seconds
     return Measurement(
-        status=statuses[verdict.kind],
-        reason=f"in {progress.phase}: {verdict.reason}",
+        status=judged.status,
+        reason=f"in {progress.phase}: {judged.reason}",
         rows=batches.population if batches is not None else None,
         worst_rows=batches.rows if batches is not None else None,
         worst_tokens=progress.worst_tokens,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from autotune.core.gpu import GpuSpeeds
-from autotune.core.protocol import SpeedsReply, SpeedsRequest
+from autotune.core.protocol import SpeedsRequest
 from autotune.step.job import JobContext
 
 # Large enough to be compute-bound, small enough to be repeated many times.
@@ -17,13 +17,12 @@ _SIDE = 256
 _COPIED_BYTES = 1 << 26
 
 
-def measure_speeds(request: SpeedsRequest, _context: JobContext) -> SpeedsReply:
+def measure_speeds(request: SpeedsRequest, _context: JobContext) -> GpuSpeeds:
     """Return the best speeds of repeated products and copies, since other load on the machine only slows them."""
     fp32, fp16, bf16 = (_flops(dtype, request.seconds) for dtype in (torch.float32, torch.float16, torch.bfloat16))
     bandwidth = _bandwidth(request.seconds)
     # A CPU has no transfers between host and device.
-    speeds = GpuSpeeds(bandwidth, fp32, fp16, bf16, tf32=None, pcie=bandwidth, nvlink=None, source="measured")
-    return SpeedsReply(speeds)
+    return GpuSpeeds(bandwidth, fp32, fp16, bf16, tf32=None, pcie=bandwidth, nvlink=None, source="measured")
 
 
 def _flops(dtype: torch.dtype, seconds: float) -> float:

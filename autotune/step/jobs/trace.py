@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import datasets.arrow_dataset
+import datasets.fingerprint
 
 from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse, TrainingPlan
@@ -21,15 +27,14 @@ from autotune.core.protocol import (
     TraceRequest,
     TraceRequests,
 )
-from autotune.core.step_time import Factors, StepTime
+from autotune.core.step_time import Pace, StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedPeak
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config
-from autotune.step.models.processors import processor_for
-from autotune.step.run.once import computed_once
+from autotune.step.models.processors import processor_for, vocabularies_read_once
 from autotune.step.run.traced_training import TracedRows, Trained, traced_training, world_of
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
@@ -146,7 +151,7 @@ def _figures(
         whole: those of an optimizer step.
         timed: of each section, whether it has a time.
     """
-    factors = Factors(allow_tf32=bool(request.plan.args.get("tf32")))
+    pace = Pace(allow_tf32=bool(request.plan.args.get("tf32")))
     replays: dict[int, tuple[Replayed, ...]] = {}
     alike = [gpu for gpu in request.others if _capability(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
@@ -158,9 +163,9 @@ def _figures(
             yield GpuFigures(capability, None, replays[workspace], None, (None,) * len(timed))
             continue
         launch = request.plan.launch
-        found = iter([step_seconds(each, gpu, factors, launch) for each in works])
+        found = iter([step_seconds(each, gpu, pace, launch) for each in works])
         times = tuple(next(found) if is_timed else None for is_timed in timed)
-        step = step_seconds(whole, gpu, factors, launch)
+        step = step_seconds(whole, gpu, pace, launch)
         yield GpuFigures(capability, gpu.speeds, replays[workspace], step, times)
 
 
@@ -219,3 +224,26 @@ def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence)
     again: list[list[Any]] = list(repeat(works(stands.first_operator, stands.end_operator), repeated))
     before, after = works(step.first_operator, last.end_operator), works(last.end_operator, step.end_operator)
     return chain(before, *again, after)
+
+
+# accelerate parses those of the same packages a dozen times per training (accelerate/utils/imports.py).
+_metadata = cache(importlib.metadata.metadata)
+
+
+@contextmanager
+def computed_once() -> Iterator[None]:
+    """Keep vocabularies and packages' metadata in this context, and name rows by chance instead of hashing them.
+
+    The name of rows is that of their file in datasets' cache, which traces do not have.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(vocabularies_read_once())
+        stack.enter_context(mock.patch.object(importlib.metadata, "metadata", _metadata))
+        for module in (datasets.fingerprint, datasets.arrow_dataset):
+            if hasattr(module, "update_fingerprint"):
+                stack.enter_context(mock.patch.object(module, "update_fingerprint", _named))
+        yield
+
+
+def _named(*_: object) -> str:
+    return str(datasets.fingerprint.generate_random_fingerprint())

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoProcessor
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoConfig, AutoProcessor, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
@@ -19,7 +22,6 @@ from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.distributed.group import world_size
 from autotune.step.models.heads import Head
-from autotune.step.models.stand_in import stand_in
 from autotune.units import GIB
 from autotune.virtual import unused_bytes
 
@@ -238,3 +240,15 @@ def _drawn_on_loading(model: Any, device: DeviceKind) -> dict[str, _RandomTensor
 def _first_sentence(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].strip("'\" ")
+
+
+_UNKNOWN, _END, _PADDING = "<unk>", "<end>", "<pad>"
+
+
+def stand_in() -> PreTrainedTokenizerFast:
+    """Return a tokenizer that knows no word, with the special tokens that trainers need."""
+    words = Tokenizer(WordLevel({_UNKNOWN: 0, _END: 1, _PADDING: 2}, unk_token=_UNKNOWN))
+    words.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token=_UNKNOWN, eos_token=_END, pad_token=_PADDING, bos_token=_END
+    )

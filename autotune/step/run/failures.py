@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
 from autotune.confidential import hidden
 from autotune.core.machine import DeviceKind
+from autotune.core.status import ProbeStatus
 
 # Messages of PyTorch's allocators, with the requested size.
 _ALLOCATORS = (
@@ -37,17 +37,8 @@ _REASON_LINES = 3
 _REASON_CHARACTERS = 400
 
 
-class FailureKind(StrEnum):
-    """The kind of failure that an exception indicates."""
-
-    OUT_OF_MEMORY = "out of memory"
-    HOST_OUT_OF_MEMORY = "host out of memory"
-    UNSUPPORTED = "unsupported"
-    CRASHED = "crashed"
-
-
 @dataclass(frozen=True)
-class Verdict:
+class Judged:
     """The classification of an exception.
 
     Attributes:
@@ -55,7 +46,7 @@ class Verdict:
         requested_bytes: the size of the failed allocation on the device, or None where the message does not state it.
     """
 
-    kind: FailureKind
+    status: ProbeStatus
     reason: str
     requested_bytes: int | None = None
 
@@ -67,7 +58,7 @@ def judge(
     device: DeviceKind,
     limit_bytes: int | None = None,
     headroom_bytes: int | None = None,
-) -> Verdict:
+) -> Judged:
     """Classify an exception.
 
     Args:
@@ -82,12 +73,12 @@ def judge(
     )
     cause = next((link for link in _chain(error) if _is_out_of_memory(link, at_limit)), None)
     if cause is not None and device != "cpu" and _is_of_host(cause):
-        return Verdict(FailureKind.HOST_OUT_OF_MEMORY, _reason(cause))
+        return Judged(ProbeStatus.HOST_OUT_OF_MEMORY, _reason(cause))
     if cause is not None:
-        return Verdict(FailureKind.OUT_OF_MEMORY, _reason(cause), _requested_bytes(str(cause)))
+        return Judged(ProbeStatus.OUT_OF_MEMORY, _reason(cause), _requested_bytes(str(cause)))
     if isinstance(error, _REFUSALS) and not began_training:
-        return Verdict(FailureKind.UNSUPPORTED, reason)
-    return Verdict(FailureKind.CRASHED, reason)
+        return Judged(ProbeStatus.UNSUPPORTED, reason)
+    return Judged(ProbeStatus.CRASHED, reason)
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -12,7 +12,7 @@ from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.state import before_update
-from autotune.step.run.phases import around, tell_phases
+from autotune.step.run.phases import around, with_phases
 from autotune.step.run.progress import Progress
 from autotune.step.trainers.base import Adapter
 
@@ -80,7 +80,7 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             # Not every trainer computes its loss in a method of that name, and all go back through this one.
             around(self.accelerator, "backward", progress.going_back)
 
-    told = tell_phases(Followed, known.methods, progress.inside)
+    told = with_phases(Followed, known.methods, progress.inside)
     return told if known.generating is None else around(told, known.generating, progress.generating)
 
 

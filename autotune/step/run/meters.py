@@ -100,19 +100,8 @@ class Meter(ABC):
         """Return the peaks so far."""
 
 
-class CpuMeter(Meter):
+class CpuMeter(HostMemory, Meter):
     """The CPU: resident memory of the process, limited by the kernel."""
-
-    def __init__(self) -> None:
-        self._host = HostMemory()
-
-    def limit(self, limit_bytes: int) -> None:
-        """Limit this process to ``limit_bytes`` above its baseline."""
-        self._host.limit(limit_bytes)
-
-    def lift_limit(self) -> None:
-        """Remove the limit."""
-        self._host.lift_limit()
 
     def synchronize(self) -> None:
         """Do nothing: a CPU executes work synchronously."""
@@ -121,23 +110,14 @@ class CpuMeter(Meter):
         """Return the time on the clock of :func:`time.monotonic`."""
         return HostMark(time.monotonic())
 
-    def lap(self) -> int:
-        """Return the high-water mark of the process since the last lap."""
-        return self._host.lap()
-
     @property
     def held_bytes(self) -> int:
         """High-water mark of anonymous resident bytes above the baseline."""
-        return self._host.peak_bytes
-
-    @property
-    def headroom_bytes(self) -> int | None:
-        """Bytes left below the limit."""
-        return self._host.headroom_bytes
+        return self.peak_bytes
 
     def peaks(self) -> Peaks:
         """Return the high-water mark of anonymous resident memory above the baseline."""
-        peak_bytes = self._host.peak_bytes
+        peak_bytes = self.peak_bytes
         return Peaks(peak_bytes, None, None, peak_bytes, None)
 
 

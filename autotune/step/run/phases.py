@@ -10,7 +10,7 @@ from typing import Any
 from autotune.step.trainers.base import InPhase
 
 
-def tell_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InPhase) -> type[Any]:
+def with_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InPhase) -> type[Any]:
     """Return a subclass of a trainer in which methods that form a phase of their own run inside ``in_phase``.
 
     Args:

@@ -24,7 +24,7 @@ from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize, worst_order
-from autotune.step.run.phases import tell_phases
+from autotune.step.run.phases import with_phases
 from autotune.step.run.saving import save_tensors
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers import adapter
@@ -237,7 +237,7 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 micro_batch.enter_context(before_update(self.accelerator, micro_batch.close))
                 return super().training_step(*args, **kwargs)
 
-    return tell_phases(Traced, known.methods, phase)
+    return with_phases(Traced, known.methods, phase)
 
 
 def _evaluate(trainer: Any) -> None:

@@ -15,13 +15,16 @@ from transformers import AutoProcessor
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
 from autotune.step.models.heads import LANGUAGE_MODEL, Head
-from autotune.step.rows import Counts, Flags, RowSizes
+from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.trainers import find_trainer
 
 MakeModel = Callable[[], Any]
 """Builds another model like the trained one, with random weights where that has them, on the same device."""
 InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
+
+TOKEN = 5
+"""The token that the rows of a trace consist of."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,12 @@ class Adapter(ABC):
         optional = [name for name in find_trainer(self.name).optional_columns if name in rows.column_names]
         return rows.select_columns([*self.columns, *optional])
 
-    @abstractmethod
     def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of tokenised rows in each part of the specification; shape (rows, parts)."""
+        """Return the tokens of tokenised rows in each part of the specification; shape (rows, parts).
+
+        By default, the first columns are the parts.
+        """
+        return column_lengths(rows, self.columns[: len(find_trainer(self.name).parts)])
 
     @abstractmethod
     def trainable(self, rows: Dataset) -> Counts:
@@ -216,17 +222,18 @@ class Adapter(ABC):
         """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""
         return self.collated(batch)
 
-    @abstractmethod
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
     ) -> Dataset:
-        """Return tokenised rows of given sizes, for a trace.
+        """Return tokenised rows of given sizes, for a trace; by default, the first columns are the parts.
 
         Args:
             rows: for each row, the tokens in each part of the specification.
             arguments: the trainer's configuration as planned.
             trainable: share of the tokens that the loss counts, where the parts do not determine it.
         """
+        parts = zip(self.columns, zip(*rows, strict=True), strict=False)
+        return Dataset.from_dict({name: [[TOKEN] * tokens for tokens in part] for name, part in parts})
 
     def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
         """Return the seconds per row of phases that run once over the whole dataset, by phase name."""

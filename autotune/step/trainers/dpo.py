@@ -13,13 +13,10 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 from trl.trainer import dpo_trainer
 
-from autotune.core.plan import TrainingPlan
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import InPhase
 from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, reference_of
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
-
-_TOKEN = 5
 
 
 class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
@@ -70,10 +67,6 @@ class PreferenceOptimization(AskingReference):
     module = dpo_trainer
     on_rows = _OnTokenizedRows
 
-    def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of prompt and answers."""
-        return column_lengths(rows, self.columns)
-
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of both answers."""
         return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
@@ -82,15 +75,6 @@ class PreferenceOptimization(AskingReference):
         """Return the sizes of both sequences, truncated as the collator truncates them."""
         rows = trainer.train_dataset
         return RowSizes(_sequences(rows, trainer.args.max_length), self.trainable(rows))
-
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
-        """Return rows of one repeated token."""
-        parts = zip(*rows, strict=True)
-        return Dataset.from_dict(
-            {name: [[_TOKEN] * tokens for tokens in part] for name, part in zip(self.columns, parts, strict=True)}
-        )
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report forward passes without gradients, which are those of the reference, whichever model it is."""

@@ -20,7 +20,6 @@ from autotune.step.trainers.base import Collation, InPhase
 from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, reference_of
 from autotune.trainers.kto import POLICY_KL, PRECOMPUTE, REFERENCE_KL, REFERENCE_PASS, WITHOUT_KL, estimates_kl
 
-_TOKEN = 5
 _MISMATCHED = "KL_completion_ids"
 
 
@@ -82,10 +81,6 @@ class UnpairedPreference(AskingReference):
         """Return arguments with a loss for which no answers are exchanged: which ones depends on the batch size."""
         return {**super().tokenizing, "loss_type": min(WITHOUT_KL)}
 
-    def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of prompt and answer."""
-        return column_lengths(rows, ("prompt_ids", "completion_ids"))
-
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of the answer."""
         return self.lengths(rows)[:, 1]
@@ -103,14 +98,8 @@ class UnpairedPreference(AskingReference):
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
     ) -> Dataset:
         """Return rows of one repeated token, desirable and not in turn."""
-        prompts, completions = zip(*rows, strict=True)
-        return Dataset.from_dict(
-            {
-                "prompt_ids": [[_TOKEN] * tokens for tokens in prompts],
-                "completion_ids": [[_TOKEN] * tokens for tokens in completions],
-                "label": [place % 2 == 0 for place in range(len(rows))],
-            }
-        )
+        labels = [place % 2 == 0 for place in range(len(rows))]
+        return super().synthetic(rows, plan, arguments, trainable).add_column("label", labels)
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report the passes without gradients: both on mismatched pairs, and the reference's on the rows."""

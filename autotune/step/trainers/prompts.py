@@ -14,14 +14,13 @@ from datasets import Dataset
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
 from autotune.errors import InputError
-from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
+from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter, MakeModel
 from autotune.step.trainers.rewards import reward_function
 from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT
 
 WANTED = "autotune_completion_tokens"
 """The column with the tokens that each completion of a row is to have."""
-_TOKEN = 5
 _SEED = 0
 
 
@@ -68,10 +67,6 @@ class Prompted(Adapter):
             return {PROMPT: [list(ids) for ids in prompts], COMPLETION: completions}
 
         return trainer.train_dataset.map(tokens, batched=True)
-
-    def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of prompts and of known completions."""
-        return column_lengths(rows, self.columns)
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of prompts: those of completions depend on the plan."""
@@ -120,11 +115,7 @@ class Prompted(Adapter):
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
     ) -> Dataset:
         """Return prompts of one repeated token, with completions of the given lengths."""
-        return Dataset.from_dict({
-            "prompt": ["a"] * len(rows),
-            PROMPT: [[_TOKEN] * prompt for prompt, _ in rows],
-            COMPLETION: [[_TOKEN] * completion for _, completion in rows],
-        })  # fmt: skip
+        return super().synthetic(rows, plan, arguments, trainable).add_column("prompt", ["a"] * len(rows))
 
 
 def rewards_of(plan: TrainingPlan | None) -> list[Callable[..., Any]]:

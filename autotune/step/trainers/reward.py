@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.models.heads import Head
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Adapter
-
-_TOKEN = 5
 
 
 class _OnTokenizedRows(RewardTrainer):
@@ -40,10 +37,6 @@ class RewardModelling(Adapter):
     processor = AutoTokenizer
     columns = ("chosen_ids", "rejected_ids")
 
-    def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of both sequences."""
-        return column_lengths(rows, self.columns)
-
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of both sequences: each has a part in the score."""
         return np.asarray(self.lengths(rows).sum(axis=1))
@@ -56,15 +49,6 @@ class RewardModelling(Adapter):
         """Return the sizes of both sequences."""
         rows = trainer.train_dataset
         return RowSizes(self.lengths(rows), self.trainable(rows))
-
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
-        """Return rows of one repeated token."""
-        chosen, rejected = zip(*rows, strict=True)
-        return Dataset.from_dict(
-            {"chosen_ids": [[_TOKEN] * n for n in chosen], "rejected_ids": [[_TOKEN] * n for n in rejected]}
-        )
 
 
 ADAPTER = RewardModelling()

@@ -12,9 +12,7 @@ from trl import SFTConfig, SFTTrainer
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL
 from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
-from autotune.step.trainers.base import Adapter, Collation
-
-_TOKEN = 5
+from autotune.step.trainers.base import TOKEN, Adapter, Collation
 
 
 class SupervisedFineTuning(Adapter):
@@ -29,10 +27,6 @@ class SupervisedFineTuning(Adapter):
     def tokenizing(self) -> Mapping[str, object]:
         """Return arguments without packing."""
         return {**super().tokenizing, "packing": False}
-
-    def lengths(self, rows: Dataset) -> Counts:
-        """Return the tokens of each row."""
-        return column_lengths(rows, ("input_ids",))
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the number of labelled tokens of each row."""
@@ -78,8 +72,8 @@ class SupervisedFineTuning(Adapter):
         for (full,) in rows:
             kept = min(full, length) if length else full
             ignored = kept - max(1, round(kept * trainable))
-            tokens.append([_TOKEN] * kept)
-            labels.append([IGNORED_LABEL] * ignored + [_TOKEN] * (kept - ignored))
+            tokens.append([TOKEN] * kept)
+            labels.append([IGNORED_LABEL] * ignored + [TOKEN] * (kept - ignored))
         return Dataset.from_dict({"input_ids": tokens, "labels": labels})
 
 
