@@ -140,7 +140,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot do a candidate, or why it is not planned."""
+        """Return why TRL cannot do a candidate."""
         plan = self.plan(candidate, setting)
         refused = self.refused(plan, setting.workload)
         if refused is not None:
@@ -151,11 +151,9 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return a reason where there are rows to evaluate on, or where vLLM generates, which is not planned."""
+        """Return a reason where there are rows to evaluate on."""
         if plan.evaluates:
             return f"{self.trainer_class} has no evaluation: it would pass prompts to the model as they are"
-        if plan.args.get("use_vllm"):
-            return f"vLLM is not planned beside {self.trainer_class}"
         return None
 
     def unintended(self, candidate: Candidate, setting: Setting) -> str | None:

@@ -82,7 +82,10 @@ def sections(
     event, operator = step.first_event, step.first_operator
     for part, phase in _in_step(trace, step, of_step, leading):
         time = timing(_works(trace, operator, phase.end_operator)) if timing else None
-        found.append(_section(host_levels, part, moments, (event, phase.end_event), time))
+        # Where vLLM generates, the phase allocates nothing, and what is held meanwhile counts.
+        empty = not any(event <= moment.event < phase.end_event for moment in moments)
+        levels = [_Moment(event, None, _held(trace, event))] if empty else moments
+        found.append(_section(host_levels, part, levels, (event, max(phase.end_event, event + 1)), time))
         event, operator = phase.end_event, phase.end_operator
     time = timing(_works(trace, operator, step.end_operator)) if timing else None
     found.append(_section(host_levels, Part(OPTIMIZER_STEP, Occurrence.ONCE), moments, (event, step.end_event), time))

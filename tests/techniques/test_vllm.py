@@ -66,6 +66,18 @@ def test_vllm_changes_training_and_has_to_be_allowed() -> None:
     assert GRPO.illegal(candidate(here(), vllm="colocate"), here()) is None
 
 
+@pytest.mark.parametrize("vllm", ["server", "colocate", "colocate-sleep"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo"])
+def test_vllm_is_planned_beside_each_trainer_that_generates(name: str, vllm: str) -> None:
+    trainer, of = find_trainer(name), workload(lengths={100: 64})
+    rows = replace(of, trainer=name, model=replace(of.model, max_positions=4096))
+    at = setting(machine=PLANNED, of=rows, allowed=ALLOWED, global_batch_size=8)
+    start = Candidate({item.name: item.default(at) for item in trainer.techniques})
+    # TRL's online DPO gives vLLM its weights back once in a step, so that a step is one micro-batch here.
+    wanted = trainer.normal(start.but(vllm=vllm, per_device_train_batch_size=8), at)
+    assert trainer.illegal(wanted, at) is None
+
+
 def test_what_belongs_to_vllm_is_searched_only_if_vllm_is() -> None:
     without = problem(here(allowed=frozenset()), trainer="grpo").choices
     assert without["vllm"] == ("off",)

@@ -17,6 +17,7 @@ from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.records import Trace
 from autotune.virtual.reference import run_on_cpu
+from autotune.virtual.sections import sections
 from tests.small import small_config, small_tokenizer
 
 SHAPE = Shape(2, 48, 24)
@@ -28,13 +29,17 @@ SIZES: dict[str, dict[str, object]] = {
 TRAINERS = pytest.mark.parametrize("name", list(SIZES))
 
 
-def steps_of(name: str, **vllm: object) -> Any:
+def plan_of(name: str, **vllm: object) -> TrainingPlan:
     args = {
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": False, "optim": "adamw_torch",
         "gradient_checkpointing": False, **SIZES[name], **vllm,
     }  # fmt: skip
-    trainer, plan = find_trainer(name), TrainingPlan(name, args, rewards=(NO_REWARD,))
-    traced = trainer.traced_plan(plan, Layout.PADDED, SHAPE)
+    return TrainingPlan(name, args, rewards=(NO_REWARD,))
+
+
+def steps_of(name: str, **vllm: object) -> Any:
+    trainer = find_trainer(name)
+    traced = trainer.traced_plan(plan_of(name, **vllm), Layout.PADDED, SHAPE)
     rows = TracedRows(trainer.traced_rows(Layout.PADDED, SHAPE, 1.0))
     return traced_training(traced, small_config(), small_tokenizer(), rows)
 
@@ -60,6 +65,16 @@ def test_what_training_holds_while_vllm_generates_is_what_the_cpu_holds(name: st
     traced, real = with_vllm(name), run_on_cpu(steps_of(name, **COLOCATED), phases=GENERATION)
     first = next(phase for phase in traced.phases if phase.name == GENERATION)
     assert first.device_peak.bytes == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)
+
+
+@TRAINERS
+def test_an_estimate_knows_what_training_holds_while_vllm_generates(name: str) -> None:
+    traced, real = with_vllm(name), run_on_cpu(steps_of(name, **COLOCATED), phases=GENERATION)
+    known = find_trainer(name).program(plan_of(name, **COLOCATED))
+    # The real run is measured in its first generation.
+    parts = sections(traced, traced.phase(step_name(0)), of_step=known.apart, leading=known.leading)
+    found = next(section for section in parts if section.part.phase == GENERATION)
+    assert max(found.totals) == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)
 
 
 @TRAINERS
