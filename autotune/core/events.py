@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate
-from autotune.core.measurement import Measurement
-from autotune.core.workload import Workload
+if TYPE_CHECKING:
+    # The help of every command comes through here.
+    from autotune.core.candidate import Candidate
+    from autotune.core.estimate import Estimate
+    from autotune.core.measurement import Measurement
+    from autotune.core.workload import Workload
 
 ONCE_MORE = ("confirmation", "comparison")
 """Purposes of probes that run a candidate once more, under the number that it has."""

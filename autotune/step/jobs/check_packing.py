@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from autotune.core.machine import DeviceKind
 from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
@@ -17,6 +15,7 @@ from autotune.step.models.heads import Head
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.trainers import adapter
+from autotune.step.trainers.packing import alone, packed
 
 # Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another.
 _DOCUMENT_TOKENS = (7, 19, 1, 12, 33)
@@ -99,17 +98,3 @@ def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 def _reason(error: Exception) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}"[:_REASON_CHARACTERS]
-
-
-def alone(document: Sequence[int]) -> dict[str, Any]:
-    """Return the inputs of a model for one document, given its tokens."""
-    return {"input_ids": torch.tensor([list(document)])}
-
-
-def packed(documents: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the inputs of a model for documents in one row, as TRL's collator packs them for its trainer."""
-    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(
-        [{"input_ids": list(ids)} for ids in documents]
-    )
-    del batch["labels"]
-    return dict(batch)
