@@ -220,6 +220,8 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield f"{len({row['plan'] for row in rows})} of {len(PLANS)} plans have been run so far."
+    yield ""
     yield "| figure | candidates | median | 95th percentile | worst |"
     yield "|---|--:|--:|--:|--:|"
     for figure in ("allocated", "reserved"):

@@ -15,7 +15,7 @@ AUTOTUNE = (sys.executable, "-m", "autotune")
 HEAVY = ("torch", "trl", "transformers", "optuna", "rich", "yaml", "numpy", "pyarrow", "datasets")
 
 
-def processor_seconds(command: tuple[str, ...], times: int = 5) -> float:
+def processor_seconds(command: tuple[str, ...], times: int = 12) -> float:
     """Return the processor time of the cheapest of some runs; unlike the clock's, others do not lengthen it by much."""
 
     def seconds() -> float:
