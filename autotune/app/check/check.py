@@ -234,6 +234,8 @@ def _check_options(asked: CheckArguments) -> None:
     """
     if asked.probe and asked.gpu is not None:
         raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
+    if asked.probe and not asked.fits:
+        raise InputError("--probe says whether it fits, which --no-fit leaves out.", hint="Give one of them.")
     if asked.timeout is not None and not asked.probe:
         raise InputError("--timeout ends the run of --probe, and there is none.", hint="Give both, or neither.")
     if asked.imports and not asked.fits:

@@ -56,6 +56,7 @@ def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -
         (CheckArguments("config.yaml", timeout=0, probe=True), "A time-out of 0 seconds is not possible"),
         (CheckArguments("config.yaml", imports=True, fits=False), "--import is for building the trainer"),
         (CheckArguments("config.yaml", probe=True, gpu="H100-80GB"), "--probe runs on this machine's device"),
+        (CheckArguments("config.yaml", probe=True, fits=False), "--probe says whether it fits"),
     ],
 )
 def test_options_that_do_not_go_together_are_told(asked: CheckArguments, said: str) -> None:
