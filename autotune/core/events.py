@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autotune.core.candidate import Candidate
+
 if TYPE_CHECKING:
     # The help of every command comes through here.
-    from autotune.core.candidate import Candidate
     from autotune.core.estimate import Estimate
     from autotune.core.measurement import Measurement
     from autotune.core.workload import Workload
