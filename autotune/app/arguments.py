@@ -187,8 +187,7 @@ class PlanArguments(PlannedArguments):
     Args:
         num_processes: processes that train together, each on a GPU of its own. None: one, or one on each of this
             machine's GPUs.
-        top: how many of the best candidates are shown, and are to stand on traces of their own. The best one does in
-            any case; with a large space, not all of the others do: :attr:`Estimate.origin` says which.
+        top: how many of the best candidates are shown, each of which was traced.
         explain: show how the estimate of one candidate came about: of the fastest that fits, or of the baseline where
             nothing does. Fix knobs to choose the candidate.
         output: directory of a bundle of the fastest that is predicted to fit, in which nothing is measured. None: no

@@ -117,7 +117,7 @@ class SupervisedFineTuning(FusedHead):
             case Layout.EQUAL:
                 return ((tokens,),) * shape.rows
             case Layout.PADDED:
-                # A padded row adds the mask; being nearly as long as the longest, it keeps the loss's tokens maximal.
+                # A padded row adds the mask; how many tokens the loss counts is up to ``trainable``.
                 return (*((tokens,),) * (shape.rows - 1), (max(1, tokens - 1),))
             case Layout.FLAT:
                 return ((tokens // _TRACED_DOCUMENTS,),) * _TRACED_DOCUMENTS
