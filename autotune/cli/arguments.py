@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -51,12 +51,14 @@ def add_options(
     for title, names in (groups or {}).items():
         homes |= dict.fromkeys(names, parser.add_argument_group(title))
     declared = set(_NO_OPTIONS)
+    every = [each for kind in kinds for each in fields(kind)]
+    positional = {each.name for each in every if not each.kw_only and not isinstance(each.default, str)}
     for kind in kinds:
         types, texts = get_type_hints(kind), descriptions(kind)
         for each in (each for each in fields(kind) if each.name not in declared):
             declared.add(each.name)
             name, default = each.name, each.default
-            form = {"help": _help(texts, name, default), **_form(types[name], name, default)}
+            form = {"help": _help(texts, positional, name, default), **_form(types[name], name, default)}
             if each.kw_only or isinstance(default, str):
                 homes.get(name, parser).add_argument(_option(name, default), dest=name, **form)
             else:
@@ -92,10 +94,12 @@ def _form(annotation: object, name: str, default: object) -> dict[str, Any]:
     return form
 
 
-def _help(texts: Mapping[str, str], name: str, default: object) -> str:
+def _help(texts: Mapping[str, str], positional: Container[str], name: str, default: object) -> str:
     """Return the description of an argument in the words of the command line, its default at the end."""
 
     def spelled(found: re.Match[str]) -> str:
+        if found[1] in positional:
+            return found[1].upper()
         return _option(found[1]) if found[1] in texts else found[1]
 
     text = re.sub(r"``(.*?)``", spelled, re.sub(r":\w+:`(.*?)`", r"\1", texts[name]))
