@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import autotune
-from autotune.cli.boundary import run
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,17 +80,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project(folder, environment)
 
 
-@pytest.fixture(scope="module")
-def remembered(project: Project) -> Project:
-    """The project, with the verdicts of its configuration: they take this process less than a command's imports."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", project.environment["XDG_CACHE_HOME"])
-        patch.chdir(project.folder)
-        autotune.check(["trl", "sft", "--config", CONFIGURATION])
-        autotune.check(CONFIGURATION, trainer="sft", gpu="cpu")
-    return project
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("budget", "code"), LIMITS)
 @pytest.mark.parametrize(
@@ -103,9 +90,9 @@ def remembered(project: Project) -> Project:
     ],
 )
 def test_a_script_starts_only_what_fits(
-    words: tuple[str | Path, ...], budget: str, code: int, remembered: Project
+    words: tuple[str | Path, ...], budget: str, code: int, project: Project
 ) -> None:
-    ended = remembered.run(*words, AUTOTUNE_CHECK=f"--memory-budget {budget}")
+    ended = project.run(*words, AUTOTUNE_CHECK=f"--memory-budget {budget}")
     assert ended.returncode == code, ended.stderr
     assert (STARTED in ended.stdout) is (code == 0)
 
@@ -130,9 +117,10 @@ def test_the_test_passes_only_what_fits(budget: str, code: int, project: Project
     assert ("does not fit" in ended.stdout) is (code == 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(("budget", "code"), [LIMITS[0], pytest.param(*LIMITS[1], marks=pytest.mark.nightly)])
-def test_the_action_passes_only_what_fits(budget: str, code: int, remembered: Project) -> None:
+@pytest.mark.parametrize(("budget", "code"), LIMITS)
+def test_the_action_passes_only_what_fits(budget: str, code: int, project: Project) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     inputs = {name: str(value.get("default", "")) for name, value in action["inputs"].items()}
     inputs |= {"config": CONFIGURATION, "trainer": "sft", "gpu": "cpu", "package": ""}
@@ -142,7 +130,7 @@ def test_the_action_passes_only_what_fits(budget: str, code: int, remembered: Pr
         given = {
             name: inputs[value.removeprefix("${{ inputs.").removesuffix(" }}")] for name, value in step["env"].items()
         }
-        codes.append(remembered.run("bash", "-eo", "pipefail", "-c", step["run"], **given).returncode)
+        codes.append(project.run("bash", "-eo", "pipefail", "-c", step["run"], **given).returncode)
     assert codes == [0, code]
 
 
@@ -168,18 +156,14 @@ def test_the_hook_leaves_the_files_of_tools_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_hook_refuses_a_key_that_is_none(
-    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_hook_refuses_a_key_that_is_none(project: Project) -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     entry = [*shlex.split(hook["entry"]), "--trainer", "sft", *hook["args"]]
-    monkeypatch.setenv("XDG_CACHE_HOME", project.environment["XDG_CACHE_HOME"])
-    monkeypatch.chdir(project.folder)
-    assert run([*entry, CONFIGURATION, "broken.yaml"]) == 2
-    said = capsys.readouterr().out
-    assert "Did you mean packing?" in said
+    ended = project.run(*entry, CONFIGURATION, "broken.yaml")
+    assert ended.returncode == 2
+    assert "Did you mean packing?" in ended.stdout
     # The first of the two can be read.
-    assert f"{CONFIGURATION}: reads\n" in said
+    assert f"{CONFIGURATION}: reads\n" in ended.stdout
 
 
 def test_the_workflow_names_options_that_the_command_has() -> None:
