@@ -51,7 +51,7 @@ def found(
 ) -> tuple[Ended, Path]:
     """One run that finds something, and where its bundle is."""
     folder = tmp_path_factory.mktemp("found")
-    words = ("probe", small_model_directory, small_dataset_file, *PLANNED, "--space", space, "--trials", "6", "--json")
+    words = ("probe", small_model_directory, small_dataset_file, *PLANNED, "--space", space, "--trials", "4", "--json")
     return autotune(*words, "--output", "bundle", folder=folder), folder / "bundle"
 
 
@@ -138,7 +138,8 @@ def test_no_plan_was_probed_twice(found: tuple[Ended, Path]) -> None:
 
 def test_its_page_has_the_verdict(found: tuple[Ended, Path]) -> None:
     page = (found[1] / "report.html").read_text(encoding="utf-8")
-    assert "the speed of TRL&#39;s default" in page or "fastest candidate that fits" in page
+    # How fast it is beside TRL's default depends on the machine.
+    assert "Confirmed by a longer run, the worst batch included." in page
 
 
 def test_a_check_of_its_configuration_takes_what_was_measured(
