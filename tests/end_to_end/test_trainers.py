@@ -212,7 +212,7 @@ def test_lengths_are_shown_with_the_rows_that_each_keeps(small_model_directory: 
         ("grpo", ("--completion-length", "nothing"), "The dataset has no column 'nothing'"),
         ("grpo", ("--completion-length", "0"), "A completion length of 0 is not possible"),
         # Too many for the smallest part of a step that a generation may serve, an eighth.
-        ("grpo", ("--global-batch-size", "1024"), "a generation batch needs 128 prompts, and the dataset has 60"),
+        ("grpo", ("--global-batch-size", "4096"), "a generation batch needs 512 prompts, and the dataset has 60"),
         ("grpo", ("--fix", "num_generations=3"), "cannot be divided into groups of the 3 completions"),
     ],
 )
