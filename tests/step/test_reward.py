@@ -179,17 +179,6 @@ def test_a_margin_must_be_given_in_every_row(small_model_directory: Path, tmp_pa
         prepared(small_model_directory, tmp_path, [{**first, "margin": 0.1}, second])
 
 
-@pytest.mark.parametrize(("missing", "there"), [("rejected", "chosen"), ("chosen", "rejected")])
-def test_a_missing_column_is_told_with_those_that_are_wanted(
-    small_model_directory: Path, tmp_path: Path, missing: str, there: str
-) -> None:
-    rows = [{name: value for name, value in row.items() if name != missing} for row in pair_rows()]
-    with pytest.raises(InputError, match="has no column that Reward can use: it has") as caught:
-        prepared(small_model_directory, tmp_path, rows)
-    assert there in str(caught.value)
-    assert missing in caught.value.hint
-
-
 def test_a_probe_of_rows_that_are_all_dropped_ends_with_the_reason(pairs: PrepareReply, tmp_path: Path) -> None:
     request = replace(request_of(pairs, max_length=2))
     shown = probe(request, JobContext(tmp_path, time.monotonic())).ranks[0]
