@@ -15,7 +15,6 @@ from optuna.storages import BaseStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
 
 from autotune.confidential import hidden, hidden_url, secrets_in
 from autotune.errors import InputError
@@ -48,6 +47,8 @@ def connected(url: str, patience_seconds: float = 0.0) -> tuple[BaseStorage, Cal
         return _journal(url), _nothing
     if url.startswith(GRPC):
         return _proxy(url)
+    if is_in_memory(url):
+        return optuna.storages.InMemoryStorage(), _nothing
     return _database(url, patience_seconds)
 
 
@@ -174,9 +175,7 @@ def _is_being_made(error: BaseException) -> bool:
 def _engine_options(url: str) -> dict[str, Any]:
     asked = make_url(url)
     if asked.get_backend_name() == "sqlite":
-        # Threads of one process share a database in memory only through one connection.
-        shared = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
-        return shared if is_in_memory(url) else {}
+        return {}
     options: dict[str, Any] = {"pool_pre_ping": True}
     psycopg = asked.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
     if psycopg and "connect_timeout" not in asked.query:

@@ -58,6 +58,19 @@ class Run:
         )
 
 
+@dataclass
+class Now:
+    """A clock that stands still but for what a test adds, and for a step at each look at it."""
+
+    seconds: float = 0.0
+    step_seconds: float = 0.0
+
+    def __call__(self) -> float:
+        """Look at it."""
+        self.seconds += self.step_seconds
+        return self.seconds
+
+
 def probed(outcome: SearchOutcome, purpose: Purpose | None = None) -> list[Record]:
     """The records that a probe was run for."""
     return [record for record in outcome.records if record.probed and purpose in (None, record.purpose)]

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
-from optuna.storages import InMemoryStorage
 
 from autotune.core.candidate import Candidate
 from autotune.core.events import ProbeStarted
@@ -16,7 +15,7 @@ from autotune.core.status import Ending, ProbeStatus
 from autotune.study import ProbeRun, Purpose
 from tests.study.foretold import Foretold
 from tests.study.replayed import BASELINE, ReplayedTable, measurement
-from tests.study.running import Run, probed
+from tests.study.running import Now, Run, probed
 
 TRIALS = 6
 UNCOUNTED = (Purpose.AUDIT, Purpose.CONFIRMATION, Purpose.COMPARISON)
@@ -24,19 +23,6 @@ LIMIT_SECONDS = 100.0
 _MOST_RUNS = 100
 """Far more than a search of so few trials takes; one that spins never ends."""
 RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "in backward", wall_seconds=5.0)
-
-
-@dataclass
-class Now:
-    """A clock that stands still but for what a test adds, and for a step at each look at it."""
-
-    seconds: float = 0.0
-    step_seconds: float = 0.0
-
-    def __call__(self) -> float:
-        """Look at it."""
-        self.seconds += self.step_seconds
-        return self.seconds
 
 
 @dataclass
@@ -65,10 +51,9 @@ class Timed(ReplayedTable):
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Now:
-    """The clock of a search, whose study is kept in this process."""
+    """The clock of a search."""
     made = Now()
     monkeypatch.setattr("autotune.study.clock.time.monotonic", made)
-    monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (InMemoryStorage(), lambda: None))
     return made
 
 

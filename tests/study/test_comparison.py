@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from autotune.study.problem import ShortRun, Turn
 from autotune.study.selection import leader
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, tokens_per_second
-from tests.study.running import PATIENT, Run
+from tests.study.running import PATIENT, Now, Run
 
 GOOD = BASELINE.but(attention="flash", packing="bfd", liger="on")
 NEXT = GOOD.but(liger="off")
@@ -191,13 +190,17 @@ def test_no_two_runs_of_a_search_are_the_same(recipes: Run) -> None:
     assert len({(run.number, run.purpose, run.turn) for run in table.runs}) == len(table.runs)
 
 
-def test_the_time_limit_ends_a_comparison_and_what_there_is_of_it_counts(durable: Run) -> None:
+def test_the_time_limit_ends_a_comparison_and_what_there_is_of_it_counts(
+    durable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     durable.problem.recipes = (GOOD,)
+    now = Now()
+    monkeypatch.setattr("autotune.study.clock.time.monotonic", now)
 
     def hanging(run: ProbeRun, seconds_left: float | None) -> Measurement:
         if run.turn is None or run.turn.pair == 0:
             return measurement(run.candidate)
-        time.sleep(seconds_left or 0)
+        now.seconds += seconds_left or 0
         return Measurement(ProbeStatus.TIMEOUT, "took too long")
 
     outcome = durable(hanging, trials=2, effort=EFFORT, timeout_seconds=3.0)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from optuna.storages import InMemoryStorage
 
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, OutOfMemory
@@ -112,13 +111,6 @@ class Watched(ReplayedTable):
     def _need(self, candidate: Candidate) -> int | None:
         guess = self.predictor.predict(candidate)
         return None if guess is None else guess.need_bytes
-
-
-@pytest.fixture(autouse=True)
-def _in_memory(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Keep each study in this process, unless it is resumed."""
-    if "durable" not in request.fixturenames:
-        monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (InMemoryStorage(), lambda: None))
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 60))])

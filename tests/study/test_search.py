@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
+
+import pytest
 
 from autotune.core.events import CandidateVetoed, ProbeFinished, ProbeStarted
 from autotune.core.measurement import Measurement, OutOfMemory
@@ -12,7 +13,7 @@ from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.surrogate import Surrogate
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, measurement
-from tests.study.running import PATIENT, Run, probed
+from tests.study.running import PATIENT, Now, Run, probed
 
 
 def test_the_baseline_comes_first_and_the_recipes_next(run: Run) -> None:
@@ -171,14 +172,18 @@ def test_a_baseline_with_a_choice_outside_of_the_space_is_probed(run: Run) -> No
     assert outcome.winner.candidate["precision"] == "bf16"
 
 
-def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(durable: Run) -> None:
+def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(
+    durable: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits: list[float | None] = []
+    now = Now()
+    monkeypatch.setattr("autotune.study.clock.time.monotonic", now)
 
     def hanging(run: ProbeRun, seconds_left: float | None) -> Measurement:
         limits.append(seconds_left)
         if run.number < 2:
             return measurement(run.candidate)
-        time.sleep(seconds_left or 0)
+        now.seconds += seconds_left or 0
         return Measurement(ProbeStatus.TIMEOUT, "took too long")
 
     outcome = durable(hanging, timeout_seconds=4.0)
