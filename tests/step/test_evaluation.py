@@ -36,19 +36,26 @@ TRAINED = [9, 30, 12, 44, 25, 18, 31, 40]
 EVALUATED = [11, 57, 23, 8, 70, 38, 52, 14, 45, 29, 33]
 
 
-@pytest.fixture
-def workload_of(job_server: JobServer, tmp_path: Path) -> MakeWorkload:
-    """Prepare rows to train on and rows to evaluate on, for a small model."""
+@pytest.fixture(scope="module")
+def workload_of(job_server: JobServer, tmp_path_factory: pytest.TempPathFactory) -> MakeWorkload:
+    """Prepare rows to train on and rows to evaluate on, for a small model, once for all tests."""
+
+    known: dict[str, PrepareReply] = {}
 
     def make(trainer: str, trained: list[Any], evaluated: list[Any], **config: Any) -> PrepareReply:
-        model = write_small_model(tmp_path / "model", weights=False, **config)
-        files = [write_rows(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", trained), ("b", evaluated))]
+        key = repr((trainer, trained, evaluated, config))
+        if key in known:
+            return known[key]
+        folder = tmp_path_factory.mktemp("evaluated")
+        model = write_small_model(folder / "model", weights=False, **config)
+        files = [write_rows(folder / f"{name}.jsonl", rows) for name, rows in (("a", trained), ("b", evaluated))]
         sources = [DatasetSource(file.name, "json", str(file)) for file in files]
-        directories = [str(tmp_path / name) for name in ("tokenized", "evaluation")]
+        directories = [str(folder / name) for name in ("tokenized", "evaluation")]
         request = PrepareRequest(
             ModelSource(str(model)), sources[0], trainer, directories[0], sources[1], directories[1]
         )
-        return prepare(job_server, request, tmp_path / "prepare")
+        known[key] = prepare(job_server, request, folder / "prepare")
+        return known[key]
 
     return make
 
