@@ -31,6 +31,7 @@ from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
 from autotune.virtual.addresses import addresses
+from autotune.virtual.generation import short_generation
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 from autotune.virtual.ranks import World
 from autotune.virtual.tensors import replaced
@@ -103,7 +104,13 @@ def traced_training(
     """
 
     def run(device: torch.device) -> None:
-        with tempfile.TemporaryDirectory(dir=beside) as folder, engine_on(device, plan), _cache_emptied(device):
+        with (
+            tempfile.TemporaryDirectory(dir=beside) as folder,
+            engine_on(device, plan),
+            _cache_emptied(device),
+            # Not only around the call of `generate`: with FSDP2, the Trainer takes that function from the model before.
+            short_generation(),
+        ):
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **NOT_TRACED)
