@@ -26,6 +26,8 @@ RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 24
 # The prompt, a step half-way, and the last two.
 RUN = 4
 GRPO: Mapping[str, object] = {"num_generations": ROWS, "max_completion_length": TOKENS}
+# The ids and the mask of tokens that count as generated are held twice; they are no share of the peak of such a model.
+WIDE = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768}
 pytestmark = pytest.mark.slow
 
 
@@ -69,7 +71,7 @@ def test_a_few_steps_need_the_memory_and_time_of_all(
 ) -> None:
     shape = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1, "bf16": True}
     plan = TrainingPlan(trainer, {**shape, **args}, rewards=(NO_REWARD,), launch=Launch(ranks))
-    model = ModelSource(str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=2)))
+    model = ModelSource(str(write_small_model(tmp_path / "model", weights=False, **WIDE)))
     request = TraceRequest(plan, model, "cuda", worst=((PROMPT, TOKENS),) * ROWS, gpu=find_gpu("A100-80GB"))
     # Engines change libraries for the rest of their process.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
@@ -83,4 +85,5 @@ def test_a_few_steps_need_the_memory_and_time_of_all(
         if found.time is not None and expected.time is not None:
             assert found.time.seconds == pytest.approx(expected.time.seconds, rel=0.03), found.part
             sent, all_sent = found.time.communication_seconds, expected.time.communication_seconds
-            assert sent == pytest.approx(all_sent, rel=0.001), found.part
+            # Each generation sends a number once more, by which ranks tell one another whether they are done.
+            assert sent == pytest.approx(all_sent, rel=0.001, abs=1e-8), found.part
