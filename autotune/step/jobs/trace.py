@@ -131,9 +131,7 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     )
 
 
-def _of_worst_rank(
-    steps: Callable[[Any], None], request: TraceRequest, trained: Trained, *, is_whole: bool
-) -> Trace:
+def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, trained: Trained, *, is_whole: bool) -> Trace:
     """Return the trace of the rank that needs the most.
 
     Args:
