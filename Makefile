@@ -58,7 +58,7 @@ test-lowest: $(LOWEST_READY)
 # What autotune says of TRL, held to another release: pip replaces the pinned TRL, and what it needs along with it.
 test-trl: $(TRL_READY)
 	$(TRL_BIN)/python -m pip install --quiet --upgrade 'trl$(addprefix ==,$(TRL))'
-	$(TRL_BIN)/python -m pytest tests/contract tests/techniques $(TWO_WORKERS)
+	$(TRL_BIN)/python -m pytest -m 'not gpu' --timeout 900 tests/contract tests/techniques $(TWO_WORKERS)
 
 # PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md), then what is tested on GPUs, on such.
 test-cuda: test-cuda-brief

@@ -96,7 +96,7 @@ class PatientStorage(BaseStorage):
         """Make it.
 
         Args:
-            patience_seconds: time after which a call that still fails is given up.
+            patience_seconds: time after the first failure of a call in which it is repeated, at least once.
             longest_delay_seconds: longest time between two attempts. After an outage, every worker has to renew its
                 lease before another counts it as dead.
             failed: returns what is raised for a failure that did not pass.
@@ -113,7 +113,7 @@ class PatientStorage(BaseStorage):
         self.closing = threading.Event()
 
     def _call(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        delay, started = _FIRST_DELAY_SECONDS, time.monotonic()
+        delay, failing_since = _FIRST_DELAY_SECONDS, None
         while True:
             try:
                 with self._lock:
@@ -121,7 +121,9 @@ class PatientStorage(BaseStorage):
             except _ANSWERS:
                 raise
             except self._failures as error:
-                over = time.monotonic() - started > self._patience_seconds or self.closing.is_set()
+                now = time.monotonic()
+                failing_since = now if failing_since is None else failing_since
+                over = now - failing_since > self._patience_seconds or self.closing.is_set()
                 if over or not passes(error):
                     raise self._failed(error) from error
                 if delay == _FIRST_DELAY_SECONDS and threading.get_ident() == self._owner:

@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
+import autotune
 from autotune.cli.boundary import run
 from autotune.core.codec import decode
 from autotune.core.estimate import Origin, Plan
@@ -200,18 +202,6 @@ def test_words_reach_the_api_in_its_own_types(found: Callable[[Plan], dict[str, 
     }  # fmt: skip
 
 
-def process(cache: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command to its end, with a cache of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", "plan", *map(str, words)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
-    )
-
-
 @pytest.fixture(scope="module")
 def asked(model: Path, small_dataset_file: Path) -> tuple[object, ...]:
     """What the first of the runs below and those after it ask."""
@@ -222,9 +212,9 @@ def asked(model: Path, small_dataset_file: Path) -> tuple[object, ...]:
 def first(asked: Sequence[object], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
     """A real plan of a real dataset; and the cache that it left."""
     cache = tmp_path_factory.mktemp("cache")
-    done = process(cache, *asked, "--json", "--all")
-    assert done.returncode == 0, done.stderr
-    return cache, decode(Plan, json.loads(done.stdout))
+    model, dataset, _, gpu, *_ = map(str, asked)
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(cache)):
+        return cache, autotune.plan(model, dataset, gpu=gpu, fix=FIXED)
 
 
 @pytest.mark.slow
@@ -246,21 +236,27 @@ def test_a_dataset_is_planned_from_traces(first: tuple[Path, Plan]) -> None:
 
 @pytest.mark.slow
 def test_a_broken_entry_of_the_cache_is_traced_again_and_the_others_are_not(
-    first: tuple[Path, Plan], asked: Sequence[object]
+    first: tuple[Path, Plan],
+    asked: Sequence[object],
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     cache, before = first
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     entries = [file for file in (cache / "autotune").glob("*.json") if '"kind"' in file.read_text(encoding="utf-8")]
     entries[0].write_text("{", encoding="utf-8")
-    done = process(cache, *asked, "--json", "--all")
-    after = decode(Plan, json.loads(done.stdout))
+    assert plan(*asked, "--json", "--all") == 0
+    after = decode(Plan, json.loads(capfdbinary.readouterr().out))
     assert after.new_trace_count == 1
     assert after.estimates == before.estimates
 
 
 @pytest.mark.slow
 def test_output_to_a_pipe_is_plain_and_keeps_to_its_width(first: tuple[Path, Plan], asked: Sequence[object]) -> None:
-    done = process(first[0], *asked, COLUMNS="60")
-    assert done.returncode == 0
+    command = [sys.executable, "-m", "autotune", "plan", *map(str, asked)]
+    here = {**os.environ, "XDG_CACHE_HOME": str(first[0]), "COLUMNS": "60"}
+    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 60
     assert "The fastest that fits: " in done.stdout
@@ -299,15 +295,18 @@ def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
 
 
 @pytest.mark.slow
-def test_rows_of_one_length_are_planned_from_a_configuration_alone(model: Path, tmp_path: Path) -> None:
+def test_rows_of_one_length_are_planned_from_a_configuration_alone(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bare = tmp_path / "llama8b.json"
     shutil.copy(model / "config.json", bare)
     words = ("--seq-len", 32, "--gpu", "RTX4090", *fixing(per_device_train_batch_size="2"), "--json")
-    alone, whole = (process(tmp_path / "cache", source, *words) for source in (bare, model))
-    assert (alone.returncode, whole.returncode) == (0, 0), alone.stderr + whole.stderr
-    found = decode(Plan, json.loads(alone.stdout))
-    assert found.model == str(bare)
-    assert found.estimates == decode(Plan, json.loads(whole.stdout)).estimates
+    alone, whole = (
+        decode(Plan, json.loads(capfdbinary.readouterr().out)) for source in (bare, model) if plan(source, *words) == 0
+    )
+    assert alone.model == str(bare)
+    assert alone.estimates == whole.estimates
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ stage = zero(3, stage3_prefetch_bucket_size=int(bucket), stage3_param_persistenc
 fields = {"gradient_checkpointing": False, "max_steps": 2, "ds3_gather_for_generation": False, **stage}
 built(name, Path(model), Path(folder) / "out", **fields).train()
 """
-pytestmark = [pytest.mark.slow, needs_deepspeed]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_deepspeed]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_model(tmp_path_factory.mktemp("model"), "llama", tie_word_embeddings=False)
 
 
-@pytest.mark.nightly
 def test_grpo_fails_where_weights_are_prefetched(model: Path, tmp_path: Path) -> None:
     done = trained_alone(_SCRIPT, "grpo", str(model), str(tmp_path), str(AHEAD))
     # Where this trains, a release has mended it: what `sharding` says of prefetching can go. A single rank uses a
@@ -53,7 +52,6 @@ def test_grpo_trains_where_none_are_prefetched(model: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.nightly
 def test_rloo_fails_where_none_are_prefetched(model: Path, tmp_path: Path) -> None:
     done = trained_alone(_SCRIPT, "rloo", str(model), str(tmp_path), "0")
     # Where this trains, a release has mended it: the restriction of `ds3_gather_for_generation` can go.

@@ -100,20 +100,17 @@ def test_bfd_split_packs_as_bfd_where_nothing_overflows(build: Build) -> None:
     assert rows[0] == rows[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fields", "reason", "reason_of_cuda_build"),
     [
         ("activation_offloading=True", "AttributeError", "CUDA"),
-        # Those below are left to the nightly tests: each takes a process of its own.
         # PyTorch built for CUDA takes ordinary memory for pinned memory where there is no GPU, so that this trains.
-        pytest.param(
-            "gradient_checkpointing=True, gradient_checkpointing_kwargs={'offload': True}", "pin", None,
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param("use_liger_kernel=True", "driver", "driver", marks=pytest.mark.nightly),
+        ("gradient_checkpointing=True, gradient_checkpointing_kwargs={'offload': True}", "pin", None),
+        ("use_liger_kernel=True", "driver", "driver"),
     ],
     ids=["activation_offloading", "offload", "liger"],
-)  # fmt: skip
+)
 def test_what_needs_an_accelerator_fails_without_one(
     train_alone: TrainAlone, fields: str, reason: str, reason_of_cuda_build: str | None
 ) -> None:

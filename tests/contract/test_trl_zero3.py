@@ -17,6 +17,7 @@ from tests.contract.ranks import trained_alone
 from tests.step.test_ranks import needs_deepspeed
 
 OFFERING = [name for name, trainer in trainers().items() if OFFLOADING in trainer.techniques]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_deepspeed]
 REASON = "'Tensor' object has no attribute 'ds_status'"
 # TRL offloads from an accelerator by streams to pinned memory. On the CPU, the same hooks copy within its memory.
 _SCRIPT = """
@@ -60,11 +61,7 @@ def train(name: str, stage: int, model: Path, folder: Path) -> subprocess.Comple
     return trained_alone(_SCRIPT, name, str(stage), str(model), str(folder))
 
 
-@pytest.mark.slow
-@needs_deepspeed
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "sft" else pytest.mark.nightly) for name in OFFERING]
-)
+@pytest.mark.parametrize("name", OFFERING)
 def test_a_fused_head_cannot_gather_its_weight_where_activations_are_offloaded(
     small_model_directory: Path, tmp_path: Path, name: str
 ) -> None:
@@ -76,8 +73,6 @@ def test_a_fused_head_cannot_gather_its_weight_where_activations_are_offloaded(
         assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.nightly
-@needs_deepspeed
 def test_activations_are_offloaded_where_each_rank_has_the_whole_head(
     small_model_directory: Path, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ TECHNIQUE = WeightDecay()
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with one more file."""
     root = tmp_path_factory.mktemp("checkout")
-    for name in ("autotune", "search_spaces"):
+    for name in ("autotune", "search_spaces", "tests"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "autotune" / "techniques" / "weight_decay.py").write_text(NEW_FILE, encoding="utf-8")
     return root

@@ -100,7 +100,8 @@ def test_it_is_asked_for_sample_rows_and_passes_the_suite_once_it_has_them(check
 def test_its_memory_is_planned_for_a_gpu_that_is_not_here(
     checkout: Path, small_model_directory: Path, rows_file: Path, tmp_path: Path
 ) -> None:
-    words = ("plan", small_model_directory, rows_file, "--trainer", "toy", "--gpu", "24GiB", "--json")
+    fixed = ("--fix", "max_length=coverage", "--fix", "per_device_train_batch_size=2")
+    words = ("plan", small_model_directory, rows_file, "--trainer", "toy", "--gpu", "24GiB", *fixed, "--json")
     ended = autotune(*words, folder=tmp_path, root=checkout)
     assert ended.code == 0, ended.err
     traced = [item for item in ended.document["estimates"] if item["origin"] == "traced"]

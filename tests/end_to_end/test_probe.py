@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune import check
+from autotune.core.verdict import Outcome, Source
 from tests.end_to_end.runs import Ended, autotune, descendants, start
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.study.dashboard import attributes, shown
@@ -49,7 +51,7 @@ def found(
 ) -> tuple[Ended, Path]:
     """One run that finds something, and where its bundle is."""
     folder = tmp_path_factory.mktemp("found")
-    words = ("probe", small_model_directory, small_dataset_file, *PLANNED, "--space", space, "--trials", "10", "--json")
+    words = ("probe", small_model_directory, small_dataset_file, *PLANNED, "--space", space, "--trials", "4", "--json")
     return autotune(*words, "--output", "bundle", folder=folder), folder / "bundle"
 
 
@@ -136,16 +138,19 @@ def test_no_plan_was_probed_twice(found: tuple[Ended, Path]) -> None:
 
 def test_its_page_has_the_verdict(found: tuple[Ended, Path]) -> None:
     page = (found[1] / "report.html").read_text(encoding="utf-8")
-    assert "the speed of TRL&#39;s default" in page or "fastest candidate that fits" in page
+    # How fast it is beside TRL's default depends on the machine.
+    assert "Confirmed by a longer run, the worst batch included." in page
 
 
-def test_a_check_of_its_configuration_takes_what_was_measured(found: tuple[Ended, Path], tmp_path: Path) -> None:
+def test_a_check_of_its_configuration_takes_what_was_measured(
+    found: tuple[Ended, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ended, folder = found
-    checked = autotune("check", folder / "config.yaml", "--trainer", "sft", "--json", folder=tmp_path)
-    assert checked.code == 0, checked.err
-    need, recommended = checked.document["need"], ended.document["recommended"]
-    assert (checked.document["outcome"], need["source"]) == ("fits", "measured by a study")
-    assert need["bytes"] == recommended["peak_bytes"]
+    checked = check(folder / "config.yaml", trainer="sft")
+    assert checked.need is not None
+    assert (checked.outcome, checked.need.source) == (Outcome.FITS, Source.STUDIED)
+    assert checked.need.bytes == ended.document["recommended"]["peak_bytes"]
 
 
 def test_trl_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_path: Path) -> None:
@@ -187,49 +192,41 @@ def test_another_workload_s_study_is_not_resumed(
     assert "dataset" in ended.err
 
 
-def test_a_killed_run_goes_on_with_nothing_lost_or_repeated_and_leaves_nothing_running(
-    small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGINT, signal.SIGKILL))],
+)
+def test_a_run_that_is_ended_leaves_nothing_running_and_goes_on_with_nothing_lost_or_repeated(
+    number: signal.Signals, small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
 ) -> None:
-    limits = ("--space", space, "--trials", "6", "--output", "killed", "--json")
+    limits = ("--space", space, "--trials", "4", "--output", "stopped", "--json")
     words = ("probe", small_model_directory, small_dataset_file, *QUICK, *limits)
     running = start(*words, folder=tmp_path)
-    probes = tmp_path / "killed" / "probes"
-    _wait(lambda: len(list(probes.glob("*/request.json"))) == 3, running)
-    family = [*descendants(running.pid), psutil.Process(running.pid)]
-    running.kill()
-    running.communicate()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    probes = tmp_path / "stopped" / "probes"
+    _wait(lambda: len(list(probes.glob("*/request.json"))) == 2, running)
+    main, family = psutil.Process(running.pid), descendants(running.pid)
+    # A scheduler sends it to all processes of a job; the kernel kills one.
+    for process in [main] if number is signal.SIGKILL else [main, *family]:
+        process.send_signal(number)
+    _, said = running.communicate(timeout=60)
+    if number is not signal.SIGKILL:
+        assert running.returncode == 128 + number
+        assert "--resume" in said
+        assert "Traceback" not in said
+        assert json.loads((tmp_path / "stopped" / "result.json").read_text())["status"] == "interrupted"
+    _, alive = psutil.wait_procs([main, *family], timeout=10)
     assert alive == []
     replies = {file: file.stat().st_mtime_ns for file in probes.glob("*/reply.json")}
-    assert len(replies) == 2
+    assert len(replies) == 1
 
     resumed = autotune(*words, "--resume", folder=tmp_path)
     assert resumed.code == 0, resumed.err
     probed = [trial for trial in resumed.document["trials"] if trial["status"] not in ("vetoed", "crashed")]
-    assert len(replies) < len(probed) <= 6
+    assert len(replies) < len(probed) <= 4
     assert {file: file.stat().st_mtime_ns for file in replies} == replies
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
-def test_an_interruption_keeps_what_was_found_and_says_how_to_go_on(
-    number: signal.Signals, small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
-) -> None:
-    words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--output", "stopped")
-    running = start(*words, folder=tmp_path)
-    _wait(lambda: len(list((tmp_path / "stopped" / "probes").glob("*/request.json"))) == 2, running)
-    family = descendants(running.pid)
-    # A scheduler sends it to all processes of a job.
-    for process in [psutil.Process(running.pid), *family]:
-        process.send_signal(number)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 128 + number
-    assert "--resume" in said
-    assert "Traceback" not in said
-    assert json.loads((tmp_path / "stopped" / "result.json").read_text())["status"] == "interrupted"
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
-
-
+@pytest.mark.nightly
 def test_a_budget_that_nothing_fits_in_ends_with_1_and_says_what_might_help(
     small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
 ) -> None:

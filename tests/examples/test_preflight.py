@@ -117,8 +117,9 @@ def test_the_test_passes_only_what_fits(budget: str, code: int, project: Project
     assert ("does not fit" in ended.stdout) is (code == 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(("budget", "code"), [LIMITS[0], pytest.param(*LIMITS[1], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("budget", "code"), LIMITS)
 def test_the_action_passes_only_what_fits(budget: str, code: int, project: Project) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     inputs = {name: str(value.get("default", "")) for name, value in action["inputs"].items()}

@@ -83,7 +83,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     words = (str(model), "rows.jsonl", "--trainer", name, "--space", "space.yaml", *fixed, "--json")
     # Runs that take turns are the same for every trainer.
     searched = ("--effort", "quick", "--trials", "2" if name == "sft" else "1", "--no-plan", "--output", "bundle")
-    out = ran(machine, folder, sys.executable, "-m", "autotune", "probe", *words, *searched)
+    out = ran(machine, folder, sys.executable, "-m", "tests.brief", "probe", *words, *searched)
     return Found(machine, folder, name, json.loads(out), words)
 
 

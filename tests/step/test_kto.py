@@ -1,8 +1,7 @@
-"""Probes of KTO: its fixed blocks of rows, its mismatched pairs, its passes, and what it cannot train on."""
+"""Probes of KTO: its fixed blocks of rows, its mismatched pairs, and what it cannot train on."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +19,14 @@ from autotune.core.blocks import blocks_of, worst_blocks
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
-from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError
-from autotune.step.job import JobContext
-from autotune.step.jobs.probe import probe
-from autotune.step.run.batches import block_rows, plan_batches
+from autotune.step.run.batches import block_rows
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.timing import WholeStep
-from autotune.step.run.training import build_trainer, step_size, train
+from autotune.step.run.training import build_trainer, train
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
-from autotune.trainers.kto import POLICY_KL, PRECOMPUTE, REFERENCE_KL, REFERENCE_PASS
 from tests.small import small_config, small_tokenizer
 from tests.trainers.prepared import Prepared, prepared_rows, prepared_sample
 
@@ -139,75 +133,6 @@ def test_every_block_that_may_need_the_most_memory_runs_when_gradients_exist(fou
     assert len(different) <= len(widest) + 1
     assert max(most) == counted.max()
     assert progress.worst_tokens == said.worst.rows * said.worst.tokens
-
-
-PHASES: dict[str, tuple[dict[str, object], dict[str, object], list[str]]] = {
-    "a copy": ({}, {}, [POLICY_KL, REFERENCE_KL, REFERENCE_PASS]),
-    "adapters off": (
-        {}, {"use_peft": True, "lora_target_modules": "all-linear"}, [POLICY_KL, REFERENCE_KL, REFERENCE_PASS],
-    ),
-    "precomputed": ({"precompute_ref_log_probs": True}, {}, [POLICY_KL]),
-    "without KL": ({"loss_type": "apo_zero_unpaired"}, {}, [REFERENCE_PASS]),
-    "precomputed without KL": ({"loss_type": "apo_zero_unpaired", "precompute_ref_log_probs": True}, {}, []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", PHASES)
-def test_passes_without_gradients_are_the_phases_of_the_program(found: Prepared, case: str, tmp_path: Path) -> None:
-    args, words, expected = PHASES[case]
-    request = request_of(found, **args)
-    request = replace(request, plan=replace(request.plan, model=words))
-    seen: list[str] = []
-
-    class Heard(Progress):
-        def inside(self, phase: str) -> Any:
-            seen.append(phase)
-            return super().inside(phase)
-
-    progress = Heard(SCHEDULE, CpuMeter())
-    train(request, tmp_path, progress)
-    assert progress.batches is not None
-    before = [PRECOMPUTE] if "precompute_ref_log_probs" in args else []
-    assert seen == before + expected * (progress.steps_done * progress.batches.step_micro_batches)
-    names = KTO.program(request.plan).names
-    assert [name for name in names if name in seen] == before + expected
-
-
-@pytest.mark.parametrize("use_peft", [False, True], ids=["a copy", "adapters off"])
-@pytest.mark.parametrize("phase", [POLICY_KL, REFERENCE_KL, REFERENCE_PASS])
-def test_what_fails_in_a_pass_is_told_as_that(found: Prepared, tmp_path: Path, use_peft: bool, phase: str) -> None:
-    request = request_of(found)
-    words = {"use_peft": use_peft, "lora_target_modules": "all-linear"} if use_peft else {}
-    request = replace(request, plan=replace(request.plan, model=words))
-    progress = Progress(SCHEDULE, CpuMeter())
-    trainer = build_trainer(request, found.rows, tmp_path, progress)
-
-    def fail(*_: object) -> None:
-        if progress.phase == phase:
-            raise MemoryError("nothing is left")
-
-    for model in {trainer.ref_model or trainer.model, trainer.model}:
-        layer = next(module for name, module in model.named_modules() if name.endswith("layers.0"))
-        layer.register_forward_pre_hook(fail)
-    batches = plan_batches(
-        ADAPTER.sizes(trainer), step_size(request.plan), ADAPTER.collation(trainer), SCHEDULE, 0, None
-    )
-    progress.batches, progress.whole_step = batches, WholeStep(2, 1.0)
-    with pytest.raises(MemoryError):
-        trainer.train()
-    assert progress.phase == phase
-
-
-def test_asking_the_reference_beforehand_is_timed_and_spread_over_an_epoch(found: Prepared, tmp_path: Path) -> None:
-    request = request_of(found, precompute_ref_log_probs=True)
-    shown = probe(request, JobContext(tmp_path, time.monotonic())).ranks[0]
-    assert shown.status is ProbeStatus.OK, shown
-    assert shown.pass_seconds > 0
-    assert shown.rows is not None
-    assert shown.step_seconds is not None
-    assert shown.tokens_per_step is not None
-    spread = shown.pass_seconds * 10 / shown.rows
-    assert shown.tokens_per_second == pytest.approx(shown.tokens_per_step / (shown.step_seconds + spread))
 
 
 def test_the_rows_to_evaluate_on_do_not_count_for_those_to_train_on(

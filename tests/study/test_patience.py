@@ -17,8 +17,12 @@ from autotune.core.measurement import Measurement
 from autotune.errors import AutotuneError
 from autotune.study import ProbeRun
 from autotune.study.patience import passes
+from autotune.study.problem import Sharing
 from tests.study.replayed import TableProblem, measurement
 from tests.study.running import PATIENT, Run, probed
+
+# A call is repeated once, and a lease never lapses, however slow the machine is.
+SHARING = Sharing(interval_seconds=3600.0, patience_seconds=0.0)
 
 
 class Failing:
@@ -63,7 +67,7 @@ def test_a_call_whose_connection_is_lost_is_repeated_whether_it_was_done_or_not(
         failing.left = 1
         return measurement(run.candidate)
 
-    search = Run("sqlite://")
+    search = Run("sqlite://", sharing=SHARING)
     outcome = search(probe)
     plans = [TableProblem().identity(record.candidate) for record in probed(outcome)]
     assert len(plans) == len(set(plans)) == PATIENT.trials
@@ -84,7 +88,7 @@ def test_a_storage_that_does_not_come_back_is_told_and_named(
         return measurement(run.candidate)
 
     with pytest.raises(AutotuneError, match=r"sqlite:// cannot be used: .*server closed the connection.*--resume"):
-        Run("sqlite://")(probe)
+        Run("sqlite://", sharing=SHARING)(probe)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_a_trial_that_was_stored_before_its_worker_was_killed_counts(tmp_path: P
             raise KeyboardInterrupt
         return measurement(run.candidate)
 
-    first = Run(url)(killed)
+    first = Run(url, sharing=SHARING)(killed)
     study = optuna.load_study(storage=url, study_name="s")
     storage = study._storage
     # As a kill between the measurement and the end of the trial leaves it.
@@ -121,6 +125,6 @@ def test_a_trial_that_was_stored_before_its_worker_was_killed_counts(tmp_path: P
     template.datetime_complete = None
     study.add_trial(template)
     before = len(storage.get_all_trials(study._study_id))
-    again = Run(url)(killed, resume=True, trials=1)
+    again = Run(url, sharing=SHARING)(killed, resume=True, trials=1)
     assert again.records[-1].number == before - 1
     assert again.records[-1].measurement == measurement(again.records[-1].candidate)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.small import VOCABULARY
 
 _DENSE = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 128}
@@ -18,11 +16,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_DENSE, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 }
 
-
-EVERY_ARCHITECTURE = [
-    name if name == "llama" else pytest.param(name, marks=pytest.mark.nightly) for name in ARCHITECTURES
-]
-"""One architecture for every run of the tests, and the others for the nightly one."""
 
 _FURTHER: dict[str, dict[str, Any]] = {
     # Takes FlashAttention's function over only where it is installed.

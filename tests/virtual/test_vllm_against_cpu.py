@@ -16,15 +16,15 @@ from autotune.trainers.prompts import GENERATION, NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.records import Trace
-from autotune.virtual.reference import run_on_cpu
+from autotune.virtual.reference import RealPhase, run_on_cpu
 from autotune.virtual.sections import sections
 from tests.small import small_config, small_tokenizer
 
-SHAPE = Shape(2, 48, 24)
+SHAPE = Shape(2, 32, 8)
 SIZES: dict[str, dict[str, object]] = {
-    "grpo": {"beta": 0.0, "num_generations": 2, "max_completion_length": 24},
-    "rloo": {"beta": 0.0, "num_generations": 2, "max_completion_length": 24},
-    "online_dpo": {"max_new_tokens": 24, "max_length": 48},
+    "grpo": {"beta": 0.0, "num_generations": 2, "max_completion_length": 8},
+    "rloo": {"beta": 0.0, "num_generations": 2, "max_completion_length": 8},
+    "online_dpo": {"max_new_tokens": 8, "max_length": 32},
 }
 TRAINERS = pytest.mark.parametrize("name", list(SIZES))
 
@@ -52,9 +52,14 @@ def with_vllm(name: str) -> Trace:
     return trace(steps_of(name, **COLOCATED), target="cpu")
 
 
+@cache
+def on_cpu(name: str) -> dict[str, RealPhase]:
+    return run_on_cpu(steps_of(name, **COLOCATED), phases=("optimizer step", GENERATION))
+
+
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_traced_peaks_are_those_of_the_cpu(name: str) -> None:
-    traced, real = with_vllm(name), run_on_cpu(steps_of(name, **COLOCATED))
+    traced, real = with_vllm(name), on_cpu(name)
     for number in (0, 1):
         found, expected = traced.phase(step_name(number)).device_peak.bytes, real[step_name(number)].peak_bytes
         assert abs(found / expected - 1) <= 0.01, f"step {number}: peak {found} for {expected}"
@@ -62,14 +67,14 @@ def test_traced_peaks_are_those_of_the_cpu(name: str) -> None:
 
 @TRAINERS
 def test_what_training_holds_while_vllm_generates_is_what_the_cpu_holds(name: str) -> None:
-    traced, real = with_vllm(name), run_on_cpu(steps_of(name, **COLOCATED), phases=GENERATION)
+    traced, real = with_vllm(name), on_cpu(name)
     first = next(phase for phase in traced.phases if phase.name == GENERATION)
     assert first.device_peak.bytes == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)
 
 
 @TRAINERS
 def test_an_estimate_knows_what_training_holds_while_vllm_generates(name: str) -> None:
-    traced, real = with_vllm(name), run_on_cpu(steps_of(name, **COLOCATED), phases=GENERATION)
+    traced, real = with_vllm(name), on_cpu(name)
     known = find_trainer(name).program(plan_of(name, **COLOCATED))
     # The real run is measured in its first generation.
     parts = sections(traced, traced.phase(step_name(0)), of_step=known.apart, leading=known.leading)
