@@ -27,7 +27,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, capability: tuple
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
     if func is _CUDNN_BACKWARD:
-        return _cudnn_backward(args[1], args[2], args[3])
+        return _cudnn_backward(args[1])
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
     if func is _EMBEDDING_BACKWARD:
@@ -84,17 +84,15 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     return (softmax_d, dq_accum, expanded, expanded)
 
 
-def _cudnn_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
-    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. The
-    # engines' workspace is not published; https://github.com/NVIDIA/cudnn-frontend,
-    # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode::expand_node, has
-    # softmax_sum and dQ_accum in float32, and with grouped heads dK_fullhead and dV_fullhead in the query's type:
-    # the engine may or may not store the last two; here they are counted. Sizes are [B, H, tokens, D].
+def _cudnn_backward(query: torch.Tensor) -> tuple[int, ...]:
+    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. That is
+    # the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
+    # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode: the frontend's part
+    # is softmax_sum and dQ_accum in float32. With grouped heads, dK_fullhead and dV_fullhead are virtual tensors unless
+    # sizes are ragged; whether the engine stores them is not published, and they are not counted.
+    # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
-    size = 4 * batch * heads * tokens * (1 + head)
-    if heads != key.size(1):
-        size += batch * heads * key.size(2) * (head + value.size(3)) * query.itemsize
-    return (size,)
+    return (4 * batch * heads * tokens * (1 + head),)
 
 
 def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:

@@ -74,6 +74,23 @@ ATTENTION = """
     print(json.dumps(found))
 """
 
+GROUPED = """
+    import json, torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from autotune.virtual.cuda import scratch
+    q, k, v = (torch.randn(2, heads, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for heads in (8, 2, 2))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    given = torch.ones_like(out)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    made = torch.autograd.grad(out, (q, k, v), given)
+    peak = torch.cuda.max_memory_allocated() - before
+    backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    print(json.dumps([peak, sum(each.nbytes for each in made), *scratch(backward, (given, q, k, v), {}, None)]))
+"""
+
 REFUSED = """
     import json, sys, torch
     try:
@@ -118,6 +135,12 @@ def test_each_attention_kernel_can_be_asked_for(machine: NullMachine) -> None:
         "ScaledDotProductEfficientAttentionBackward0",
         "ScaledDotProductCudnnAttentionBackward0",
     ]
+
+
+def test_cudnns_frontend_asks_for_the_workspace_that_a_trace_counts(machine: NullMachine) -> None:
+    peak, gradients, workspace = machine.run(GROUPED)
+    # Blocks are multiples of 512 bytes.
+    assert 0 <= peak - gradients - workspace < 1024
 
 
 @pytest.mark.parametrize(

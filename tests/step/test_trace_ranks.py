@@ -174,6 +174,24 @@ def test_zero_1_keeps_whole_gradients_between_micro_batches_and_zero_2_its_share
     assert 0 <= grown[1] <= 4 * PARAMETERS / RANKS
 
 
+@needs_deepspeed
+def test_of_the_whole_model_the_rank_of_zero_2_that_needs_the_most_is_traced(
+    job_server: JobServer, tmp_path: Path
+) -> None:
+    words = 16 * VOCABULARY
+    sizes: dict[str, Any] = {"weights": False, "hidden_size": WIDTH, "intermediate_size": INNER, "vocab_size": words}
+    whole, deeper = (
+        write_small_model(tmp_path / str(layers), num_hidden_layers=layers, **sizes) for layers in (LAYERS, LAYERS + 1)
+    )
+    plan = a_plan({**zero(2), **ACCUMULATED})
+    requests = [replace(a_request(plan, model), layers=LAYERS) for model in (whole, deeper)]
+    (most, last), failure = trace_all(job_server, requests, tmp_path / "job", 200.0)
+
+    assert failure is None
+    # One rank holds the words whole, in bfloat16, and the first tensors of a layer; the last holds less than a layer.
+    assert words * WIDTH < most.device.bytes - last.device.bytes < 2 * 2 * (words + 3 * INNER) * WIDTH
+
+
 def sending(reply: TraceReply) -> float:
     """Return the bytes that a rank sends in a step over links that reach all of their speed."""
     assert reply.step is not None

@@ -18,6 +18,8 @@ from autotune.virtual.phases import step_name
 
 STEPS = (step_name(0), step_name(1))
 """The optimizer steps of a trace."""
+WORST = "worst"
+"""File of a folder: the rank that holds the most by the partition of the run."""
 _CASE = "case.json"
 _LONGEST_SECONDS = 280
 
@@ -83,7 +85,8 @@ def _main(folder: Path, kind: str) -> None:
     import torch
     import trl.trainer.utils
 
-    from autotune.step.run.traced_training import TracedRows, traced_training
+    from autotune.step.distributed.engines import worst_rank
+    from autotune.step.run.traced_training import TracedRows, Trained, traced_training
     from tests.small import small_tokenizer
     from tests.virtual.models import config_of
 
@@ -93,10 +96,12 @@ def _main(folder: Path, kind: str) -> None:
     case = decode(Case, json.loads((folder / _CASE).read_text(encoding="utf-8")))
     rank, size = int(os.environ["RANK"]), case.plan.launch.processes
     model_config = config_of(case.architecture, **case.config)
-    steps = traced_training(case.plan, model_config, small_tokenizer(), TracedRows(case.worst))
+    trained = Trained()
+    steps = traced_training(case.plan, model_config, small_tokenizer(), TracedRows(case.worst), trained)
     measured = _traced(steps, size, rank) if kind == "virtual" else _real(steps, case.plan, folder, size, rank)
     found = {name: encode(figures) for name, figures in measured.items()}
     (folder / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / WORST).write_text(str(worst_rank(case.plan, trained.gradients)), encoding="utf-8")
 
 
 def _traced(steps: Callable[[Any], object], size: int, rank: int) -> dict[str, Measured]:

@@ -12,7 +12,7 @@ import pytest
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.step.distributed.engines import worst_rank
 from tests.step.plans import fsdp2, zero
-from tests.virtual.real_ranks import STEPS, Case, Measured, on_ranks
+from tests.virtual.real_ranks import STEPS, WORST, Case, Measured, on_ranks
 
 RANKS = 2
 LENGTH = 96
@@ -105,6 +105,20 @@ def test_each_rank_of_zero_needs_what_its_trace_says_and_none_more_than_the_one_
             assert traced.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
             assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)
         assert ranks[worst][name][1].peak_bytes >= 0.98 * max(rank[name][1].peak_bytes for rank in ranks)
+
+
+@nightly
+@needs_deepspeed
+def test_the_rank_of_zero_2_with_the_largest_share_of_gradients_needs_the_most(tmp_path: Path) -> None:
+    args = {"per_device_train_batch_size": 1, "max_length": LENGTH, "bf16": False, **zero(2), **ACCUMULATED}
+    # Three of four ranks hold the words whole, and the third of them the first tensors of a layer too.
+    plan = TrainingPlan("sft", args, launch=Launch(4))
+    case = Case(plan, "llama", {**MODEL, "num_hidden_layers": 1, "vocab_size": 8192}, ((LENGTH,),))
+    peaks = [max(step.peak_bytes for step in rank.values()) for rank in on_ranks(case, tmp_path)]
+
+    worst = int((tmp_path / WORST).read_text(encoding="utf-8"))
+    assert peaks[worst] == max(peaks)
+    assert peaks[worst] > 1.02 * peaks[-1]
 
 
 @nightly

@@ -234,12 +234,16 @@ def _check_options(asked: CheckArguments) -> None:
     """
     if asked.probe and asked.gpu is not None:
         raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
-    if asked.probe and not asked.fits:
-        raise InputError("--probe says whether it fits, which --no-fit leaves out.", hint="Give one of them.")
     if asked.timeout is not None and not asked.probe:
         raise InputError("--timeout ends the run of --probe, and there is none.", hint="Give both, or neither.")
-    if asked.imports and not asked.fits:
-        raise InputError("--import is for building the trainer, which --no-fit leaves out.", hint="Give one of them.")
+    of_fit = {
+        "--probe": asked.probe,
+        "--import": asked.imports,
+        "--gpu": asked.gpu is not None,
+        "--memory-budget": asked.memory_budget is not None,
+    }
+    for option in (name for name, given in of_fit.items() if given and not asked.fits):
+        raise InputError(f"{option} has no effect with --no-fit, which only reads.", hint="Leave out one of the two.")
     seconds = asked.timeout_seconds
     if seconds is not None and seconds <= 0:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")

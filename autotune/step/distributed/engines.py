@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from autotune.core.plan import TrainingPlan
@@ -26,17 +26,25 @@ def engine_of(plan: TrainingPlan) -> Engine:
     return Engine.FSDP2 if plan.args.get("fsdp") or plan.parallelism else Engine.DDP
 
 
-def worst_rank(plan: TrainingPlan) -> int:
-    """Return the rank that holds the most.
+def worst_rank(plan: TrainingPlan, gradients: Sequence[int] = ()) -> int:
+    """Return the rank that holds the most, as far as that is known.
 
     Shards are equal, but for FSDP2's of a tensor whose size is not a multiple of the number of ranks: ``torch.chunk``
     gives the first ranks the larger pieces. So it is rank 0, which also holds what is gathered for a checkpoint. With
-    ZeRO-2 it is the last rank: each allocates its share of the gradients when the first of them arrives
-    (``stage_1_and_2.py``, ``copy_grads_in_partition``), and the gradients of the last layers, which that rank owns,
-    arrive first, while all activations are held. With ZeRO-1 ranks differ by little, in either direction
-    (``tests/virtual/test_against_ranks.py``).
+    ZeRO-1 ranks differ by little, in either direction (``tests/virtual/test_against_ranks.py``). With ZeRO-2 each rank
+    allocates its share of the gradients when the first of them arrives (``stage_1_and_2.py``,
+    ``copy_grads_in_partition``). Those of the last layers arrive first, while all activations are held, so it is the
+    last rank, unless another one's share is larger by more than the activations that are freed before it arrives.
+
+    Args:
+        gradients: elements of gradients that each rank of ZeRO-2 holds
+            (:func:`autotune.step.distributed.zero.gradients_of_ranks`); the result is then the last of the ranks with
+            the largest share. Empty where shares are not known.
     """
-    return plan.launch.processes - 1 if zero_stage(plan) == 2 else 0
+    if zero_stage(plan) != 2:
+        return 0
+    last = plan.launch.processes - 1
+    return max(range(len(gradients)), key=lambda rank: (gradients[rank], rank), default=last)
 
 
 def zero_stage(plan: TrainingPlan) -> int:

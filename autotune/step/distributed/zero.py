@@ -47,6 +47,29 @@ def deepspeed_on(device: torch.device) -> Iterator[None]:
         yield
 
 
+def gradients_of_ranks(optimizer: Any, ranks: int) -> tuple[int, ...]:
+    """Return how many elements of gradients each rank of ZeRO-2 holds between micro-batches, by DeepSpeed's partition.
+
+    Each holds every tensor whole that its share has a part of (``stage_1_and_2.py``, ``copy_grads_in_partition``).
+
+    Args:
+        optimizer: DeepSpeed's, of any rank: it has the partition of all.
+
+    Returns:
+        Nothing where all ranks hold the same, or hold it on the host.
+    """
+    if not getattr(optimizer, "partition_gradients", False) or optimizer.cpu_offload:
+        return ()
+    held = [0] * ranks
+    for group, parts in optimizer.param_to_partition_ids.items():
+        if optimizer._use_compact_grad_partition_buffer(group):
+            continue
+        for parameter, holders in parts.items():
+            for rank in holders:
+                held[rank] += optimizer.param_dict[parameter].numel()
+    return tuple(held)
+
+
 # The update of DeepSpeedCPUAdam is C++ on addresses, and allocates nothing; the state is allocated in Python.
 _ADAM = SimpleNamespace(**dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None))
 

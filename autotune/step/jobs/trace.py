@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -41,6 +41,7 @@ from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Kind, Work, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
+from autotune.virtual.ranks import World
 from autotune.virtual.records import Peak, Trace
 from autotune.virtual.replay import replay, workspace_bytes
 from autotune.virtual.sections import sections
@@ -78,6 +79,7 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     known = adapter(request.plan.trainer)
     model_config = load_config(request.model, known.head)
+    layers = model_config.get_text_config().num_hidden_layers
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
@@ -85,14 +87,8 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     rows = TracedRows(request.worst, request.trainable, once=not request.plan.in_group)
     processor = processor_for(request.model, known.processor)
     steps = traced_training(request.plan, model_config, processor, rows, trained, beside=folder)
-    with computed_once():
-        traced = run_virtually(
-            steps,
-            target=request.target,
-            capability=_capability(request.gpu),
-            others=[_capability(gpu) for gpu in request.others],
-            world=world_of(request.plan),
-        )
+    is_whole = model_config.get_text_config().num_hidden_layers == layers
+    traced = _of_worst_rank(steps, request, trained, is_whole=is_whole)
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart
     if rows.once:
@@ -133,6 +129,32 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         replays=replays,
         gpus=gpus,
     )
+
+
+def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, trained: Trained, *, is_whole: bool) -> Trace:
+    """Return the trace of the rank that needs the most.
+
+    Args:
+        is_whole: whether all layers are traced. Which rank of ZeRO-2 holds the largest share of the gradients changes
+            with the layers, so that it is another one in a trace of few.
+    """
+
+    def trace_as(world: World | None) -> Trace:
+        with computed_once():
+            return run_virtually(
+                steps,
+                target=request.target,
+                capability=_capability(request.gpu),
+                others=[_capability(gpu) for gpu in request.others],
+                world=world,
+            )
+
+    world = world_of(request.plan)
+    traced = trace_as(world)
+    largest = world_of(request.plan, trained.gradients)
+    if largest == world or not is_whole:
+        return traced
+    return max(traced, trace_as(largest), key=lambda trace: trace.device_peak.bytes)
 
 
 def _noted(noted: list[Sequence[Work]], works: Iterable[Work]) -> StepTime:

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
-from autotune.step.distributed.engines import Engine, engine_of, worst_rank
+from autotune.step.distributed.engines import Engine, engine_of, worst_rank, zero_stage
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
@@ -31,6 +31,7 @@ from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
 from autotune.virtual import adopt, assume, for_real, is_tracing, phase, settled
 from autotune.virtual.addresses import addresses
+from autotune.virtual.generation import short_generation
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 from autotune.virtual.ranks import World
 from autotune.virtual.tensors import replaced
@@ -77,12 +78,14 @@ class Trained:
         micro_batches: micro-batches of one optimizer step according to the plan.
         tokens: dataset tokens of each micro-batch, padding excluded; shape (steps, traced micro-batches).
         worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch, which is the largest.
+        gradients: see :func:`autotune.step.distributed.engines.worst_rank`.
     """
 
     micro_batches: int = 1
     tokens: Counts = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     worst_rows: int = 0
     worst_tokens: int = 0
+    gradients: tuple[int, ...] = ()
 
 
 def traced_training(
@@ -103,7 +106,13 @@ def traced_training(
     """
 
     def run(device: torch.device) -> None:
-        with tempfile.TemporaryDirectory(dir=beside) as folder, engine_on(device, plan), _cache_emptied(device):
+        with (
+            tempfile.TemporaryDirectory(dir=beside) as folder,
+            engine_on(device, plan),
+            _cache_emptied(device),
+            # Not only around the call of `generate`: with FSDP2, the Trainer takes that function from the model before.
+            short_generation(),
+        ):
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             planned = config(plan, output_dir=folder, **NOT_TRACED)
@@ -115,6 +124,7 @@ def traced_training(
             known.watch(trainer, phase)
             _choose_batches(trainer, rows, known, plan.data_ranks)
             trainer.train()
+            trainer.noted.gradients = _gradients_of_ranks(trainer, plan)
             if plan.evaluates:
                 _evaluate(trainer)
             with addresses():
@@ -123,9 +133,21 @@ def traced_training(
     return run
 
 
-def world_of(plan: TrainingPlan) -> World | None:
-    """Return the processes of a plan with the one to trace, or None if there is a single one without a group."""
-    return World(plan.launch.processes, worst_rank(plan)) if plan.in_group else None
+def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:
+    """Return the processes of a plan with the one to trace, or None if there is a single one without a group.
+
+    Args:
+        gradients: see :func:`autotune.step.distributed.engines.worst_rank`.
+    """
+    return World(plan.launch.processes, worst_rank(plan, gradients)) if plan.in_group else None
+
+
+def _gradients_of_ranks(trainer: Any, plan: TrainingPlan) -> tuple[int, ...]:
+    if zero_stage(plan) != 2:
+        return ()
+    from autotune.step.distributed.zero import gradients_of_ranks
+
+    return gradients_of_ranks(trainer.accelerator.deepspeed_engine_wrapped.engine.optimizer, plan.launch.processes)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from autotune.step.trainers.vllm import GivenCompletions, make_long, without_wei
 from autotune.trainers.generating import OLD_PASS, steps_per_generation
 from autotune.trainers.geometry import micro_batches_of
 from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
-from autotune.virtual.generation import short_generation
 
 _Trl: Any = object
 """Stands for TRL's trainer, which comes after in the order of bases."""
@@ -101,8 +100,7 @@ class _OnTokenizedPrompts(_Trl):
             make_long(self.vllm_generation, longest)
         else:
             self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
-        with short_generation():
-            made = super()._generate_single_turn(*args, **kwargs)
+        made = super()._generate_single_turn(*args, **kwargs)
         # GRPO returns beside the completions the sampler's log-probabilities, if it has any; RLOO does not.
         completions, *beside = made if isinstance(made, tuple) else (made,)
         require_generated(max(map(len, completions)), longest)

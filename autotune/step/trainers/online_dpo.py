@@ -18,7 +18,6 @@ from autotune.step.trainers.vllm import GIVEN_TOKEN, without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
 from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual import adopt
-from autotune.virtual.generation import short_generation
 
 
 class _OnTokenizedPrompts(OnlineDPOTrainer):
@@ -51,7 +50,7 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
         tokenizer, self.processing_class = self.processing_class, self._padded_prompts
         try:
-            with short_generation(), instead(online_dpo_trainer, "truncate_right", self._ended):
+            with instead(online_dpo_trainer, "truncate_right", self._ended):
                 return super()._generate(model, [""] * len(prompts), images)
         finally:
             self.processing_class = tokenizer

@@ -54,9 +54,11 @@ def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -
         (CheckArguments("config.yaml", timeout="90s"), "--timeout ends the run of --probe, and there is none"),
         (CheckArguments("config.yaml", timeout="soon", probe=True), "'soon' is not a duration"),
         (CheckArguments("config.yaml", timeout=0, probe=True), "A time-out of 0 seconds is not possible"),
-        (CheckArguments("config.yaml", imports=True, fits=False), "--import is for building the trainer"),
+        (CheckArguments("config.yaml", imports=True, fits=False), "--import has no effect with --no-fit"),
+        (CheckArguments("config.yaml", gpu="H100-80GB", fits=False), "--gpu has no effect with --no-fit"),
+        (CheckArguments("config.yaml", memory_budget="8GiB", fits=False), "--memory-budget has no effect"),
         (CheckArguments("config.yaml", probe=True, gpu="H100-80GB"), "--probe runs on this machine's device"),
-        (CheckArguments("config.yaml", probe=True, fits=False), "--probe says whether it fits"),
+        (CheckArguments("config.yaml", probe=True, fits=False), "--probe has no effect with --no-fit"),
     ],
 )
 def test_options_that_do_not_go_together_are_told(asked: CheckArguments, said: str) -> None:

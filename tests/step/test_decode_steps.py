@@ -1,0 +1,89 @@
+"""A trace runs few of the steps that generate tokens: its figures are held against a trace of every step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.protocol import TraceReply, TraceRequest, TraceRequests
+from autotune.core.workload import ModelSource
+from autotune.inspection.gpus import find_gpu
+from autotune.trainers.prompts import GENERATION, NO_REWARD
+from tests.small import write_small_model
+from tests.step.plans import fsdp2, zero
+from tests.step.test_ranks import needs_deepspeed
+
+RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 24
+# The prompt, a step half-way, and the last two.
+RUN = 4
+GRPO: Mapping[str, object] = {"num_generations": ROWS, "max_completion_length": TOKENS}
+# The ids and the mask of tokens that count as generated are held twice; they are no share of the peak of such a model.
+WIDE = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768}
+pytestmark = pytest.mark.slow
+
+
+def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceReply, int]]:
+    """Return the reply to a request, and one for which every token was generated; each with its forward passes."""
+    from autotune.step.job import JobContext
+    from autotune.step.jobs import trace as job
+    from autotune.step.run import traced_training
+
+    run, passes = job.run_virtually, []
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        made = run(*args, **kwargs)
+        phase = next(phase for phase in made.phases if phase.name == GENERATION)
+        ran = made.operators[phase.first_operator : phase.end_operator]
+        passes.append(sum(operator.name == "aten.embedding.default" for operator in ran))
+        return made
+
+    replies = []
+    for patch in (nullcontext(), mock.patch.object(traced_training, "short_generation", nullcontext)):
+        with patch, mock.patch.object(job, "run_virtually", traced):
+            found = job.trace_all(TraceRequests((request,)), JobContext(folder, time.monotonic()))
+        assert found.failure is None, found.failure
+        replies += found.replies
+    return list(zip(replies, passes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "args", "ranks"),
+    [
+        ("grpo", {**GRPO, **fsdp2()}, RANKS),
+        pytest.param("grpo", GRPO, 1, marks=pytest.mark.nightly),
+        pytest.param("grpo", {**GRPO, **zero(3)}, RANKS, marks=[pytest.mark.nightly, needs_deepspeed]),
+        pytest.param("rloo", {**GRPO, **fsdp2(reshard_after_forward=False)}, RANKS, marks=pytest.mark.nightly),
+        pytest.param("online_dpo", {"max_new_tokens": TOKENS, **fsdp2()}, RANKS, marks=pytest.mark.nightly),
+    ],
+    ids=["grpo-fsdp2", "grpo", "grpo-zero3", "rloo-fsdp2-not-resharded", "online_dpo-fsdp2"],
+)
+def test_a_few_steps_need_the_memory_and_time_of_all(
+    trainer: str, args: dict[str, Any], ranks: int, tmp_path: Path
+) -> None:
+    shape = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1, "bf16": True}
+    plan = TrainingPlan(trainer, {**shape, **args}, rewards=(NO_REWARD,), launch=Launch(ranks))
+    model = ModelSource(str(write_small_model(tmp_path / "model", weights=False, **WIDE)))
+    request = TraceRequest(plan, model, "cuda", worst=((PROMPT, TOKENS),) * ROWS, gpu=find_gpu("A100-80GB"))
+    # Engines change libraries for the rest of their process.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+        (few, few_passes), (every, every_passes) = apart.submit(trace_both_ways, request, tmp_path).result()
+
+    assert (few_passes, every_passes) == (RUN, TOKENS)
+    assert few.allocated_bytes == pytest.approx(every.allocated_bytes, rel=0.001)
+    assert few.reserved_bytes == pytest.approx(every.reserved_bytes, rel=0.005)
+    for found, expected in zip(few.sections, every.sections, strict=True):
+        assert max(found.totals) == pytest.approx(max(expected.totals), rel=0.001), found.part
+        if found.time is not None and expected.time is not None:
+            assert found.time.seconds == pytest.approx(expected.time.seconds, rel=0.03), found.part
+            sent, all_sent = found.time.communication_seconds, expected.time.communication_seconds
+            # Each generation sends a number once more, by which ranks tell one another whether they are done.
+            assert sent == pytest.approx(all_sent, rel=0.001, abs=1e-8), found.part
