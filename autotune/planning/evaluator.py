@@ -169,7 +169,6 @@ class Evaluator:
             traced.memory,
             found.memory,
             micro_batches=traced.geometry.micro_batches,
-            traced=True,
             followed=traced.aligned,
             vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
         )

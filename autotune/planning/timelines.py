@@ -17,7 +17,6 @@ def memory_timeline(
     memory: MemoryEstimate,
     *,
     micro_batches: int,
-    traced: bool,
     followed: bool,
     vllm: tuple[int, int] = (0, 0),
 ) -> MemoryTimeline | None:
@@ -27,7 +26,7 @@ def memory_timeline(
         courses: bytes of tensors at the moments of each stretch, in the order of the step.
         training: the estimate that the same figures gave, without vLLM.
         memory: the same with vLLM.
-        traced, followed: see :class:`MemoryTimeline`.
+        followed: see :class:`MemoryTimeline`.
         vllm: bytes that vLLM holds while completions are generated, and all the other time.
     """
     moments: list[Levels] = []
@@ -55,7 +54,7 @@ def memory_timeline(
         peak=next((place for place in peaks if totals[place] == totals[highest]), highest),
         breakdown=memory.breakdown,
         error=memory.error,
-        traced=traced,
+        traced=True,
         followed=followed,
         micro_batches=micro_batches,
     ).thinned()

@@ -8,6 +8,8 @@ from itertools import count
 from typing import Any
 from unittest import mock
 
+import torch
+
 from autotune.virtual import device
 from autotune.virtual.ledger import Ledger
 
@@ -57,5 +59,10 @@ def numbered_streams(ledger: Ledger) -> Iterator[None]:
         return default
 
     functions: dict[str, Any] = {"Stream": Stream, "stream": given, "current_stream": current, "default_stream": first}
-    with mock.patch.object(Stream, "__enter__", entered), mock.patch.multiple(device.MODULE, **functions):
+    with (
+        mock.patch.object(Stream, "__enter__", entered),
+        mock.patch.multiple(device.MODULE, **functions),
+        # FSDP2 asks for it by this name where it waits for weights that were gathered in vain.
+        mock.patch.object(torch.accelerator, "current_stream", current),
+    ):
         yield

@@ -105,7 +105,7 @@ def test_what_vllm_holds_lies_beside_the_tensors() -> None:
     courses = {(generation, False): [{"parameter": 20}], (FIRST, False): [{"parameter": 40}, {"parameter": 61}]}
     found = memory_timeline(
         {**courses, (UPDATE, False): [{"parameter": 60}]}, training, asleep,
-        micro_batches=1, traced=True, followed=True, vllm=(30, 3),
+        micro_batches=1, followed=True, vllm=(30, 3),
     )  # fmt: skip
     assert found is not None
     assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, 3, 3, 3)}
@@ -115,4 +115,4 @@ def test_what_vllm_holds_lies_beside_the_tensors() -> None:
 
 def test_without_a_moment_there_is_no_timeline() -> None:
     memory = MemoryEstimate(0, 0, 0, {}, 0, None, 0.1)
-    assert memory_timeline({}, memory, memory, micro_batches=1, traced=True, followed=True) is None
+    assert memory_timeline({}, memory, memory, micro_batches=1, followed=True) is None

@@ -27,16 +27,17 @@ RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 24
 RUN = 4
 GRPO: Mapping[str, object] = {"num_generations": ROWS, "max_completion_length": TOKENS}
 # The ids and the mask of tokens that count as generated are held twice; they are no share of the peak of such a model.
-WIDE = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768}
+WIDE: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768}
 pytestmark = pytest.mark.slow
 
 
 def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceReply, int]]:
     """Return the reply to a request, and one for which every token was generated; each with its forward passes."""
     from autotune.step.job import JobContext
-    from autotune.step.jobs import trace as job
+    from autotune.step.jobs import trace
     from autotune.step.run import traced_training
 
+    job: Any = trace
     run, passes = job.run_virtually, []
 
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +47,7 @@ def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceRepl
         passes.append(sum(operator.name == "aten.embedding.default" for operator in ran))
         return made
 
-    replies = []
+    replies: list[TraceReply] = []
     for patch in (nullcontext(), mock.patch.object(traced_training, "short_generation", nullcontext)):
         with patch, mock.patch.object(job, "run_virtually", traced):
             found = job.trace_all(TraceRequests((request,)), JobContext(folder, time.monotonic()))

@@ -1,1 +1,1 @@
-"""Extrapolates traces to other depths and sizes: affine in layers, piecewise in tokens, moment by moment."""
+"""Extrapolates traces of few layers to the whole model, moment by moment."""
