@@ -54,7 +54,8 @@ def traces(request: pytest.FixtureRequest) -> tuple[Trace, Trace]:
 @contextmanager
 def _first_kept() -> Iterator[None]:
     """Keep what the first feed-forward layer of a trace is given, as Dynamo keeps what it compiles a function for."""
-    forward, kept = LlamaMLP.forward, []
+    forward = LlamaMLP.forward
+    kept: list[bool] = []
 
     def keeping(layer: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
         if not kept:
