@@ -65,6 +65,19 @@ def captured(block_mask: Any) -> list[Tensor]:
     return [tensor for tensor in own if tensor is not None] + list(held.values())
 
 
+def kind_of_mask(part: Any) -> Any:
+    """Return what two masks have in common if the code compiled for one runs for the other.
+
+    Args:
+        part: a mask function, or what one captures.
+    """
+    if isinstance(part, FunctionType):
+        return part.__code__, tuple(kind_of_mask(cell.cell_contents) for cell in part.__closure__ or ())
+    if isinstance(part, (tuple, list)):
+        return tuple(map(kind_of_mask, part))
+    return part if isinstance(part, int) else type(part)
+
+
 def pairs_of(block_mask: Any, query: Tensor, key: Tensor) -> int:
     """Return how many query-key pairs one head attends to, summed over the rows of the batch.
 

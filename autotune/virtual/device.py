@@ -142,7 +142,7 @@ def standing_in_for_cuda(
     with ExitStack() as stack:
         stack.enter_context(attention_as_on_cuda(NAME, capability, alike))
         stack.enter_context(flash_attention_installed())
-        stack.enter_context(flex_attention_compiled(NAME))
+        stack.enter_context(flex_attention_compiled(ledger))
         stack.enter_context(noting_launches(ledger))
         stack.enter_context(forgetting_casts())
         stack.enter_context(scaling_as_on_cuda(NAME))

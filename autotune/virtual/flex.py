@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from autotune.virtual.autocast import cast
-from autotune.virtual.block_mask import block_mask_on, captured, pairs_of
+from autotune.virtual.block_mask import block_mask_on, captured, kind_of_mask, pairs_of
+from autotune.virtual.ledger import Ledger
 from autotune.virtual.operators import defined
 
 _NAMESPACE = "autotune_flex_attention"
@@ -30,11 +31,12 @@ _SMALLEST_HEAD = 16
 
 
 @contextmanager
-def flex_attention_compiled(device_type: str) -> Iterator[None]:
+def flex_attention_compiled(ledger: Ledger) -> Iterator[None]:
     """Patch FlexAttention and its block masks on a device to allocate like the compiled ones that transformers uses.
 
     The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
+    device_type = ledger.device_type
     with ExitStack() as stack:
         for name in _HOLDERS:
             module = sys.modules.get(name)
@@ -45,25 +47,35 @@ def flex_attention_compiled(device_type: str) -> Iterator[None]:
         integration = sys.modules.get("transformers.integrations.flex_attention")
         if integration is not None:
             stack.enter_context(
-                mock.patch.object(integration, "compile_friendly_flex_attention", _compiled(integration))
+                mock.patch.object(integration, "compile_friendly_flex_attention", _compiled(integration, ledger))
             )
         yield
 
 
-def _compiled(integration: Any) -> Callable[..., Any]:
+def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
     real = integration.compile_friendly_flex_attention
-    held: list[Tensor] = []
+    compiled: set[Any] = set()
 
     def run(query: Tensor, key: Tensor, value: Tensor, training: bool = False, **words: Any) -> Any:
         if query.device.type == "cpu":
             return real(query, key, value, training=training, **words)
-        if not held:
-            # The arguments of the call that is compiled stay allocated (seen in torch 2.13's own allocator:
-            # benchmarks/nullgpu).
-            held.extend((query, key, value))
+        given = query, key, value
+        kind = _kind_of_call(given, words.get("block_mask"))
+        if kind not in compiled:
+            compiled.add(kind)
+            # torch/_dynamo/side_effects.py, SideEffects: ``keepalive`` has the arguments of the call that is compiled,
+            # in a cycle of references, which Python's garbage collector rarely reaches.
+            for tensor in given:
+                ledger.keep(tensor)
         return integration.flex_attention(query, key, value, **words)
 
     return run
+
+
+def _kind_of_call(given: tuple[Tensor, ...], block_mask: Any) -> Any:
+    """Return what Dynamo compiles anew for, but for sizes, of which it compiles the second for all others."""
+    mask = kind_of_mask(block_mask.mask_mod) if block_mask is not None else None
+    return torch.is_grad_enabled(), mask, *((tensor.dtype, tensor.requires_grad) for tensor in given)
 
 
 def _create_block_mask(device_type: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

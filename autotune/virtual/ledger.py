@@ -49,6 +49,7 @@ class Ledger:
         self.categories: dict[int, Category] = {}
         self.phases: list[Phase] = []
         self.settled: dict[int, int] = {}
+        self.kept: dict[int, int | None] = {}
         self.device_type = device_type
         self.times = 1
         self.stream = 0
@@ -76,7 +77,11 @@ class Ledger:
         self._next += 1
 
         def free(_: object) -> None:
-            self._add(-self._live.pop(key).size, place, number, operator=-1)
+            size = self._live.pop(key).size
+            if number in self.kept:
+                self.kept[number] = len(self.events)
+            else:
+                self._add(-size, place, number, operator=-1)
 
         self._live[key] = _Live(number, size, place, weakref.ref(storage, free))
         if self.stream:
@@ -134,6 +139,10 @@ class Ledger:
         known = self._live.get(storage_of(tensor)._cdata)
         if known is not None:
             self.settled.setdefault(known.number, len(self.events))
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Record that a tensor's storage stays allocated when its last tensor is destroyed."""
+        self.kept.setdefault(self.number(storage_of(tensor)), None)
 
     def tag_live(self, category: Category, *, since: int = 0) -> None:
         """Set the category of every live storage that has none and whose number is at least ``since``."""

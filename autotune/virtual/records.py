@@ -124,6 +124,8 @@ class Trace:
         assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
         settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
             parameters passed to :func:`autotune.virtual.tracing.settled`.
+        kept: by the number of a storage that stays allocated without a tensor, the number of events when its last
+            tensor was destroyed, or None where one is left. In a repetition of the step, its like is freed then.
         alike: of the further compute capabilities that were asked about, those with which every kernel is the same.
         streams: the stream that a storage was allocated on, by the storage's number, where it is not the default one.
     """
@@ -137,6 +139,7 @@ class Trace:
     host_peak: Peak
     assumptions: Mapping[str, int]
     settled: Mapping[int, int] = field(default_factory=dict)
+    kept: Mapping[int, int | None] = field(default_factory=dict)
     alike: frozenset[tuple[int, int]] = frozenset()
     streams: Mapping[int, int] = field(default_factory=dict)
 

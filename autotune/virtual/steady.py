@@ -86,7 +86,8 @@ def _end(phase: Phase) -> _Place:
 class _Copy:
     """A trace composed of ranges of another trace, each of which may be repeated.
 
-    A storage allocated in a range gets a new number at each repetition, and replaces the one of the repetition before.
+    A storage allocated in a range gets a new number at each repetition, and replaces the one of the repetition before,
+    unless that one is kept.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -136,7 +137,13 @@ class _Copy:
                 taken = self._add(_of_storage(event, self._renamed(event.storage)), Category.GRADIENT)
                 given_up.setdefault(max(settled, index + 1), []).append(taken)
             else:
-                self._repeat(event, is_birth=self._born[event.storage] == index)
+                is_birth = self._born[event.storage] == index
+                is_repeated = event.storage in self._current
+                self._repeat(event, is_birth=is_birth)
+                ended = self._trace.kept.get(event.storage)
+                if is_birth and is_repeated and ended is not None:
+                    taken = _of_storage(event, self._current[event.storage])
+                    given_up.setdefault(max(ended, index + 1), []).append(taken)
         for left in given_up.values():
             self._give_up(left)
         places.append(len(self._events))
@@ -190,7 +197,7 @@ class _Copy:
             number = event.storage if before is None else self._renamed(event.storage)
             self._current[event.storage] = number
             self._add(_of_storage(event, number), self._trace.categories.get(event.storage))
-            if before is not None and before in self._held:
+            if before is not None and before in self._held and event.storage not in self._trace.kept:
                 self._give_up([_of_storage(event, before)])
         elif before is not None and before in self._held:
             # A range may free a storage that an earlier one has freed already.

@@ -106,6 +106,7 @@ def trace(
             host_peak=on_host[0],
             assumptions=dict(mode.knowledge.assumptions),
             settled=dict(ledger.settled),
+            kept=dict(ledger.kept),
             alike=frozenset(alike),
             streams=dict(ledger.streams),
         )

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from unittest import mock
+
 import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
@@ -13,16 +19,19 @@ from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.records import Place, Trace
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
+from autotune.virtual.tracing import _running
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 
 # Sums and norms that replace those of the step before, and the rows of micro-batches that are read together.
 SMALL_BYTES = 4096
+KEPT = "an activation of the first call stays allocated"
 CASES: dict[str, dict[str, object]] = {
     "stored": {},
     "checkpointed and packed": {"gradient_checkpointing": True, "packing": True},
     "a single micro-batch": {"gradient_accumulation_steps": 1},
     "adafactor": {"optim": "adafactor"},
+    KEPT: {},
 }
 
 
@@ -34,12 +43,28 @@ def traces(request: pytest.FixtureRequest) -> tuple[Trace, Trace]:
 
     def traced(*, once: bool) -> Trace:
         rows = TracedRows([(16,)] * 4, once=once)
-        return trace(
-            traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), rows), target="cpu"
-        )
+        steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), rows)
+        with _first_kept() if request.param == KEPT else nullcontext():
+            return trace(steps, target="cpu")
 
     several = args["gradient_accumulation_steps"] != 1
     return traced(once=False), steady(traced(once=True), step_name(0), step_name(1), further=several)
+
+
+@contextmanager
+def _first_kept() -> Iterator[None]:
+    """Keep what the first feed-forward layer of a trace is given, as Dynamo keeps what it compiles a function for."""
+    forward = LlamaMLP.forward
+    kept: list[bool] = []
+
+    def keeping(layer: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            kept.append(True)
+            _running[-1][1].keep(x)
+        return forward(layer, x)
+
+    with mock.patch.object(LlamaMLP, "forward", keeping):
+        yield
 
 
 def test_memory_takes_the_same_course_through_the_step(traces: tuple[Trace, Trace]) -> None:
