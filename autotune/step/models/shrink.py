@@ -53,7 +53,7 @@ def shrunken_model(
     """
     choices = {"attn_implementation": attention} if attention is not None else {}
     try:
-        model = architecture._from_config(few_layers(_narrow(config), layers), dtype=dtype, **choices)
+        model = architecture._from_config(few_layers(narrow(config), layers), dtype=dtype, **choices)
         _try(model)
     except Exception:  # noqa: BLE001 any error of a narrow copy leads to one of full width, whose errors count
         model = architecture._from_config(few_layers(config, layers), dtype=dtype, **choices)
@@ -67,7 +67,8 @@ def _try(model: Any) -> None:
             model(torch.arange(3)[None], use_cache=False)
 
 
-def _narrow(config: Any) -> Any:
+def narrow(config: Any) -> Any:
+    """Return a copy of a configuration with small widths and counts; its layers stay as many as they are."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     if getattr(text, "is_heterogeneous", False):
