@@ -68,10 +68,11 @@ def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
 def between_layers(plan: TrainingPlan) -> TrainingPlan:
     """Return a plan that holds the same between micro-batches and updates alike, in the fewest operators.
 
-    Plans that differ only in what their layers compute and save have the same one.
+    Plans that differ only in what their layers compute and save have the same one. It has two micro-batches: gradients
+    are held in the second, which shows the rank that needs the most.
     """
     args, model = _without(plan, frozenset(_paths(item for item in catalogue() if item.impact.scope is Scope.LAYERS)))
-    fewest = {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
+    fewest = {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}
     return replace(plan, args={**args, **fewest}, model=model)
 
 

@@ -1,0 +1,260 @@
+"""Every causal language model of the installed transformers: its trace beside a run, its plan beside a trace.
+
+Run ``OMP_NUM_THREADS=1 python -m benchmarks.plan.architectures [--only llama,mamba] [--page]``; it appends a row for
+each architecture that has none to ``architectures.jsonl``, and writes ``architectures.md``. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+from autotune.app.arguments import SearchArguments
+from autotune.app.options import checked_options
+from autotune.app.planned import Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.requests import traces_of
+from autotune.core.batch_geometry import Shape
+from autotune.core.events import ignore
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import TraceRequest
+from autotune.inspection.model import model_source
+from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.tracing.cache import Cache
+from autotune.probing import trace
+from autotune.probing.tracing import ServerTracer
+from autotune.trainers import find_trainer
+
+FOLDER = Path(__file__).resolve().parent
+VOCABULARY = 512
+_FEW, _MANY = 3, 16
+"""Layers of the model that is run, and of the one that is planned."""
+_RUN, _PLANNED_TOKENS = Shape(2, 48), 256
+_GPU = "H100-80GB"
+_LONGEST_SECONDS = 600.0
+_TILE = ("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
+"""TRL's tile of 32,768 words would be most of a small model's peak, and hide errors in the rest."""
+_STEPS = "optimizer step"
+_ABOUT = f"""# Every architecture of transformers, traced and planned
+
+`OMP_NUM_THREADS=1 python -m benchmarks.plan.architectures`, transformers 5.23.0, torch 2.13.0+cpu, TRL 1.16.0. TRL's
+`SFTTrainer` on a model of each architecture that transformers has for causal language modelling, as narrow as
+autotune's self-test of packing makes them, with {VOCABULARY} words. Errors are negative where there is too little.
+
+- **run**: {_FEW} layers, two optimizer steps of two micro-batches of {_RUN.rows} rows of {_RUN.tokens} tokens, in
+  float32, without checkpointing. The highest level of PyTorch's CPU allocator in a step, beside that of the trace.
+- **planned**: {_MANY} layers, TRL's default with 8 rows of {_PLANNED_TOKENS} tokens on an {_GPU}. What `autotune plan`
+  extrapolates from few layers, beside a trace of all of them: allocated and reserved bytes, and the time of a step."""
+
+
+def main() -> None:
+    """Compare the architectures that have no row yet, and write the page."""
+    parser = argparse.ArgumentParser(description="Traces and plans of every architecture of transformers.")
+    parser.add_argument("--only", help="names, with commas between them")
+    parser.add_argument("--page", action="store_true", help="write the page from the rows that are there")
+    asked = parser.parse_args()
+    kept = FOLDER / "architectures.jsonl"
+    known = {row["architecture"] for row in read(kept)}
+    wanted = [] if asked.page else asked.only.split(",") if asked.only else architectures()
+    _preload()
+    planned = planned_machine(_GPU)
+    with ServerTracer(planned.cores, ignore) as tracer:
+        for name in wanted:
+            if name not in known:
+                row = {"architecture": name, "run": _run_apart(name), "planned": _planned(name, planned, tracer)}
+                with kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(line_of(row), flush=True)
+    (FOLDER / "architectures.md").write_text(page(read(kept)), encoding="utf-8")
+
+
+def architectures() -> list[str]:
+    """Return the architectures that transformers has for causal language modelling, by its names."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def _preload() -> None:
+    """Import what each run needs, once, before processes are forked."""
+
+    import autotune.step.run.traced_training
+    import autotune.virtual.reference  # noqa: F401 all of these are for the children
+
+
+def _run_apart(name: str) -> Mapping[str, Any]:
+    """Return the comparison of a run in a process of its own, or the error that ended it."""
+    receives, sends = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_sent, args=(name, sends))
+    process.start()
+    sends.close()
+    try:
+        found: Mapping[str, Any] = receives.recv() if receives.poll(_LONGEST_SECONDS) else {"error": "took too long"}
+    except EOFError:
+        found = {"error": "the process died"}
+    process.kill()
+    process.join()
+    return found
+
+
+def _sent(name: str, sends: Any) -> None:
+    warnings.simplefilter("ignore")
+    try:
+        with redirect_stdout(io.StringIO()):
+            found = _run(name)
+    except Exception as error:  # noqa: BLE001 any error is a result
+        found = {"error": _short(error)}
+    sends.send(found)
+
+
+def _short(error: Exception, folder: Path | None = None) -> str:
+    message = str(getattr(error, "message", None) or f"{type(error).__name__}: {error}")
+    return " ".join(message.replace(f"{folder}/", "").split())[:200]
+
+
+def _narrow(name: str, layers: int) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from autotune.step.models.layers import few_layers
+    from autotune.step.models.shrink import narrow
+
+    config = few_layers(narrow(AutoConfig.for_model(name)), layers)
+    config.get_text_config().vocab_size = VOCABULARY
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    return config
+
+
+def _run(name: str) -> Mapping[str, Any]:
+    """Return the peaks of a step in a run on the CPU and in its trace: of the step with the largest difference."""
+    from autotune.step.run.traced_training import TracedRows, traced_training
+    from autotune.virtual import trace as run_virtually
+    from autotune.virtual.reference import phases_on_cpu
+    from tests.small import small_tokenizer
+
+    trainer = find_trainer("sft")
+    plan = TrainingPlan("sft", {"bf16": False, "gradient_checkpointing": False, "gradient_accumulation_steps": 2}, {})
+    layout = trainer.layout(plan, _RUN.rows)
+    rows = TracedRows(trainer.traced_rows(layout, _RUN, 1.0))
+    plan = trainer.traced_plan(plan, layout, _RUN)
+    with mock.patch(*_TILE):
+        try:
+            steps = traced_training(plan, _narrow(name, _FEW), small_tokenizer(), rows)
+            found = phases_on_cpu(steps, lambda name: name.startswith(_STEPS))
+        except Exception as error:  # noqa: BLE001 an architecture that cannot be trained so is not compared
+            return {"untrained": _short(error)}
+        traced = {phase.name: phase.device_peak.bytes for phase in run_virtually(steps, target="cpu").phases}
+    real = {phase.name: phase.peak_bytes for phase in found}
+    worst = max(real, key=lambda name: abs(traced[name] / real[name] - 1))
+    return {"real": real[worst], "traced": traced[worst]}
+
+
+def _planned(name: str, planned: Planned, tracer: ServerTracer) -> Mapping[str, Any]:
+    """Return what a plan says of TRL's default beside a trace of all layers, or the error that ended either."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            return _planned_and_whole(name, planned, tracer, Path(directory))
+        except Exception as error:  # noqa: BLE001 any error is a result
+            return {"error": _short(error, Path(directory))}
+
+
+def _planned_and_whole(name: str, planned: Planned, tracer: ServerTracer, folder: Path) -> Mapping[str, Any]:
+    from tests.small import small_tokenizer
+
+    options = checked_options(SearchArguments(trainer="sft", max_length=_PLANNED_TOKENS))
+    batch = global_batch_of(options, planned.machine)
+    _narrow(name, _MANY).save_pretrained(folder / "model")
+    small_tokenizer().save_pretrained(folder / "model")
+    source = model_source(str(folder / "model"), "random")
+    cache = Cache(folder / "cache")
+    workload = planned_workload(options, source, None, tracer, cache, ignore)
+    problem = problem_of(options, rows_of_length(workload, _PLANNED_TOKENS, batch), planned.machine, batch)
+    traces = traces_of(workload, planned.machine, tracer, cache)
+    target = Accelerator(planned.gpu, planned.machine.hardware.memory_bytes)
+    (estimate,) = Evaluator(problem, target, traces).run([problem.baseline])
+    memory = estimate.memory
+    if memory is None:
+        return {"error": estimate.reason}
+    rows = ((_PLANNED_TOKENS,),) * int(problem.baseline["per_device_train_batch_size"])
+    plan = problem.trainer.plan(problem.baseline, problem.setting)
+    whole = trace(tracer.server, TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu), folder / "job")
+    assert whole.step is not None
+    return {
+        "allocated": [memory.peak_bytes, whole.allocated_bytes],
+        "reserved": [memory.reserved_bytes, whole.reserved_bytes],
+        "seconds": [memory.step_seconds, whole.step.seconds],
+    }
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, none if there is none."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+_FIGURES = ("allocated", "reserved", "seconds")
+
+
+def errors_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares by which a row's figures are off, by their names; those that are not there are left out."""
+    run, planned = row["run"], row["planned"]
+    found = {"run": run["traced"] / run["real"] - 1} if "real" in run else {}
+    return found | {name: planned[name][0] / planned[name][1] - 1 for name in _FIGURES if planned.get(name)}
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Return a row of the page's table."""
+    errors = errors_of(row)
+    shares = (f"{errors[name]:+.3%}" if name in errors else "" for name in ("run", *_FIGURES))
+    reasons = [row["run"].get("untrained") or row["run"].get("error"), row["planned"].get("error")]
+    return f"| {row['architecture']} | {' | '.join(shares)} | {'; '.join(dict.fromkeys(filter(None, reasons)))} |"
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page: how the errors lie, and every row."""
+    table = [
+        "| architecture | run | planned: allocated | reserved | time | not compared |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    ordered = sorted(rows, key=lambda row: str(row["architecture"]))
+    return "\n\n".join([_ABOUT, "\n".join(_summary(rows)), "\n".join([*table, *map(line_of, ordered)])]) + "\n"
+
+
+def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the result in one sentence, which documents quote."""
+    errors = [errors_of(row) for row in rows]
+    run = [abs(each["run"]) for each in errors if "run" in each]
+    planned = [abs(each["allocated"]) for each in errors if "allocated" in each]
+    return (
+        f"Of {len(rows)} architectures that transformers has for causal language modelling, {len(run)} train as narrow"
+        f" copies and can be traced: all of them within {max(run):.2%} of the CPU's allocator. Plans of {len(planned)}"
+        f" from few layers are within {max(planned):.2%} of traces of all, in allocated memory"
+    )
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    untrained = sum("untrained" in row["run"] for row in rows)
+    yield f"{sentence(rows)}."
+    yield f"{untrained} do not train as narrow as this, or not at all."
+    yield ""
+    yield "| figure | architectures | median | more than 1 % off | worst |"
+    yield "|---|--:|--:|--:|--:|"
+    errors = [errors_of(row) for row in rows]
+    for name in ("run", *_FIGURES):
+        found = [each[name] for each in errors if name in each]
+        if found:
+            off = sum(abs(error) > 0.01 for error in found)
+            sizes = f"{median(map(abs, found)):.3%} | {off} | {max(found, key=abs):+.2%}"
+            yield f"| {'run' if name == 'run' else f'planned: {name}'} | {len(found)} | {sizes} |"
+
+
+if __name__ == "__main__":
+    main()
