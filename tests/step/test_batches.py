@@ -37,6 +37,10 @@ def test_of_rows_of_equal_length_those_with_more_trainable_tokens_are_worse() ->
     assert worst(sizes([8, 8, 8, 2], trainable=[1, 8, 4, 2]), 2) == [{1, 3}, {1, 2}]
 
 
+def test_a_last_block_with_fewer_rows_is_not_the_worst_because_its_rows_are_repeated() -> None:
+    assert worst(sizes([5, 5, 6], trainable=[3, 3, 5]), 2, Collation(blocks=True)) == [{0, 1}]
+
+
 def test_narrower_rows_with_more_trainable_tokens_are_run_too_beside_the_widest_and_alone() -> None:
     rows = sizes([9, 9, 8, 8, 8], trainable=[1, 1, 7, 8, 6])
     assert worst(rows, 2) == [{0, 3}, {0, 1}, {2, 3}]

@@ -213,7 +213,9 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
         every = block_rows(len(sizes.widest), rows)
         known = blocks_of(sizes.widest, sizes.beside, rows, collation.multiple)
         widest = [every[place] for place in worst_blocks(known)]
-        return (*widest, *_heavier(sizes, widest, [every[sizes.trainable[every].sum(axis=1).argmax()]]))
+        # Tokens of a last block count once, though its rows are repeated where it is run.
+        trainable = np.add.reduceat(sizes.trainable, every[:, 0])
+        return (*widest, *_heavier(sizes, widest, [every[trainable.argmax()]]))
     longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
     chosen = worst_micro_batches(
         sizes.widest[longest_first],
