@@ -62,7 +62,7 @@ def numbered_streams(ledger: Ledger) -> Iterator[None]:
     with (
         mock.patch.object(Stream, "__enter__", entered),
         mock.patch.multiple(device.MODULE, **functions),
-        # FSDP2 asks for it by this name where it waits for weights that were gathered in vain.
+        # FSDP2 waits by this name for weights that it has gathered ahead and not used.
         mock.patch.object(torch.accelerator, "current_stream", current),
     ):
         yield

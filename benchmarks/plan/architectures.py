@@ -66,7 +66,8 @@ def main() -> None:
     kept = FOLDER / "architectures.jsonl"
     known = {row["architecture"] for row in read(kept)}
     wanted = [] if asked.page else asked.only.split(",") if asked.only else architectures()
-    _preload()
+    if wanted:
+        _preload()
     planned = planned_machine(_GPU)
     with ServerTracer(planned.cores, ignore) as tracer:
         for name in wanted:
@@ -87,9 +88,8 @@ def architectures() -> list[str]:
 
 def _preload() -> None:
     """Import what each run needs, once, before processes are forked."""
-
     import autotune.step.run.traced_training
-    import autotune.virtual.reference  # noqa: F401 all of these are for the children
+    import autotune.virtual.reference  # noqa: F401 both are for the children
 
 
 def _run_apart(name: str) -> Mapping[str, Any]:

@@ -43,10 +43,10 @@ at least 120 candidates.
 
 FlexAttention: Dynamo keeps queries, keys and values of each call that it compiles, in a cycle of references. A plan
 has those of the largest micro-batch to the end. A run has them until Python's garbage collector frees them, and may
-have those of smaller micro-batches, for which Dynamo compiles once more; so two runs of one candidate differ. Gemma 3
-with a paged optimizer and rows of 4,176 had 2,442 MiB in one run and 2,317 in another, of 2,442 planned. Four such
-rows without a paged optimizer, traced whole, are 0.01 % too low against a run without garbage collection, and 0.07 %
-against one with it.
+have those of smaller micro-batches, for which Dynamo compiles once more. That is probably why two runs of one candidate
+differ; it was not looked at in these runs. Gemma 3 with a paged optimizer and rows of 4,176 had 2,442 MiB in one run
+and 2,317 in another, of 2,442 planned. Four such rows without a paged optimizer, traced whole, are 0.01 % too low
+against a run without garbage collection, and 0.07 % against one with it.
 
 FlexAttention with activation offloading, KTO, Mistral: training ended in the backward pass, where compiled code found
 a tensor with other strides than it was compiled for. A plan does not know of that."""
